@@ -10,7 +10,7 @@ import torch
 from torch import nn, ones
 
 from perfnb import Timing
-from perfnb.labs.answers import as_fields, as_function, as_number, as_pair, evidence, outcome, result_of
+from perfnb.labs.answers import as_fields, as_function, as_number, as_pair, evidence, outcome, result_of, tried
 from perfnb.labs.exercise import Exercise, Facts, Hint
 from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
 from perfnb.labs.lab_03 import counted
@@ -333,6 +333,39 @@ def judge_law(facts: Facts) -> None:
         raise Hint(f"At length {length} a made-up step takes {wanted:.4g} ms; you predict {said:.4g}.")
 
 
+#: Shares of the attention layer, and widths, that `length_for` is tested on.
+SHARED, OF_WIDTHS = (0.5, 0.73, 0.9), (64, 100, 12_288)
+
+
+def measure_length(answer: Any) -> Facts:
+    function = as_function(answer, "length_for(share, width)")
+    return {"cases": tried(function, itertools.product(SHARED, OF_WIDTHS), _length_for)}
+
+
+def _length_for(part: float, width: float, own: float = 2.0, rest: float = 6.0) -> float:
+    """Where ``(own * width + length) / (rest * width + length)`` is the share; 4 FLOPs for each."""
+    return width * (rest * part - own) / (1 - part)
+
+
+def judge_length(facts: Facts) -> None:
+    every = Numbers(facts["cases"], len(SHARED) * len(OF_WIDTHS), 1e-3, 0.51)
+    every.slip(lambda case: _length_for(*case["sizes"], own=0.0), "That counts only the two products as attention.")
+    every.slip(lambda case: _length_for(*case["sizes"], own=1.5), "The layer `out` is part of attention, too.")
+    every.slip(lambda case: _length_for(*case["sizes"], own=0.5), "The layer `qkv` is part of attention, too.")
+    ratio = "That compares attention with the rest of the block; the share is of the whole block."
+    every.slip(lambda case: case["sizes"][1] * (4 * case["sizes"][0] - 2), ratio)
+    every.slip(lambda case: case["wanted"] / case["sizes"][1], "That is in multiples of the width.")
+    every.slip(
+        lambda case: _length_for(1 - case["sizes"][0], case["sizes"][1]), "That is where the rest has this share."
+    )
+    for case in facts["cases"]:
+        part, width = case["sizes"]
+        where = f"For a share of {part:g} and a width of {width:g}:"
+        Number(case["said"], case["wanted"], 1e-3, where, 0.51).wrong(
+            "", "put your length into the fraction: is it the share?"
+        )
+
+
 EXERCISES = (
     Exercise("5.1", "The same number of parameters", measure_width, judge_width),
     Exercise("5.2", "How often a weight is used", measure_uses, judge_uses),
@@ -342,4 +375,5 @@ EXERCISES = (
     Exercise("5.6", "Attention's share", measure_share, judge_share, doubts=doubts_of_share),
     Exercise("5.7", "A held-out size", measure_held_out, judge_held_out, timed=True),
     Exercise("5.8", "A law that knows more", measure_law, judge_law),
+    Exercise("5.9", "Where the 73 % begin", measure_length, judge_length),
 )

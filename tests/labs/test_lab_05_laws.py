@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.optimize import nnls
 
 from perfnb import Timing, labs
@@ -318,3 +319,36 @@ def test_a_teacher_can_judge_comparisons_again(
         facts, found = judged(exercise_of(number), answer, evidence)
         assert found == ""
         exercise_of(number).judge(json.loads(json.dumps(facts)))
+
+
+def length_for(share: float, width: float, own: float = 2.0) -> float:
+    """By search: the length at which the attention layer's FLOPs, counted part by part, have the share."""
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        length = (low + high) / 2
+        inside = own * 4 * length * width**2 + 4 * length**2 * width
+        low, high = (
+            (length, high) if inside < share * (parts(length, width)[0] + parts(length, width)[1]) else (low, length)
+        )
+    return low
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (length_for, ""),
+        (lambda share, width: round(length_for(share, width)), ""),
+        (lambda share, width: np.int64(round(length_for(share, width))), ""),
+        (lambda share, width: torch.tensor(length_for(share, width)), ""),
+        (lambda share, width: length_for(share, width, own=0.0), "only the two products"),
+        (lambda share, width: length_for(share, width, own=1.5), "`out` is part of attention"),
+        (lambda share, width: length_for(share, width, own=0.5), "`qkv` is part of attention"),
+        (lambda share, width: 4 * width * share - 2 * width, "with the rest of the block"),
+        (lambda share, width: length_for(share, width) / width, "multiples of the width"),
+        (lambda share, width: width * (6 * (1 - share) - 2) / share, "where the rest has this share"),
+        (lambda share, width: 2 * length_for(share, width), "twice"),
+        (lambda share, width: share * width, "put your length into the fraction"),
+    ],
+)
+def test_the_length_for_a_share(answer: Any, words: str) -> None:
+    expect("5.9", words, answer)

@@ -531,6 +531,57 @@ else:
 # The *scaling laws* of large models are fitted in the same way, loss against parameters, data and compute instead of
 # time against length, and they must pass the same test.
 #
+# ## 5.9 Where the 73 % begin
+#
+# *"Attention takes 73 % of the compute."* Now you can name the length that the sentence leaves out. For the attention
+# **layer**, that is `qkv`, `out` and the two products; the rest of the block is the MLP.
+#
+# **Predict:** for this block's width of 64, is that length below or above 512? And for a width of 12,288?
+#
+# **Exercise 5.9.** Write `length_for(share, width)`: the length at which the attention layer has this share of the
+# FLOPs of a block, for shares above a third. (However short the sequence, `qkv` and `out` are a third of the block's
+# linear layers.) Write the share as a fraction, with what you counted in 5.5, and solve it for the length on paper.
+
+
+# %% answer 5.9
+def length_for(share, width):
+    """The length at which the attention layer has this share of a block's FLOPs."""
+    ### BEGIN SOLUTION
+    return width * (6 * share - 2) / (1 - share)
+    ### END SOLUTION
+
+
+# %% check 5.9 points=2
+labs.check("5.9", length_for)
+
+# %% [markdown]
+# So much for the arithmetic. And the **time**? Here are the shares that you measured in 5.6, next to the arithmetic.
+
+# %%
+lengths = np.array([int(name) for name in shares.index])
+measured_shares = shares.to_numpy(float)
+rising = np.maximum.accumulate(measured_shares)  # np.interp needs values that do not fall
+every = np.arange(16, 1025)
+_, ax = plt.subplots(figsize=(7, 3), layout="constrained")
+ax.plot(every, (2 * 64 + every) / (6 * 64 + every), color="#0072B2", label="of the arithmetic")
+ax.plot(lengths, measured_shares, "s-", color="#D55E00", label="of the time, measured")
+ax.axhline(0.73, color="black", linewidth=1, linestyle="--")
+ax.set_ylim(0, 1)
+ax.set_xlabel("length")
+ax.set_ylabel("attention's share")
+ax.legend(loc="lower right")
+plt.show()
+print(f"73 % of the arithmetic: at a length of {length_for(0.73, 64) or float('nan'):.0f}")
+if rising[0] < 0.73 < rising[-1]:
+    print(f"73 % of the time: at a length of about {np.interp(0.73, rising, lengths):.0f}")
+else:
+    print(f"73 % of the time: not between the lengths {lengths[0]} and {lengths[-1]}")
+
+# %% [markdown]
+# The same sentence is true at two lengths, depending on whether *compute* means FLOPs or seconds; on an idle machine the
+# time gets there first. For a width of 12,288 your formula gives a length of about 108,000. Ask for the length and for
+# the unit whenever you read such a sentence.
+#
 # ## Takeaways
 #
 # - "Compared" means: *something* was held equal. Parameters, arithmetic, time or quality? Say which.
