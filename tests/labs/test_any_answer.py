@@ -89,7 +89,7 @@ NAMES = (
     *("perfect_loader", "perfect_model", "batch_bytes", "written", "speedup", "shown", "fused", "bf16", "compile"),
     *("larger batches", "int8", "product", "iterations", "batch", "ranks", "op", "share", "saves_ms", "call"),
     *("per_iteration", "rank", "waits_ms", "op_ratio", "busy_ratio", "smallest_percent", "sees_one_percent"),
-    *("half", "nine_tenths", "cached", "utilization", "inside"),
+    *("half", "nine_tenths", "cached", "utilization", "inside", "row_product", "numpy", "torch", "all_rungs"),
 )
 
 

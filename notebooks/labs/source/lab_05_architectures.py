@@ -578,9 +578,9 @@ else:
     print(f"73 % of the time: not between the lengths {lengths[0]} and {lengths[-1]}")
 
 # %% [markdown]
-# The same sentence is true at two lengths, depending on whether *compute* means FLOPs or seconds; on an idle machine the
-# time gets there first. For a width of 12,288 your formula gives a length of about 108,000. Ask for the length and for
-# the unit whenever you read such a sentence.
+# The same sentence is true at two lengths, depending on whether *compute* means FLOPs or seconds. On an idle machine,
+# the time gets there first. For a width of 12,288 your formula gives a length of about 108,000. Ask for the length and
+# for the unit whenever you read such a sentence.
 #
 # ## Takeaways
 #
