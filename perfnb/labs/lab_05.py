@@ -349,9 +349,16 @@ def _length_for(part: float, width: float, own: float = 2.0, rest: float = 6.0) 
 
 def judge_length(facts: Facts) -> None:
     every = Numbers(facts["cases"], len(SHARED) * len(OF_WIDTHS), 1e-3, 0.51)
-    every.slip(lambda case: _length_for(*case["sizes"], own=0.0), "That counts only the two products as attention.")
-    every.slip(lambda case: _length_for(*case["sizes"], own=1.5), "The layer `out` is part of attention, too.")
-    every.slip(lambda case: _length_for(*case["sizes"], own=0.5), "The layer `qkv` is part of attention, too.")
+    every.slip(
+        lambda case: _length_for(case["sizes"][0], case["sizes"][1], 0.0),
+        "That counts only the two products as attention.",
+    )
+    every.slip(
+        lambda case: _length_for(case["sizes"][0], case["sizes"][1], 1.5), "The layer `out` is part of attention, too."
+    )
+    every.slip(
+        lambda case: _length_for(case["sizes"][0], case["sizes"][1], 0.5), "The layer `qkv` is part of attention, too."
+    )
     ratio = "That compares attention with the rest of the block; the share is of the whole block."
     every.slip(lambda case: case["sizes"][1] * (4 * case["sizes"][0] - 2), ratio)
     every.slip(lambda case: case["wanted"] / case["sizes"][1], "That is in multiples of the width.")

@@ -90,6 +90,7 @@ NAMES = (
     *("larger batches", "int8", "product", "iterations", "batch", "ranks", "op", "share", "saves_ms", "call"),
     *("per_iteration", "rank", "waits_ms", "op_ratio", "busy_ratio", "smallest_percent", "sees_one_percent"),
     *("half", "nine_tenths", "cached", "utilization", "inside", "row_product", "numpy", "torch", "all_rungs"),
+    *("balance_ms", "network_ms"),
 )
 
 
@@ -215,6 +216,7 @@ def test_empty_facts_verify_nothing(exercise: Exercise) -> None:
         ("7.6", {"cases": [], "first_s": None, "can": False}),
         ("8.2", {"cases": {}}),
         ("8.8", {"said": {}}),
+        ("8.9", {"said": {"balance_ms": 0.0, "network_ms": 0.0}, "ranks": {}}),
         ("9.3", {"cases": []}),
         ("9.6", {"cases": []}),
         ("9.9", {"cases": {}}),
