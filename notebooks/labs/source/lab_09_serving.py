@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 9 · Serving
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 50 to 60 minutes; the cells themselves take
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves take
 # less than a minute. You should know what a forward pass is. It helps to have done [lab
 # 1](01_measuring_honestly.ipynb).
 #
