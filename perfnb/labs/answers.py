@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -85,6 +86,24 @@ def as_pair(returned: Any, what: str) -> list[float]:
     if not isinstance(returned, Iterable) or len(pair := list(returned)) != 2:
         raise Hint(f"Return two numbers: {what}.")
     return [as_number(number, "A number that your function returns") for number in pair]
+
+
+def as_numbers(returned: Any, count: int, what: str) -> list[float]:
+    """So many numbers that the reader's function returned, from a list, tuple, array, tensor or column of a frame.
+
+    Raises
+    ------
+    Hint
+        If it is anything else; `what` names the numbers.
+    """
+    if returned is None:
+        raise Hint("Your function returns nothing yet.")
+    if isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable):
+        raise Hint(f"Return a list of {count} {what}, not a {type(returned).__name__}.")
+    numbers = [as_number(number, "A number in the list") for number in itertools.islice(returned, count + 1)]
+    if len(numbers) != count:
+        raise Hint(f"Return {count} {what}, one each; yours are {'more' if len(numbers) > count else len(numbers)}.")
+    return numbers
 
 
 def as_function(answer: Any, called: str) -> Callable[..., Any]:

@@ -388,6 +388,36 @@ def judge_loops(facts: Facts) -> None:
         )
 
 
+#: From the slowest to the fastest way to multiply matrices.
+RUNGS = ("loop", "row_product", "numpy", "torch")
+
+
+def measure_ladder(answer: Any, ladder_ms: Any = None) -> Facts:
+    try:
+        times = as_fields(ladder_ms, **dict.fromkeys(RUNGS, float))
+    except Hint:
+        raise Hint("Pass the times as well: ladder_ms=ladder_ms, made by the cell above.") from None
+    hint_if(min(times.values()) <= 0, "A time in ladder_ms is not above zero: run the cell that measures them again.")
+    return {"said": as_fields(answer, **dict.fromkeys((*RUNGS[1:], "all_rungs"), float)), "ms": times}
+
+
+def judge_ladder(facts: Facts) -> None:
+    said, ms = facts["said"], all_there(facts["ms"], len(RUNGS))
+    for before, rung in itertools.pairwise(RUNGS):
+        gain = Number(said[rung], ms[before] / ms[rung], 0.03, f"{rung}:")
+        gain.slip(ms[rung] / ms[before], "that is the share of the time that is left; how many times as fast is it?")
+        gain.slip(ms["loop"] / ms[rung], "that compares it with the loop; compare it with the rung before.")
+        gain.slip(ms[before] - ms[rung], "that is the difference in ms; how many times as fast is it?")
+        gain.wrong(f"it is not the time of {before} divided by its own.")
+    gains = [ms[before] / ms[rung] for before, rung in itertools.pairwise(RUNGS)]
+    every = Number(said["all_rungs"], math.prod(gains), 0.03, "all_rungs:")
+    every.slip(
+        sum(gains), "gains of successive rungs do not add up. If two rungs are twice as fast each, how fast are both?"
+    )
+    every.slip(1 / math.prod(gains), "that is the share of the time that is left.")
+    every.wrong("it is not the time of the first rung divided by that of the last.")
+
+
 EXERCISES = (
     Exercise("3.1", "A linear layer", measure_linear, judge_linear),
     Exercise("3.2", "A convolution", measure_convolution, judge_convolution),
@@ -396,4 +426,5 @@ EXERCISES = (
     Exercise("3.5", "Under the roof", measure_least_time, judge_least_time),
     Exercise("3.6", "A hundred times smaller", measure_small, judge_small, timed=True),
     Exercise("3.7", "Loops of your own", measure_loops, judge_loops, timed=True),
+    Exercise("3.8", "A ladder", measure_ladder, judge_ladder),
 )

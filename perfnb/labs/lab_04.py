@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from perfnb import Profile, find_leaks, profile_step
-from perfnb.labs.answers import as_fields, as_function, as_number, evidence, outcome, tried
+from perfnb.labs.answers import as_fields, as_function, as_number, as_numbers, evidence, outcome, tried
 from perfnb.labs.exercise import Exercise, Facts, Hint, quoted
 from perfnb.labs.judging import Number, all_there, hint_if, judge_checked
+from perfnb.labs.made_allocator import ROUND_MIB, steps
 from perfnb.labs.rewritten import judge_layer, same_layer
 from perfnb.labs.workloads import agree, one_thread
 from perfnb.quantities import share
@@ -403,6 +404,40 @@ def _profile(given: Any) -> Profile:
     return profile
 
 
+#: Sizes of the steps, in MiB, that `ordered` gets.
+EPOCHS = ([10, 12, 14, 30, 16, 12], [64, 8, 8, 40, 2], [7, 9, 11, 13, 15, 17, 19], [5, 5, 50, 5])
+
+
+def measure_ordered(answer: Any) -> Facts:
+    function = as_function(answer, "ordered(sizes)")
+    cases = []
+    for sizes in EPOCHS:
+        said = as_numbers(outcome(function, list(sizes)), len(sizes), "sizes")
+        same = sorted(said) == sorted(sizes)
+        reserved = steps([int(size) for size in said]).reserved_mib if same else None
+        cases.append({"sizes": sizes, "said": said, "reserved": reserved})
+    return {"cases": cases}
+
+
+def judge_ordered(facts: Facts) -> None:
+    for case in all_there(facts["cases"], len(EPOCHS)):
+        sizes, said = case["sizes"], case["said"]
+        where = f"For the sizes {', '.join(f'{size:g}' for size in sizes)}"
+        if sorted(said) != sorted(sizes):
+            raise Hint(
+                f"{where} you return others: {', '.join(f'{size:g}' for size in said)}. Only their order may change."
+            )
+        least = -(-max(sizes) // ROUND_MIB) * ROUND_MIB
+        if case["reserved"] > least:
+            grows = (
+                "as they come" if said == sizes else "the shortest first" if said == sorted(sizes) else "in your order"
+            )
+            raise Hint(
+                f"{where}, {grows}, {case['reserved']} MiB are reserved; {least} are enough. Which step finds a free "
+                "block that is large enough, and which one does not?"
+            )
+
+
 EXERCISES = (
     Exercise("4.1", "The peak", measure_peak, judge_peak),
     Exercise("4.2", "Sixteen bytes", measure_rule, judge_rule),
@@ -412,4 +447,5 @@ EXERCISES = (
     Exercise("4.6", "The price", measure_price, judge_price),
     Exercise("4.7", "A leak", measure_leak, judge_leak),
     Exercise("4.8", "The leak fixed", measure_mended, judge_mended),
+    Exercise("4.9", "Reserved, but of no use", measure_ordered, judge_ordered),
 )

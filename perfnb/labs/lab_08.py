@@ -385,6 +385,30 @@ def judge_verdict(facts: Facts) -> None:
         raise Hint(f"{name}: the lever is right, but the bound is not. {usual_slip(ms, (low + high) / 2, 0.05)}")
 
 
+def measure_cures(answer: Any, ranks: Any = None) -> Facts:
+    frame = evidence(ranks, Ranks).collectives
+    said = as_fields(answer, balance_ms=float, network_ms=float)
+    columns = ["ms", "exposed_ms", "waiting_ms"]
+    by_rank = frame[columns].astype(float).fillna(0.0).groupby(frame["rank"]).sum()
+    return {"said": said, "ranks": {str(rank): row for rank, row in by_rank.to_dict("index").items()}}
+
+
+def judge_cures(facts: Facts) -> None:
+    own, *others = (all_there(facts["ranks"], 2, or_more=True)[rank] for rank in sorted(facts["ranks"], key=int))
+    waiting, exposed, every = own["waiting_ms"], own["exposed_ms"], own["ms"]
+    balance = Number(facts["said"]["balance_ms"], waiting, 0.02, "balance_ms:")
+    balance.slip([other["waiting_ms"] for other in others], "that is how long another rank waits; rank 0 waits for it.")
+    balance.slip(waiting + sum(other["waiting_ms"] for other in others), "that is of all ranks together.")
+    balance.slip(exposed - waiting, "that remains when nobody waits any more: are the two swapped?")
+    balance.slip(exposed, "a perfect balance leaves the transfers: how much of this is waiting?")
+    balance.wrong("it is not rank 0's waiting in its collectives.")
+    network = Number(facts["said"]["network_ms"], exposed - waiting, 0.02, "network_ms:")
+    network.slip(exposed, "that includes rank 0's waiting, and no network makes the last rank come earlier.")
+    network.slip((every, every - waiting), "that includes a collective that is already hidden behind computation.")
+    network.slip([other["exposed_ms"] - other["waiting_ms"] for other in others], "that is of another rank.", 0.002)
+    network.wrong("it is not the exposed time of rank 0 without its waiting.")
+
+
 EXERCISES = (
     Exercise("8.1", "What ran it", measure_origin, judge_origin),
     Exercise("8.2", "Busy", measure_busy, judge_busy),
@@ -394,4 +418,5 @@ EXERCISES = (
     Exercise("8.6", "The straggler", measure_straggler, judge_straggler),
     Exercise("8.7", "Two machines", measure_machines, judge_machines),
     Exercise("8.8", "A verdict", measure_verdict, judge_verdict),
+    Exercise("8.9", "Two cures for one wait", measure_cures, judge_cures),
 )

@@ -218,3 +218,32 @@ def test_loops_are_no_library(answer: Any) -> None:
     assert libraries_used(answer) == []
     assert hint("3.7", answer) == ""
     assert said_of("3.7", exercise_of("3.7").measure(answer)) == ""
+
+
+LADDER = {"loop": 60.0, "row_product": 20.0, "numpy": 0.05, "torch": 0.02}
+GAINS = {"row_product": 3.0, "numpy": 400.0, "torch": 2.5, "all_rungs": 3000.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"row_product": np.int64(3), "numpy": torch.tensor(400), "torch": np.float32(2.5)}, ""),
+        ({"row_product": 1 / 3}, "row_product: that is the share of the time that is left"),
+        ({"numpy": 1200.0}, "compare it with the rung before"),
+        ({"row_product": 40.0}, "the difference in ms"),
+        ({"torch": 0.4}, "torch: that is the share of the time that is left"),
+        ({"torch": 7.0}, "not the time of numpy divided by its own"),
+        ({"all_rungs": 405.5}, "do not add up"),
+        ({"all_rungs": 1 / 3000}, "all_rungs: that is the share"),
+        ({"all_rungs": 1200.0}, "the first rung divided by that of the last"),
+        ({"numpy": None}, "no value"),
+    ],
+)
+def test_a_ladder(change: dict[str, Any], words: str) -> None:
+    expect("3.8", words, GAINS | change, ladder_ms=LADDER)
+
+
+def test_the_ladder_s_times_are_needed() -> None:
+    assert "Pass the times as well" in hint("3.8", GAINS, ladder_ms=3)
+    assert "above zero" in hint("3.8", GAINS, ladder_ms=LADDER | {"torch": 0})

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import perfnb
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_08 import LEVERS
 from perfnb.labs.ledger import exercise_of
+from perfnb.labs.made_traces import trace_file
 from tests.labs.judging import expect_of, hint
 from tests.labs.lab_08_answers import SAID, bounds
 from tests.written_traces import Written
@@ -199,3 +202,41 @@ def test_the_bounds_are_those_of_the_traces(tmp_path: Path) -> None:
 )
 def test_an_answer_misformed(number: str, answer: Any, says: str) -> None:
     assert says in hint(number, answer)
+
+
+CURES: Facts = {
+    "said": {"balance_ms": 4.0, "network_ms": 7.0},
+    "ranks": {
+        "0": {"ms": 12.5, "exposed_ms": 11.0, "waiting_ms": 4.0},
+        "1": {"ms": 9.0, "exposed_ms": 6.0, "waiting_ms": 0.5},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, ""),
+        ({"balance_ms": 0.5}, "another rank waits"),
+        ({"balance_ms": 4.5}, "all ranks together"),
+        ({"balance_ms": 7.0, "network_ms": 4.0}, "swapped"),
+        ({"balance_ms": 11.0}, "how much of this is waiting"),
+        ({"balance_ms": 12.0}, "not rank 0's waiting"),
+        ({"network_ms": 11.0}, "makes the last rank come earlier"),
+        ({"network_ms": 12.5}, "already hidden"),
+        ({"network_ms": 8.5}, "already hidden"),
+        ({"network_ms": 5.5}, "of another rank"),
+        ({"network_ms": 3.0}, "without its waiting"),
+    ],
+)
+def test_two_cures_for_one_wait(change: dict[str, float], says: str) -> None:
+    expect_of("8.9", says, CURES | {"said": CURES["said"] | change})
+
+
+def test_both_cures_are_found_in_the_lab_s_traces() -> None:
+    """Planted: rank 1 comes 3.8 ms late to an exchange, and five collectives of 1.5 ms are exposed."""
+    ranks = perfnb.load([trace_file("rank_0"), trace_file("rank_1")])
+    answer = {"balance_ms": np.float32(3.78), "network_ms": torch.tensor(7.5)}
+
+    assert hint("8.9", answer, ranks=ranks) == ""
+    assert "swapped" in hint("8.9", {"balance_ms": 7.5, "network_ms": 3.78}, ranks=ranks)

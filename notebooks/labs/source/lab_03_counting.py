@@ -21,9 +21,12 @@
 
 # %%
 import itertools
+import operator
 import random
 import time
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import torch
 from torch import nn
@@ -360,6 +363,76 @@ pd.DataFrame(rows, columns=columns).set_index("size").round(4)
 # nanoseconds. For torch it grows, because the cost of the call is spread over more and more arithmetic, until it gets
 # close to the roof. There is no *single* factor between Python and torch. It depends on how much each call has to do,
 # and now you know how to tell.
+#
+# ## 3.8 A ladder
+#
+# Between three loops and torch there are rungs. All four functions below compute the same product of two matrices of 96
+# × 96, and all of them multiply 96³ pairs of numbers. They differ only in who runs the loops:
+#
+# - `loop`: three loops in Python, one multiplication at a time;
+# - `row_product`: Python runs two loops, and the built-in functions `sum` and `map` the innermost one;
+# - `numpy`: a library runs all of them, in float64, Python's own precision;
+# - `torch`: another library runs all of them, in float32, the precision of most models.
+#
+# **Predict:** by what factor does each rung gain on the one before it? Which rung is the highest?
+
+
+# %%
+def loop(a, b):
+    size = len(a)
+    product = [[0.0] * size for _ in range(size)]
+    for i in range(size):
+        for j in range(size):
+            for k in range(size):
+                product[i][j] += a[i][k] * b[k][j]
+    return product
+
+
+def row_product(a, b):
+    columns = list(zip(*b, strict=True))
+    return [[sum(map(operator.mul, row, column)) for column in columns] for row in a]
+
+
+a, b = ([[random.random() for _ in range(96)] for _ in range(96)] for _ in range(2))
+array_a, array_b, tensor_a, tensor_b = np.array(a), np.array(b), torch.tensor(a), torch.tensor(b)
+ladder_ms = {
+    "loop": 1e3 * shortest_s(lambda: loop(a, b), 3),
+    "row_product": 1e3 * shortest_s(lambda: row_product(a, b), 5),
+    "numpy": 1e3 * shortest_s(lambda: array_a @ array_b, 200),
+    "torch": 1e3 * shortest_s(lambda: tensor_a @ tensor_b, 200),
+}
+_, ax = plt.subplots(figsize=(7, 2.2), layout="constrained")
+bars = ax.barh(list(ladder_ms), list(ladder_ms.values()), color="#0072B2")
+ax.bar_label(bars, [f"{ms:.3g} ms" for ms in ladder_ms.values()], padding=3)
+ax.set_xscale("log")
+ax.set_xlim(right=20 * max(ladder_ms.values()))
+ax.set_xlabel("ms for a product, logarithmic")
+ax.invert_yaxis()
+plt.show()
+
+# %% [markdown]
+# **Exercise 3.8.** From `ladder_ms`: how many times as fast is each rung as the one **before** it (`row_product`,
+# `numpy`, `torch`), and how many times as fast is the last one as the first (`all_rungs`)?
+
+# %% answer 3.8
+gains = {"row_product": ..., "numpy": ..., "torch": ..., "all_rungs": ...}
+### BEGIN SOLUTION
+gains = {
+    "row_product": ladder_ms["loop"] / ladder_ms["row_product"],
+    "numpy": ladder_ms["row_product"] / ladder_ms["numpy"],
+    "torch": ladder_ms["numpy"] / ladder_ms["torch"],
+    "all_rungs": ladder_ms["loop"] / ladder_ms["torch"],
+}
+### END SOLUTION
+
+# %% check 3.8 points=1
+labs.check("3.8", gains, ladder_ms=ladder_ms)
+
+# %% [markdown]
+# Gains multiply: the last figure is the product of the other three. Nearly all of it comes from one rung, where Python
+# stops running the innermost loops. The last rung is about a factor of two, and that is the precision: half as many
+# bytes, and twice as many numbers in each instruction. *"torch is thousands of times as fast as Python"* is true here,
+# and it says little about torch.
 #
 # ## Takeaways
 #

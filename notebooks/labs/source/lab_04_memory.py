@@ -25,6 +25,7 @@
 import itertools
 from collections import deque
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from torch import nn
@@ -32,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 
 import perfnb
 from perfnb import labs
+from perfnb.labs.made_allocator import CachingAllocator, steps
 
 torch.set_num_threads(1)  # several threads wait for each other when other programs take a core away
 KIB, MIB = 2**10, 2**20
@@ -536,6 +538,81 @@ labs.check("4.8", QuietMonitor, leaky=Monitor)
 # There is more than one good answer: `.item()` gives a Python number, `.detach()` a tensor without a graph, and under
 # `torch.no_grad()` there never was one. (`.item()` has a price on a GPU: it waits until all earlier work is done.)
 #
+# ## 4.9 Reserved, but of no use
+#
+# *"Out of memory: tried to allocate 62 MiB. 60 MiB are allocated, and 2 GiB are reserved but unallocated."* Nothing
+# leaks, and yet nothing fits. On a GPU, torch does not ask the driver for each tensor, because that would take too
+# long. Its **caching allocator** reserves memory in large pieces, the *segments*. A tensor gets a *block* of a segment,
+# and a freed block is kept for later tensors. So there are two figures: **reserved**, what torch holds, and
+# **allocated**, what tensors use (`torch.cuda.memory_reserved()` and `memory_allocated()`).
+#
+# You have no GPU, so the allocator here is simulated, with the rules of torch's. A request gets the smallest free block
+# that is large enough, and the rest of that block stays free. If none is large enough, a new segment is reserved.
+# Neighbouring free blocks become one again, but only within a segment.
+#
+# First two requests, both freed, then one that is larger than each. **Predict:** how much is reserved at the end?
+
+# %%
+gpu = CachingAllocator()
+first, second = gpu.allocate(40), gpu.allocate(50)
+gpu.free(first)
+gpu.free(second)
+third = gpu.allocate(60)
+print(f"reserved {gpu.reserved_mib} MiB, allocated {gpu.allocated_mib} MiB")
+
+# %% [markdown]
+# 90 MiB were free, and none of it was of use to a request for 60. This is **fragmentation**.
+#
+# Now a training run whose sentences differ in length. Each step needs memory for its activations, in proportion to its
+# longest sentence, and frees it before the next step. `steps` runs a list of sizes, in MiB, through a fresh allocator.
+#
+# **Exercise 4.9.** Write `ordered(sizes)`: the same sizes, each of them as often as before, in an order that makes the
+# allocator reserve as little as possible. There is more than one.
+
+
+# %% answer 4.9
+def ordered(sizes):
+    """The same sizes in an order that reserves as little as possible."""
+    ### BEGIN SOLUTION
+    return sorted(sizes, reverse=True)
+    ### END SOLUTION
+
+
+# %% check 4.9 points=2
+labs.check("4.9", ordered)
+
+# %% [markdown]
+# **Look at** one epoch of 40 batches, sorted by length as some loaders do, and in your order. The grey area is reserved
+# and not allocated.
+
+# %%
+sizes = [20 + 2 * place for place in range(40)]
+orders = {"shortest first": sizes}
+if (own := ordered(sizes)) is None:
+    print("Write ordered first, exercise 4.9.")
+else:
+    orders["your order"] = list(own)
+_, axes = plt.subplots(1, 2, figsize=(8, 2.8), sharey=True, layout="constrained")
+for ax, (name, order) in zip(axes, orders.items(), strict=False):
+    gpu = steps(order)
+    reserved, allocated = zip(*gpu.history, strict=True)
+    ax.fill_between(range(len(reserved)), reserved, color="#BBBBBB", step="post", label="reserved")
+    ax.fill_between(range(len(allocated)), allocated, color="#0072B2", step="post", label="allocated")
+    ax.set_title(f"{name}: {gpu.reserved_mib:,} MiB")
+    ax.set_xlabel("allocations and releases")
+axes[0].set_ylabel("MiB")
+axes[0].legend(loc="upper left")
+plt.show()
+
+# %% [markdown]
+# The steps are the same, and no two of them are ever in memory together. Shortest first, each step is a little larger
+# than all blocks that earlier ones left behind. With the longest first, every later step fits into its block. So run
+# the longest batch *once* before the training starts, or pad all batches to a few sizes. The order of the others does
+# not matter, and should stay random.
+#
+# (When memory runs out, torch gives segments that are entirely free back to the driver and tries again. That helps
+# here, but takes time, and it does not help where one small tensor keeps each segment in use.)
+#
 # ## Takeaways
 #
 # - Memory is a **curve**. Only what is alive at the same time adds up, and only the highest point has to fit.
@@ -544,6 +621,8 @@ labs.check("4.8", QuietMonitor, leaky=Monitor)
 #   on the layer: its input, its output, or nothing.
 # - Two measurements and a line give the largest batch, if both lie on the **same** branch of the curve.
 # - **Checkpointing** is a trade: count what is recomputed, and measure the time.
+# - **Reserved** minus **allocated** is memory that torch holds and may not be able to use. The largest batch comes
+#   first.
 # - A number that remembers its graph is as large as its graph. `.item()` and `.detach()` let it go.
 #
 # `labs.export("lab_04.json")` writes your answers and their measurements to a file for your teacher. For more on

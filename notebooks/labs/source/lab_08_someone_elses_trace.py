@@ -15,6 +15,7 @@
 # as often as you like.
 
 # %%
+import matplotlib.pyplot as plt
 import pandas as pd
 
 import perfnb
@@ -450,6 +451,50 @@ print(path.unstack("step").round(1), calls.value_counts(), sep="\n\n")
 # host did wait, for communication perhaps, it seems to work. And for 5 ms of a step the GPU has nothing to do, and the
 # trace does not say why the host launched nothing. *At most* is not *at least*: here the verdict is to record more, for
 # instance with stacks. A good verdict names what it does not know.
+#
+# ## 8.9 Two cures for one wait
+#
+# *Hidden communication* is one lever, but exposed communication has two causes. Here is the first step of both ranks,
+# drawn from the frame `both` of 8.6: each bar is a collective of all ranks, from its start on this rank to its end.
+
+# %%
+step = both[both["step"] == both["step"].min()]
+origin = step[["started_0", "started_1"]].min().min()
+ready = step[["started_0", "started_1"]].max(axis=1)
+_, ax = plt.subplots(figsize=(8, 2.2), layout="constrained")
+for rank in (0, 1):
+    started = step[f"started_{rank}"]
+    ax.barh(rank, ready - started, left=started - origin, color="#E69F00", hatch="//", edgecolor="white")
+    ax.barh(rank, step["end"] - ready, left=ready - origin, color="#56B4E9", edgecolor="white")
+ax.set_yticks((0, 1), ("rank 0", "rank 1"))
+ax.invert_yaxis()
+ax.set_xlabel("ms; hatched: the other rank is not there yet; plain: both are there, and the data move")
+plt.show()
+
+# %% [markdown]
+# A faster network shortens the plain part and leaves the hatched one. A better balance of the work does the opposite.
+# `ranks.collectives` has a row for each rank and kind of collective, per step: `exposed_ms`, with no computation at the
+# same time, and `waiting_ms`, how long this rank waited in it for the last one.
+#
+# **Exercise 8.9.** For rank 0, in ms per step: how much could a perfect balance save at most (`balance_ms`), if nobody
+# ever waited for another rank? And how much could an infinitely fast network save at most (`network_ms`), if the ranks
+# stayed as unequal as now? Communication that is already hidden saves nothing.
+
+# %% answer 8.9
+balance_ms = ...
+network_ms = ...
+### BEGIN SOLUTION
+of_rank = ranks.collectives[ranks.collectives["rank"] == 0]
+balance_ms = of_rank["waiting_ms"].sum()
+network_ms = of_rank["exposed_ms"].sum() - balance_ms
+### END SOLUTION
+
+# %% check 8.9 points=2
+labs.check("8.9", {"balance_ms": balance_ms, "network_ms": network_ms}, ranks=ranks)
+
+# %% [markdown]
+# One third of the exposed communication is the straggler's doing. Whoever buys a faster network for this job hopes for
+# eleven milliseconds and gets at most seven and a half.
 #
 # ## Takeaways
 #

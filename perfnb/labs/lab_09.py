@@ -1,0 +1,481 @@
+"""Checks of lab 9, *Serving*. They count, or judge times that are planted; no clock is read."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from perfnb.labs.answers import as_fields, as_function, as_number, as_numbers, outcome, tried
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
+from perfnb.labs.made_service import CARDS_PER_S, PlantedService, monday, queued
+
+
+def measure_prediction(answer: Any) -> Facts:
+    return as_fields(answer, half=float, nine_tenths=float, cached=float)
+
+
+def judge_prediction(facts: Facts) -> None:
+    for name in ("half", "nine_tenths", "cached"):
+        hint_if(facts[name] > 1e4, f"{name}: {facts[name]:.3g} is too much. Give a number without a unit.")
+    for name in ("half", "nine_tenths"):
+        hint_if(facts[name] < 0, f"{name}: a wait is not negative; 0 means that no card ever waits.")
+    hint_if(facts["nine_tenths"] < facts["half"], "Would a card wait for less time at a busier server?")
+    hint_if(facts["cached"] <= 0, "cached is a factor: 2.0 is twice as fast, 1.0 no difference.")
+
+
+#: Seconds that the log covers.
+SPAN_S = 60.0 * len(CARDS_PER_S)
+
+
+def measure_little(answer: Any) -> Facts:
+    log = monday()
+    latency = log["answered_s"] - log["arrived_s"]
+    return {
+        "said": as_fields(answer, utilization=float, inside=float),
+        "per_s": len(log) / SPAN_S,
+        "service_s": float(log["service_s"].mean()),
+        "latency_s": float(latency.mean()),
+        "median_s": float(latency.median()),
+    }
+
+
+def judge_little(facts: Facts) -> None:
+    said, rate, service, latency = facts["said"], facts["per_s"], facts["service_s"], facts["latency_s"]
+    utilization = Number(said["utilization"], rate * service, 0.01, "utilization:")
+    utilization.slip(rate * latency, "that uses the time until the answer, and a waiting card keeps no server busy.")
+    utilization.slip(rate * service * SPAN_S, "that is how many seconds the server was busy. Of how many?")
+    utilization.slip(rate, "that is how many cards arrive per second. For how long does each keep the server busy?")
+    utilization.wrong("it is not the share of the ten minutes when the server was busy.")
+    inside = Number(said["inside"], rate * latency, 0.01, "inside:")
+    inside.slip(rate * (latency - service), "that leaves out the card that is being served.")
+    inside.slip(rate * service, "that is the utilization: the card being served, without those that wait.")
+    inside.slip(rate * facts["median_s"], "that uses the median. Little's law is about means.")
+    inside.slip(latency, "that is the mean time. How many cards arrive in such a time?")
+    inside.slip(rate * latency * SPAN_S, "that is the sum over all cards; divide it by the ten minutes.")
+    inside.wrong("it is not the arrivals per second times the mean time from arrival to answer.")
+
+
+#: A queue that fits on paper, and a longer one: arrivals and service times.
+ON_PAPER = ([0.0, 1.0, 2.0, 10.0], [3.0, 1.0, 1.0, 2.0])
+
+
+def _longer(count: int = 60) -> tuple[list[float], list[float]]:
+    generator = np.random.default_rng(4)
+    arrivals = np.cumsum(generator.exponential(1.0, count)) + 5.0
+    return arrivals.round(3).tolist(), generator.uniform(0.2, 1.5, count).round(3).tolist()
+
+
+def measure_queue(answer: Any) -> Facts:
+    function = as_function(answer, "latencies(arrivals, services)")
+    cases = []
+    for arrivals, services in (ON_PAPER, _longer()):
+        said = as_numbers(outcome(function, list(arrivals), list(services)), len(arrivals), "latencies")
+        cases.append({"arrivals": arrivals, "services": services, "said": said})
+    return {"cases": cases}
+
+
+def judge_queue(facts: Facts) -> None:
+    every = _Lists(facts["cases"], 2, lambda case: queued(case["arrivals"], case["services"]))
+    every.slip(
+        lambda case: [
+            latency - service
+            for latency, service in zip(queued(case["arrivals"], case["services"]), case["services"], strict=True)
+        ],
+        "These are the waits. A card's latency ends with its answer, so it includes its own service time.",
+    )
+    every.slip(lambda case: case["services"], "These are the service times: no card ever waits for another one.")
+    every.slip(
+        lambda case: [
+            arrived + latency
+            for arrived, latency in zip(case["arrivals"], queued(case["arrivals"], case["services"]), strict=True)
+        ],
+        "These are the moments of the answers. How long before that did each card arrive?",
+    )
+    early = "Your server starts a card before it has arrived, as soon as the last one is done."
+    every.slip(_without_idling, early)
+    every.slip(lambda case: _without_idling(case, case["arrivals"][0]), early)
+    every.slip(_after_one, "A card waits for the one before it, but that one may have waited, too.")
+    every.wrong(
+        "When does the server become free, and which is later: that, or the card's arrival? On paper, cards that "
+        "arrive at 0, 1, 2 and 10 s and take 3, 1, 1 and 2 s are a good test."
+    )
+
+
+def _without_idling(case: Facts, first_s: float = 0.0) -> list[float]:
+    """Latencies of a server that starts at `first_s` and then serves without a break."""
+    return [float(end) for end in first_s + np.cumsum(case["services"]) - np.array(case["arrivals"])]
+
+
+def _after_one(case: Facts) -> list[float]:
+    arrivals, services = case["arrivals"], case["services"]
+    waits = [max(0.0, arrivals[i - 1] + services[i - 1] - arrivals[i]) if i else 0.0 for i in range(len(arrivals))]
+    return [wait + service for wait, service in zip(waits, services, strict=True)]
+
+
+class _Lists:
+    """The lists that a function returned for every case of a check, next to those that are right."""
+
+    def __init__(self, cases: Any, count: int, right: Callable[[Facts], Sequence[float]]) -> None:
+        self._cases = all_there(cases, count)
+        self.right = self._are(right)
+
+    def slip(self, values: Callable[[Facts], Sequence[float]], words: str) -> None:
+        """Raise these words if a slip leads to the lists of every case."""
+        hint_if(not self.right and self._are(values), words)
+
+    def wrong(self, words: str) -> None:
+        """Raise these words if the lists are not right."""
+        hint_if(not self.right, words)
+
+    def _are(self, values: Callable[[Facts], Sequence[float]]) -> bool:
+        return all(_same(case["said"], values(case)) for case in self._cases)
+
+
+def _same(said: Sequence[float], wanted: Sequence[float]) -> bool:
+    return len(said) == len(wanted) > 0 and all(close(a, b, 1e-6, 1e-6) for a, b in zip(said, wanted, strict=True))
+
+
+#: Seconds between the cards of a load test, and the service times of two services: one stalls, one is only uneven.
+EVERY_S = 0.5
+SERVICES = ([0.1] * 5 + [4.0] + [0.1] * 14, [0.2, 0.6, 0.1, 0.7, 0.3, 0.1, 0.1, 0.9, 0.1, 0.1])
+
+
+def measure_load_test(answer: Any) -> Facts:
+    function = as_function(answer, "load_test(service, due)")
+    cases = []
+    for start, services in zip((0.0, 3.0), SERVICES, strict=True):
+        due = [start + EVERY_S * place for place in range(len(services))]
+        service = PlantedService(services)
+        said = as_numbers(outcome(function, service, list(due)), len(due), "latencies")
+        cases.append({"due": due, "services": services, "said": said, "served": service.served})
+    return {"cases": cases}
+
+
+def judge_load_test(facts: Facts) -> None:
+    cases = all_there(facts["cases"], len(SERVICES))
+    every = _Lists(cases, len(SERVICES), lambda case: queued(case["due"], case["services"]))
+    every.slip(
+        lambda case: case["services"],
+        "Every latency is just the service time, even right after a stall of 4 s. Your clock starts when a card is "
+        "sent. When should it start?",
+    )
+    every.slip(
+        lambda case: [
+            latency - service
+            for latency, service in zip(queued(case["due"], case["services"]), case["services"], strict=True)
+        ],
+        "That is how late each card was sent. The customer waits until it is answered.",
+    )
+    every.slip(
+        lambda case: [
+            latency + due for latency, due in zip(queued(case["due"], case["services"]), case["due"], strict=True)
+        ],
+        "These are the moments of the answers. How long after it was due is that?",
+    )
+    if any(said < 0 for case in cases for said in case["said"]):
+        raise Hint("Some latencies are negative: a card was answered before it was due. Wait until then.")
+    hint_if(any(case["served"] != len(case["due"]) for case in cases), "Call service.serve() once for each card.")
+    every.wrong("For each card: wait until it is due, serve it, and compare the clock with the moment it was due.")
+
+
+#: Blocks, width, positions and cards.
+CACHES = ((3, 128, 128, 1), (3, 128, 152, 1), (12, 768, 1024, 8), (2, 64, 100, 3))
+
+
+def measure_cache(answer: Any) -> Facts:
+    function = as_function(answer, "cache_bytes(blocks, width, length, cards)")
+    return {"cases": tried(function, CACHES, lambda blocks, width, length, cards: 8 * blocks * width * length * cards)}
+
+
+def judge_cache(facts: Facts) -> None:
+    every = Numbers(facts["cases"], len(CACHES), 1e-9)
+    every.slip(lambda case: case["wanted"] / 2, "It is half: a block keeps a key *and* a value for each position.")
+    every.slip(lambda case: case["wanted"] / 4, "Those are numbers. How many bytes does a float32 have?")
+    every.slip(lambda case: case["wanted"] / 8, "That is one number per position, block and channel. What is missing?")
+    every.slip(lambda case: 8 * case["wanted"], "It looks like bits.")
+    every.slip(lambda case: case["wanted"] / case["sizes"][0], "That is the cache of one block.")
+    every.slip(lambda case: case["wanted"] / case["sizes"][3], "That is the cache of one card.")
+    every.slip(lambda case: case["wanted"] / case["sizes"][1], "That is one number per position: a key has `width`.")
+    square = "It grows with the square of the length. That is the size of attention's scores, which are not kept."
+    every.slip(lambda case: case["wanted"] * case["sizes"][2], square)
+    every.slip(lambda case: case["wanted"] * case["sizes"][2] / case["sizes"][1] / 2, square)
+    for case in facts["cases"]:
+        blocks, width, length, cards = case["sizes"]
+        where = f"For {blocks} blocks of width {width}, {length} positions and {cards} card(s):"
+        Number(case["said"], case["wanted"], 1e-9, where).wrong("", "what does each block keep, and for how many?")
+
+
+#: Images of a card and characters of its answer.
+CARDS = ((12, 5), (40, 8), (1, 3))
+
+
+def measure_answer(answer: Any, reader: Any = None) -> Facts:
+    function = as_function(answer, "answer(reader, card, count)")
+    if not isinstance(reader, nn.Module) or not isinstance(getattr(reader, "printed", None), torch.Tensor):
+        raise Hint("Pass the Reader as well: reader=reader.")
+    own: Any = copy.deepcopy(reader).eval()
+    generator = torch.Generator().manual_seed(9)
+    cases = []
+    for length, count in CARDS:
+        card = torch.rand(1, length, own.printed.shape[1], generator=generator)
+        cases.append({"length": length, "count": count, **_followed(function, own, card, count)})
+    return {"cases": cases}
+
+
+def _followed(function: Callable[..., Any], reader: Any, card: torch.Tensor, count: int) -> Facts:
+    """The characters of an answer, and each pass of the Reader: new images, images in the cache, gradients."""
+    passes: list[list[int]] = []
+    graded: list[bool] = []
+
+    def follow(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        images, cache = (*given, named.get("images"))[0], named.get("cache", given[1] if len(given) > 1 else None)
+        cached = 0 if cache is None else int(cache[0][0].shape[2])
+        if cached and images.shape[1] > 1:
+            raise Hint(
+                f"A pass gets {images.shape[1]} images, but its cache already has {cached}. Give it only the new one."
+            )
+        passes.append([int(images.shape[1]), cached])
+        graded.append(torch.is_grad_enabled())
+
+    said: list[int] = []
+    after: list[int] = []
+    handle = reader.register_forward_pre_hook(follow, with_kwargs=True)
+    try:
+        returned = outcome(function, reader, card.clone(), count)
+        hint_if(returned is None, "Your function yields nothing yet.")
+        hint_if(not isinstance(returned, Iterable), "Yield the characters, each one as soon as the Reader has it.")
+        every = iter(returned)
+        while len(said) <= count and (character := outcome(next, every, None)) is not None:
+            number = as_number(character, "A character that your function yields")
+            hint_if(number != int(number), "A character is a whole number, the digit with the highest score.")
+            said.append(int(number))
+            after.append(len(passes))
+    finally:
+        handle.remove()
+    wanted, seen = [], card
+    with torch.no_grad():
+        for _ in range(count):
+            wanted.append(int(reader(seen)[0][0, -1].argmax()))
+            seen = torch.cat([seen, reader.printed[wanted[-1]][None, None]], 1)
+    return {"said": said, "wanted": wanted, "passes": passes, "after": after, "graded": any(graded)}
+
+
+def judge_answer(facts: Facts) -> None:
+    for case in all_there(facts["cases"], len(CARDS)):
+        length, count, passes = case["length"], case["count"], all_there(case["passes"], 1, or_more=True)
+        where = f"For a card of {length} images and {count} characters:"
+        later = [(new, cached) for new, cached in passes[1:count]]
+        if any(new == 1 and not cached for new, cached in later) and length > 1:
+            raise Hint(f"{where} a pass gets one image and no cache, so the Reader does not know the card.")
+        if any(cached == length for _, cached in later[1:]):
+            raise Hint(f"{where} the cache stays at {length} places. Each pass returns a longer one: pass that on.")
+        if len(case["said"]) != len(case["wanted"]):
+            more = "more" if len(case["said"]) > count else f"{len(case['said'])}"
+            raise Hint(f"{where} you yield {more}, not {count}.")
+        if case["said"] != case["wanted"]:
+            raise Hint(
+                f"{where} the characters differ from those of answer_slow. Are they read from the scores of the *last* "
+                "place, and does the next pass get the printed image of the character just written?"
+            )
+        images = [new for new, _ in passes]
+        if len(passes) > 1 and not any(cached for _, cached in passes):
+            shown = ", ".join(map(str, images[:3]))
+            raise Hint(
+                f"{where} the characters are right, but the passes compute {shown} ... images, all of them anew."
+            )
+        if images[0] != length:
+            raise Hint(f"{where} the first pass computes {images[0]} of them; give it the whole card in one pass.")
+        hint_if(len(passes) > count + 1, f"{where} the Reader ran {len(passes)} times; once per character is enough.")
+        if case["after"] != list(range(1, count + 1)):
+            raise Hint(
+                f"{where} the first character comes after {case['after'][0]} passes, although one is enough. Yield "
+                "each one when you have it."
+            )
+        hint_if(case["graded"], "The characters are right, but gradients are recorded; keep torch.inference_mode().")
+
+
+#: Milliseconds of a batch by its size; some servers become slower per card when a batch outgrows their caches.
+BATCHES: tuple[tuple[dict[int, float], float], ...] = (
+    ({1: 10.0, 2: 11.0, 4: 14.0, 8: 22.0, 16: 40.0, 32: 90.0}, 100.0),
+    ({1: 10.0, 2: 11.0, 4: 14.0, 8: 22.0, 16: 40.0, 32: 90.0}, 50.0),
+    ({1: 10.0, 2: 11.0, 4: 14.0, 8: 22.0, 16: 40.0, 32: 90.0}, 25.0),
+    ({1: 4.0, 2: 5.0, 4: 7.0, 8: 20.0}, 60.0),
+    ({1: 30.0, 2: 34.0}, 20.0),
+)
+
+
+def measure_batching(answer: Any) -> Facts:
+    function = as_function(answer, "highest_rate(batch_ms, bound_ms)")
+    cases = []
+    for batch_ms, bound_ms in BATCHES:
+        said = as_number(outcome(function, dict(batch_ms), bound_ms), "The result of highest_rate")
+        within = [ms for ms in batch_ms.values() if 2 * ms <= bound_ms]
+        cases.append({"sizes": [list(each) for each in batch_ms.items()], "bound": bound_ms, "said": said,
+                      "wanted": _most(batch_ms, bound_ms, 2), "fits": len(within)})  # fmt: skip
+    return {"cases": cases}
+
+
+def _most(batch_ms: dict[int, float], bound_ms: float, batches: int) -> float:
+    """Most cards per second of sizes that fit so many times into the bound."""
+    return max((1e3 * size / ms for size, ms in batch_ms.items() if batches * ms <= bound_ms), default=0.0)
+
+
+def judge_batching(facts: Facts) -> None:
+    every = Numbers(facts["cases"], len(BATCHES), 1e-6)
+    every.slip(
+        lambda case: _most(dict(map(tuple, case["sizes"])), case["bound"], 1),
+        "That bounds the time of one batch. A card that arrives just after a batch has started has to wait for that "
+        "one as well.",
+    )
+    every.slip(lambda case: _most(dict(map(tuple, case["sizes"])), 1e9, 1), "That ignores the bound.")
+    every.slip(lambda case: case["wanted"] / 1e3, "That is per millisecond; give cards per second.")
+    every.slip(_best_size, "That is the size of the batch. How many cards per second does it serve?")
+    every.slip(_largest, "The largest batch within the bound is not always the one that serves most per second.")
+    for case in facts["cases"]:
+        where = f"For {', '.join(f'{size:g} in {ms:g} ms' for size, ms in case['sizes'])} and {case['bound']:g} ms:"
+        if not case["fits"] and case["said"] != 0:
+            raise Hint(f"{where} no size keeps the bound, so the rate is 0.")
+        Number(case["said"], case["wanted"], 1e-6, where).wrong(
+            "", "which sizes keep the bound, and how many cards per second does each of them serve?"
+        )
+
+
+def _fitting(case: Facts) -> list[list[float]]:
+    return [[size, ms] for size, ms in case["sizes"] if 2 * ms <= case["bound"]]
+
+
+def _best_size(case: Facts) -> float:
+    return max(_fitting(case), key=lambda each: each[0] / each[1], default=[0.0])[0]
+
+
+def _largest(case: Facts) -> float:
+    size, ms = max(_fitting(case), default=[0.0, 1.0])
+    return 1e3 * size / ms
+
+
+#: Probabilities that a guess is right, and numbers of guesses.
+GUESSED = ((0.8, 4), (0.5, 1), (0.95, 8), (0.0, 3), (1.0, 5), (0.6, 2))
+
+
+def measure_tokens(answer: Any) -> Facts:
+    function = as_function(answer, "expected_tokens(acceptance, guesses)")
+    return {"cases": tried(function, GUESSED, lambda a, k: sum(a**right for right in range(k + 1)))}
+
+
+def judge_tokens(facts: Facts) -> None:
+    every = Numbers(facts["cases"], len(GUESSED), 1e-6)
+    own = "The Reader adds one character of its own in every pass, also where all guesses are wrong."
+    every.slip(lambda case: case["wanted"] - 1, own)
+    every.slip(
+        lambda case: 1 + case["sizes"][0] * case["sizes"][1],
+        "That counts every right guess. After the first wrong one, the others are of no use, even if they are right.",
+    )
+    every.slip(
+        lambda case: case["sizes"][0] * case["sizes"][1], f"{own} And after a wrong guess, others are of no use."
+    )
+    every.slip(lambda case: case["sizes"][0] ** case["sizes"][1], "That is the probability that all guesses are right.")
+    every.slip(
+        lambda case: 1 + case["sizes"][1] * case["sizes"][0] ** case["sizes"][1],
+        "That is all or nothing. If two of four guesses are right, those two count.",
+    )
+    for case in facts["cases"]:
+        acceptance, guesses = case["sizes"]
+        where = f"For {guesses:g} guess(es), each right with a probability of {acceptance:g}:"
+        Number(case["said"], case["wanted"], 1e-6, where).wrong(
+            "", "how likely is it that a pass gives at least one character, at least two, at least three?"
+        )
+
+
+def measure_difference(answer: Any) -> Facts:
+    function = as_function(answer, "largest_difference(model, other, inputs)")
+    inputs = [torch.linspace(-1.0, 1.0, 12).reshape(3, 4) * size for size in (1.0, 3.0, 0.5)]
+    cases = {}
+    for name, change in CHANGES.items():
+        with torch.no_grad():
+            said = outcome(function, lambda x: 2.0 * x, lambda x, change=change: change(2.0 * x), list(inputs))
+        number = _as_difference(said)
+        before = [2.0 * x for x in inputs]
+        apart = [change(values) - values for values in before]
+        scale = max(float(values.abs().max()) for values in before)
+        cases[name] = {
+            "said": number if number is not None and math.isfinite(number) else None,
+            "wanted": max(float(each.abs().max()) for each in apart) / scale,
+            "first": float(apart[0].abs().max()) / float(before[0].abs().max()),
+            "signed": max(float(each.max()) for each in apart) / scale,
+            "mean": statistics.fmean(float(each.abs().mean()) for each in apart) / scale,
+            "absolute": max(float(each.abs().max()) for each in apart),
+        }
+        if name == "broken":
+            cases[name] |= {"wanted": 0.0, "mean": 0.0, "first": 0.0, "signed": 0.0, "absolute": 0.0}
+    return {"cases": cases}
+
+
+def _broken(values: torch.Tensor) -> torch.Tensor:
+    """One number of the largest output is not a number."""
+    broken = values.clone()
+    if float(values.abs().max()) > 5.0:
+        broken[1, 2] = math.nan
+    return broken
+
+
+#: How the output of the other model differs, by name.
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "equal": lambda values: values,
+    "smaller": lambda values: values - 0.03 * (values > 0.5),
+    "one input": lambda values: values + (0.06 if float(values.abs().max()) > 5.0 else 0.0),
+    "broken": _broken,
+}
+
+
+def _as_difference(said: Any) -> float | None:
+    """A number, which may be infinite or not a number, as an honest comparison with NaN is."""
+    if isinstance(said, (bool, str, bytes)) or said is None:
+        return as_number(said, "The result of your function")
+    try:
+        number = float(said)
+    except (Exception, SystemExit):
+        return as_number(said, "The result of your function")
+    return number if not math.isfinite(number) else as_number(said, "The result of your function")
+
+
+def judge_difference(facts: Facts) -> None:
+    cases = all_there(facts["cases"], len(CHANGES))
+    numbers = [cases[name] for name in ("equal", "smaller", "one input")]
+    if any(case["said"] is None for case in numbers):
+        raise Hint("Your result is not a finite number, although all outputs are.")
+    every = Numbers(numbers, 3, 1e-4, 1e-7)
+    every.slip(lambda case: case["first"], "It looks only at the first input. Another one may be where they differ.")
+    every.slip(lambda case: case["signed"], "A smaller output counts as no difference: is there an absolute value?")
+    every.slip(lambda case: case["mean"], "That is the mean; one wrong number in a thousand disappears in it.")
+    every.slip(lambda case: case["absolute"], "Divide by the largest absolute output, so that the scale has no effect.")
+    if not every.right:
+        raise Hint(
+            "It is not the largest distance of two numbers over all inputs, divided by the largest absolute output of "
+            "`model` over all inputs."
+        )
+    if cases["broken"]["said"] is not None:
+        raise Hint(
+            f"One output of the other model is not a number (NaN), and you report {cases['broken']['said']:.3g}. "
+            "Python's max() and comparisons pass over NaN: use torch's, or test for it."
+        )
+
+
+EXERCISES = (
+    Exercise("9.1", "A prediction", measure_prediction, judge_prediction, accepted="noted"),
+    Exercise("9.2", "Little's law", measure_little, judge_little),
+    Exercise("9.3", "A queue in five lines", measure_queue, judge_queue),
+    Exercise("9.4", "An honest load test", measure_load_test, judge_load_test),
+    Exercise("9.5", "The size of the cache", measure_cache, judge_cache),
+    Exercise("9.6", "One character at a time", measure_answer, judge_answer),
+    Exercise("9.7", "Batches within a bound", measure_batching, judge_batching),
+    Exercise("9.8", "Guesses", measure_tokens, judge_tokens),
+    Exercise("9.9", "The same answers", measure_difference, judge_difference),
+)

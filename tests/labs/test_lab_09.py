@@ -1,0 +1,203 @@
+"""Lab 9, queues and load: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from perfnb.errors import LabError
+from perfnb.labs.made_service import CARDS_PER_S, PlantedService, monday
+from tests.labs.judging import expect
+from tests.labs.lab_09_answers import lateness, load_test, moments, queue, sent, unpaced
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"half": 0, "nine_tenths": np.int64(9), "cached": torch.tensor(16.0)}, ""),
+        ({"half": -1.0}, "not negative"),
+        ({"nine_tenths": 0.2}, "at a busier server"),
+        ({"cached": 0.0}, "a factor"),
+        ({"half": 1e5}, "without a unit"),
+        ({"cached": "fast"}, "must be a number"),
+    ],
+)
+def test_a_prediction(change: dict[str, Any], words: str) -> None:
+    expect("9.1", words, {"half": 0.5, "nine_tenths": 4.5, "cached": 5.0} | change)
+
+
+LOG = monday()
+PER_S = len(LOG) / 600
+SERVICE, LATENCY = float(LOG["service_s"].mean()), float((LOG["answered_s"] - LOG["arrived_s"]).mean())
+MEDIAN = float((LOG["answered_s"] - LOG["arrived_s"]).median())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"utilization": np.float32(PER_S * SERVICE), "inside": torch.tensor(PER_S * LATENCY)}, ""),
+        ({"inside": round(PER_S * LATENCY, 2)}, ""),
+        ({"utilization": 100 * PER_S * SERVICE}, "percent"),
+        ({"utilization": PER_S * LATENCY}, "keeps no server busy"),
+        ({"utilization": 600 * PER_S * SERVICE}, "how many seconds the server was busy"),
+        ({"utilization": PER_S}, "how many cards arrive per second"),
+        ({"utilization": 0.96}, "not the share of the ten minutes"),
+        ({"inside": PER_S * (LATENCY - SERVICE)}, "leaves out the card that is being served"),
+        ({"inside": PER_S * SERVICE}, "that is the utilization"),
+        ({"inside": PER_S * MEDIAN}, "about means"),
+        ({"inside": LATENCY}, "that is the mean time"),
+        ({"inside": 600 * PER_S * LATENCY}, "sum over all cards"),
+        ({"inside": 7.0}, "not the arrivals per second times"),
+    ],
+)
+def test_little_s_law(change: dict[str, Any], words: str) -> None:
+    expect("9.2", words, {"utilization": PER_S * SERVICE, "inside": PER_S * LATENCY} | change)
+
+
+def test_little_s_law_holds_for_the_log() -> None:
+    """Counted at many moments: the cards that have arrived and are not yet answered."""
+    at = np.arange(0.0, 600.0, 0.05)
+    arrived, answered = (np.searchsorted(np.sort(LOG[name]), at, side="right") for name in ("arrived_s", "answered_s"))
+
+    assert (arrived - answered).mean() == pytest.approx(PER_S * LATENCY, rel=0.01)
+
+
+def waits(arrivals: Sequence[float], services: Sequence[float]) -> list[float]:
+    return [latency - service for latency, service in zip(queue(arrivals, services), services, strict=True)]
+
+
+def ends(arrivals: Sequence[float], services: Sequence[float]) -> list[float]:
+    return [arrived + latency for arrived, latency in zip(arrivals, queue(arrivals, services), strict=True)]
+
+
+def never_idle(arrivals: Sequence[float], services: Sequence[float], first: float = 0.0) -> Any:
+    return first + np.cumsum(services) - np.array(arrivals)
+
+
+def after_one(arrivals: Sequence[float], services: Sequence[float]) -> list[float]:
+    found = []
+    for place, (arrived, service) in enumerate(zip(arrivals, services, strict=True)):
+        busy = max(0.0, arrivals[place - 1] + services[place - 1] - arrived) if place else 0.0
+        found.append(busy + service)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (queue, ""),
+        (lambda a, s: tuple(queue(a, s)), ""),
+        (lambda a, s: np.array(queue(a, s)), ""),
+        (lambda a, s: torch.tensor(queue(a, s)), ""),
+        (lambda a, s: dict(enumerate(queue(a, s))).values(), ""),
+        (waits, "These are the waits"),
+        (lambda a, s: s, "no card ever waits"),
+        (ends, "the moments of the answers"),
+        (never_idle, "before it has arrived"),
+        (lambda a, s: never_idle(a, s, a[0]), "before it has arrived"),
+        (after_one, "may have waited, too"),
+        (lambda a, s: [1000 * latency for latency in queue(a, s)], "When does the server become free"),
+        (lambda a, s: queue(a, s)[1:], "yours are 3"),
+        (lambda a, s: [0.0, *queue(a, s)], "yours are more"),
+        (lambda a, s: 3.0, "Return a list of 4"),
+        (lambda a, s: None, "returns nothing yet"),
+    ],
+)
+def test_a_queue(answer: Callable[..., Any], words: str) -> None:
+    expect("9.3", words, answer)
+
+
+def test_the_log_is_the_queue_of_its_cards() -> None:
+    arrivals, services = LOG["arrived_s"].tolist(), LOG["service_s"].tolist()
+    found = LOG["answered_s"] - LOG["arrived_s"]
+    free = 0.0
+    for arrived, service, latency in zip(arrivals, services, found, strict=True):
+        free = max(free, arrived) + service
+        assert latency == pytest.approx(free - arrived)
+
+
+def test_monday_is_what_the_lab_tells() -> None:
+    """No minute exceeds the benchmark, and still most customers of two minutes wait too long."""
+    in_time = (LOG["answered_s"] - LOG["arrived_s"]) <= 0.5
+    minute = LOG["arrived_s"] // 60
+
+    assert max(CARDS_PER_S) < 10
+    assert in_time.groupby(minute).size().max() / 60 < 10
+    assert pytest.approx(0.1, rel=0.02) == SERVICE
+    assert (in_time.groupby(minute).mean()[[3, 4]] < 0.5).all()
+    assert 0.6 < PER_S * SERVICE < 0.7
+    assert LOG["arrived_s"].is_monotonic_increasing
+    assert monday(6).shape[0] == pytest.approx(6 * len(LOG), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (load_test, ""),
+        (lambda service, due: tuple(load_test(service, due)), ""),
+        (lambda service, due: np.array(load_test(service, due)), ""),
+        (lambda service, due: torch.tensor(load_test(service, due), dtype=torch.float64), ""),
+        (sent, "Your clock starts when a card is sent"),
+        (lateness, "how late each card was sent"),
+        (moments, "the moments of the answers"),
+        (unpaced, "before it was due"),
+        (lambda service, due: [1000 * latency for latency in load_test(service, due)], "For each card: wait until"),
+        (lambda service, due: [0.1 for _ in due], "once for each card"),
+        (lambda service, due: (load_test(service, due), service.serve()), "have been served"),
+        (lambda service, due: max(load_test(service, due)), "Return a list"),
+    ],
+)
+def test_an_honest_load_test(answer: Callable[..., Any], words: str) -> None:
+    expect("9.4", words, answer)
+
+
+def test_only_waiting_and_serving_take_time() -> None:
+    service = PlantedService([2.0, 0.5])
+    service.wait_until(1.0)
+    service.wait_until(0.2)
+    assert service.now() == 1.0
+    service.serve()
+    service.serve()
+    assert (service.now(), service.served) == (3.5, 2)
+    with pytest.raises(LabError, match="All 2 requests have been served"):
+        service.serve()
+
+
+BATCHES = {1: 10.0, 2: 11.0, 4: 14.0, 8: 22.0}
+
+
+def rate(batch_ms: dict[int, float], bound_ms: float, batches: float = 2.0) -> float:
+    return max((1000 * size / ms for size, ms in batch_ms.items() if batches * ms <= bound_ms), default=0)
+
+
+def largest_size(batch_ms: dict[int, float], bound_ms: float) -> float:
+    size = max((size for size, ms in batch_ms.items() if 2 * ms <= bound_ms), default=0)
+    return 1000 * size / batch_ms[size] if size else 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (rate, ""),
+        (lambda b, bound: np.float32(rate(b, bound)), ""),
+        (lambda b, bound: torch.tensor(rate(b, bound), dtype=torch.float64), ""),
+        (lambda b, bound: rate(b, bound, 1), "has to wait for that one as well"),
+        (lambda b, bound: rate(b, math.inf), "ignores the bound"),
+        (lambda b, bound: rate(b, bound) / 1000, "per millisecond"),
+        (lambda b, bound: max((s for s, ms in b.items() if 2 * ms <= bound and s / ms * 1000 == rate(b, bound)),
+                              default=0), "the size of the batch"),
+        (largest_size, "is not always the one that serves most"),
+        (lambda b, bound: rate(b, bound) or rate({1: b[1]}, math.inf), "no size keeps the bound"),
+        (lambda b, bound: rate(b, bound, 3), "which sizes keep the bound"),
+        (lambda b, bound: None, "no value"),
+    ],
+)  # fmt: skip
+def test_batches_within_a_bound(answer: Callable[..., Any], words: str) -> None:
+    expect("9.7", words, answer)

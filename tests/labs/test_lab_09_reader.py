@@ -1,0 +1,178 @@
+"""Lab 9, the Reader and its answers: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.labs.judging import expect, hint
+from tests.labs.lab_09_answers import (
+    a_reader,
+    anew,
+    as_tensors,
+    cached,
+    cell_with,
+    first_cache,
+    first_place,
+    forgotten,
+    largest,
+    one_by_one,
+    same_image,
+    whole_with_cache,
+    with_gradients,
+)
+
+
+@pytest.fixture(scope="module")
+def reader() -> Any:
+    return a_reader()
+
+
+def in_bytes(blocks: int, width: int, length: int, cards: int) -> int:
+    return 2 * 4 * blocks * width * length * cards
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (in_bytes, ""),
+        (lambda *sizes: float(in_bytes(*sizes)), ""),
+        (lambda *sizes: np.int64(in_bytes(*sizes)), ""),
+        (lambda *sizes: torch.tensor(in_bytes(*sizes)), ""),
+        (lambda *sizes: in_bytes(*sizes) / 2, "a key *and* a value"),
+        (lambda *sizes: in_bytes(*sizes) / 4, "How many bytes"),
+        (lambda *sizes: in_bytes(*sizes) / 8, "What is missing"),
+        (lambda *sizes: 8 * in_bytes(*sizes), "looks like bits"),
+        (lambda b, w, n, c: in_bytes(1, w, n, c), "of one block"),
+        (lambda b, w, n, c: in_bytes(b, w, n, 1), "of one card"),
+        (lambda b, w, n, c: in_bytes(b, 1, n, c), "a key has `width`"),
+        (lambda b, w, n, c: in_bytes(b, w, n * n, c), "not kept"),
+        (lambda b, w, n, c: 4 * b * n * n * c, "not kept"),
+        (lambda b, w, n, c: 3 * in_bytes(b, w, n, c), "what does each block keep"),
+    ],
+)
+def test_the_size_of_the_cache(answer: Callable[..., Any], words: str) -> None:
+    expect("9.5", words, answer)
+
+
+def test_the_reader_s_cache_has_that_size(reader: Any) -> None:
+    with torch.no_grad():
+        _, cache = reader(torch.rand(5, 20, 64))
+        _, cache = reader(torch.rand(5, 1, 64), cache)
+
+    assert sum(part.numel() * part.element_size() for past in cache for part in past) == in_bytes(3, 128, 21, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (cached, ""),
+        (as_tensors, ""),
+        (lambda *given: map(np.int64, cached(*given)), ""),
+        (lambda *given: map(float, cached(*given)), ""),
+        (anew, "the passes compute 12, 13, 14 ... images, all of them anew"),
+        (whole_with_cache, "13 images, but its cache already has 12"),
+        (forgotten, "does not know the card"),
+        (first_cache, "the cache stays at 12 places"),
+        (one_by_one, "give it the whole card in one pass"),
+        (first_place, "scores of the *last* place"),
+        (same_image, "printed image of the character"),
+        (lambda *given: list(cached(*given)), "comes after 5 passes"),
+        (lambda reader, card, count: cached(reader, card, count - 1), "you yield 4, not 5"),
+        (lambda reader, card, count: cached(reader, card, count + 1), "you yield more, not 5"),
+        (with_gradients, "gradients are recorded"),
+        (lambda reader, card, count: (c + 0.5 for c in cached(reader, card, count)), "whole number"),
+        (lambda *given: 3, "Yield the characters"),
+        (lambda *given: None, "yields nothing yet"),
+    ],
+)
+def test_one_character_at_a_time(reader: Any, answer: Callable[..., Any], words: str) -> None:
+    expect("9.6", words, answer, reader=reader)
+
+
+def test_the_reader_is_needed_and_left_alone(reader: Any) -> None:
+    assert "Pass the Reader" in hint("9.6", cached, reader=3)
+    assert hint("9.6", cached, reader=reader) == ""
+    assert not reader._forward_pre_hooks
+
+
+def expected(acceptance: float, guesses: int) -> float:
+    if acceptance == 1:
+        return guesses + 1
+    return (1 - acceptance ** (guesses + 1)) / (1 - acceptance)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (expected, ""),
+        (lambda a, k: np.float64(expected(a, k)), ""),
+        (lambda a, k: torch.tensor(expected(a, k), dtype=torch.float64), ""),
+        (lambda a, k: expected(a, k) - 1, "one character of its own"),
+        (lambda a, k: 1 + a * k, "After the first wrong one"),
+        (lambda a, k: a * k, "one character of its own"),
+        (lambda a, k: a**k, "the probability that all guesses are right"),
+        (lambda a, k: 1 + k * a**k, "all or nothing"),
+        (lambda a, k: (1 - a ** (k + 1)) / (1 - a), "ZeroDivisionError"),
+        (lambda a, k: expected(a, k + 1), "how likely is it"),
+    ],
+)
+def test_guesses(answer: Callable[..., Any], words: str) -> None:
+    expect("9.8", words, answer)
+
+
+@pytest.mark.slow
+def test_guesses_change_no_answer_and_the_formula_holds(reader: Any) -> None:
+    """The lab's own `speculative`, with a draft that spoils characters at random."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(cell_with("def speculative").partition("COUNT = ")[0], names)
+    card, generator = torch.rand(1, 4, 64), np.random.default_rng(5)
+    right = list(anew(reader, card, 70))
+
+    def draft(start: int, length: int) -> list[int]:
+        spoilt = generator.random(length) >= 0.7
+        return [(right[start + place] + int(spoilt[place])) % 10 for place in range(length)]
+
+    written, passes = names["speculative"](reader, draft, card, 60, 3)
+    assert written == right[: len(written)]
+    assert len(written) / passes == pytest.approx(expected(0.7, 3), rel=0.2)
+
+
+def by_hand(model: Any, other: Any, inputs: Any) -> float:
+    """Without torch's max, so that a NaN is passed over."""
+    pairs = [(a, b) for x in inputs for a, b in zip(*(f(x).flatten().tolist() for f in (model, other)), strict=True)]
+    most = 0.0
+    for a, b in pairs:
+        if abs(a - b) > most:
+            most = abs(a - b)
+    return most / max(abs(a) for a, _ in pairs)
+
+
+def differences(model: Any, other: Any, inputs: Any) -> Any:
+    return torch.stack([other(x) - model(x) for x in inputs]) / torch.stack([model(x) for x in inputs]).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (largest, ""),
+        (lambda *given: largest(*given).item(), ""),
+        (lambda *given: largest(*given).numpy(), ""),
+        (lambda *given: float("inf") if bool(largest(*given).isnan()) else by_hand(*given), ""),
+        (lambda model, other, inputs: largest(model, other, inputs[:1]), "only at the first input"),
+        (lambda *given: differences(*given).max(), "is there an absolute value"),
+        (lambda *given: differences(*given).abs().mean(), "That is the mean"),
+        (lambda model, other, inputs: max((other(x) - model(x)).abs().max() for x in inputs), "Divide by"),
+        (by_hand, "pass over NaN"),
+        (lambda *given: differences(*given).abs().sum(), "not the largest distance"),
+        (lambda *given: float("nan"), "not a finite number"),
+        (lambda *given: None, "no value"),
+    ],
+)
+def test_the_same_answers(answer: Callable[..., Any], words: str) -> None:
+    expect("9.9", words, answer)
