@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence

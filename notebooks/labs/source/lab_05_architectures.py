@@ -11,8 +11,8 @@
 # - give the share of a transformer that attention takes, *and the length for it*, by counting and by measuring;
 # - fit a law to measured sizes, test it on one it has not seen, and see where it breaks down.
 #
-# **Predict** before each measurement, on paper or in the cell. `labs.check` tests your answers on this machine. It names
-# the mistake, never the answer, and you can try as often as you like.
+# **Predict** before each measurement, on paper or in the cell. `labs.check` tests your answers on this machine. It
+# names the mistake, never the answer, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
