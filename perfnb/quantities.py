@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 #: The sign of numbers below 0, and what stands for a figure that is not known.
@@ -181,6 +181,12 @@ def counted(number: float, thing: str) -> str:
     if whole != 1:
         thing = re.sub(r"(?<=[^aeiou])y$", "ie", thing) + ("es" if thing.endswith(("s", "x", "ch", "sh")) else "s")
     return f"{whole:,} {thing}"
+
+
+def named(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are: ``a, b, c and 4 more``."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def share(fraction: Any) -> str:

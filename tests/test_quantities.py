@@ -165,3 +165,7 @@ def test_an_interval_has_the_unit_and_the_digits_of_its_value(
 
 def test_an_unknown_value_has_no_interval() -> None:
     assert fmt.with_interval(fmt.duration(None), None, (1.0, 2.0)) == "n/a"
+
+
+def test_many_names_are_the_first_ones_and_a_count() -> None:
+    assert [fmt.named("abcde"[:count], 3) for count in (0, 1, 3, 5)] == ["", "a", "a, b, c", "a, b, c and 2 more"]

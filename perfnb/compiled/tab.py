@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 #: Share of a region's time outside its kernels above which that is the main point.
 _MUCH = 0.3
-_MOST_NAMES = 3
 
 
 def compiled_document(summary: CompiledSummary) -> Document:
@@ -92,7 +91,7 @@ def _kernels(summary: CompiledSummary) -> Table:
         "part": Column("share", "share", bar=True, help="Of the time of all kernels of compiled code"),
         "bytes_per_s": Column("bandwidth", "bytes/s", 2, help="Bytes read and written, by the graph's shapes"),
     }
-    few = [_few(str(names)) if pd.notna(names) else "" for names in kernels["layers"]]
+    few = [fmt.named(str(names).split(", ")) if pd.notna(names) else "" for names in kernels["layers"]]
     part = kernels["ms"] / (float(kernels["ms"].sum()) or 1.0)
     shares = summary.shares
     return Table.of(
@@ -148,12 +147,6 @@ def _lines(source: Any) -> str:
     more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
     place, _, code = lines[0].partition(": ") if lines else ("", "", "")
     return f"{place_in_words(place)}: {code}{more}" if code else f"{place}{more}"
-
-
-def _few(names: str) -> str:
-    parts = names.split(", ")
-    more = f", and {len(parts) - _MOST_NAMES} more" if len(parts) > _MOST_NAMES else ""
-    return ", ".join(parts[:_MOST_NAMES]) + more
 
 
 def _rows(frame: pd.DataFrame) -> Any:

@@ -279,8 +279,7 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
 
 
 def _first_of(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    return fmt.named(names, _MOST_NAMES)
 
 
 def slowdown_of(recording: Recording, timing: StepTimes) -> float | None:

@@ -137,9 +137,7 @@ def ops_document(report: Report) -> Document:
 
 def _brief(layers: Sequence[str]) -> str:
     """The first layers by the ends of their names."""
-    ends = [".".join(str(name).split(".")[-2:]) for name in layers[:_NAMED]]
-    more = len(layers) - len(ends)
-    return ", ".join(ends) + (f" + {more:,} more" if more > 0 else "")
+    return fmt.named([".".join(str(name).split(".")[-2:]) for name in layers], _NAMED)
 
 
 def _ran(frame: pd.DataFrame) -> pd.DataFrame:

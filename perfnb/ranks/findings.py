@@ -270,9 +270,8 @@ def _worst(findings: pd.DataFrame) -> pd.DataFrame:
 
 def listed(ranks: Sequence[int], word: str = "ranks") -> str:
     """``rank 3``, ``ranks 0, 1, 2``; only the first ones if there are many."""
-    numbers = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED:,} more" if len(ranks) > _MOST_NAMED else ""
-    return f"{word.removesuffix('s') if len(ranks) == 1 else word} {numbers}{more}"
+    numbers = fmt.named([*map(str, ranks)], _MOST_NAMED)
+    return f"{word.removesuffix('s') if len(ranks) == 1 else word} {numbers}"
 
 
 def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: Finding) -> pd.DataFrame:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverTrials
     from perfnb.remedies.verdicts import LeverTrial
 
-#: Most levers that were not tried and are named.
-_NAMED = 3
 #: How *Try it* says what the check of values found, and what a lever that is not to be kept did.
 _VALUES = {
     "exact": "the same, bit by bit",
@@ -144,8 +142,7 @@ def _cells(trial: LeverTrial, own_peak: int | None) -> tuple[Any, ...]:
 def _not_tried(trials: LeverTrials) -> str:
     """The levers that were not tried, in a line, with the reason if it is the same for all; empty if there are none."""
     left = [trial for trial in trials.figures.trials if trial.verdict == "not tried"]
-    names = ", ".join(trial.lever for trial in left[:_NAMED])
-    names += f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+    names = fmt.named([trial.lever for trial in left])
     reasons = {trial.why_not for trial in left}
     said = f"{names} ({reasons.pop()})" if len(reasons) == 1 else f"{names}; .table says why"
     return f"Not tried: {said}." if left else ""

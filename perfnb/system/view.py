@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 RESULTS = {"attention": "needs attention", "unknown": "not known", "info": "for information", "ok": "as expected"}
 #: Lengths of a test whose smallest detectable difference is shown, in seconds.
 _SECONDS = (10, 60)
-#: Most checks that the verdict names.
-_NAMED = 3
 
 
 def system_document(checks: pd.DataFrame, resolution: Resolution | None = None) -> Document:
@@ -70,8 +68,7 @@ def _verdict(rows: Sequence[Any]) -> Verdict:
     if busy is not None:
         return Verdict("bad", f"The machine is busy: other processes use {busy['found']} CPU; {need}", next=busy["how"])
     names = [str(row["check"]) for row in problems]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    named = f": {', '.join(names[:_NAMED])}{more}" if names else ""
+    named = f": {fmt.named(names)}" if names else ""
     return Verdict("bad" if problems else "good", fmt.capital(need) + named)
 
 

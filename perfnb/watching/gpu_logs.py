@@ -15,6 +15,7 @@ import pandas as pd
 
 from perfnb.draw.escape import plain
 from perfnb.errors import TraceError
+from perfnb.quantities import named
 from perfnb.recording.loadable import Loadable
 from perfnb.recording.recording import WatchRecord
 from perfnb.recording.samples import watch_record
@@ -86,9 +87,9 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
     if count > len(samples):
         notes.append(f"Lines that are not readings, left out: {count - len(samples):,}.")
     if ignored := [name for name in text if name not in _SHOWN]:
-        words = ", ".join(plain(name, 40) for name in ignored[:_MOST_NAMED])
-        more = f" and {len(ignored) - _MOST_NAMED:,} more" if len(ignored) > _MOST_NAMED else ""
-        notes.append(f"Columns of the log that are not shown: {words}{more}.")
+        notes.append(
+            f"Columns of the log that are not shown: {named([plain(name, 40) for name in ignored], _MOST_NAMED)}."
+        )
     first = samples.drop_duplicates("device").sort_values("device")
     facts = {int(device): _facts(text.loc[row]) for device, row in zip(first["device"], first["index"], strict=True)}
     return _record(samples.drop(columns="index"), facts, notes)

@@ -1,5 +1,6 @@
 // Views on a canvas: what the timeline and the flame graph share. Colours are numbers, because a canvas knows no CSS
 // variables, and frames show a visible range.
+import { STROKES } from "./chart.js";
 import { freshId, h, searchInput } from "./dom.js";
 
 // Part of the first colour, the rest of the second.
@@ -17,6 +18,21 @@ export const shaded = (colour) => SHADES.map((shade) => mixed(shade < 0 ? [0, 0,
 export function inkOn(colour) {
   const linear = colour.map((c) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.19 ? "#000" : "#fff";
+}
+
+// The strokes of a pattern, without a ground, as a fill of a canvas; nothing for a mark without a pattern.
+export function canvasPattern(context, { pattern }) {
+  if (!STROKES[pattern]) return null;
+  const [side, path, width, shade] = STROKES[pattern];
+  const fine = Math.ceil(window.devicePixelRatio || 1);
+  const tile = h("canvas", { width: side * fine, height: side * fine });
+  const pen = tile.getContext("2d");
+  pen.scale(fine, fine);
+  Object.assign(pen, { lineWidth: width, lineCap: pattern === "dots" ? "round" : "butt", strokeStyle: shade === "light" ? "#fff8" : "#0007" });
+  pen.stroke(new Path2D(path));
+  const fill = context.createPattern(tile, "repeat");
+  fill.setTransform(new DOMMatrix().scale(1 / fine));
+  return fill;
 }
 
 // The notebook's text colour, its ground and its font, where an element stands.

@@ -3,7 +3,7 @@ import { drawn, freshId, h } from "./dom.js";
 import { significant } from "./format.js";
 
 // The style sheet's patterns as fills: [side of the tile, strokes, stroke width, light or dark].
-const STROKES = {
+export const STROKES = {
   hatch: [7, "M-1,1 L1,-1 M0,7 L7,0 M6,8 L8,6", 1.3, "light"],
   rising: [6, "M-1,5 L1,7 M0,0 L6,6 M5,-1 L7,1", 1.2, "dark"],
   cross: [6, "M0,6 L6,0 M0,0 L6,6", 0.9, "dark"],
@@ -28,21 +28,6 @@ export function patternFills(marks) {
     return `url(#${id})`;
   });
   return { defs, fills };
-}
-
-// The same strokes, without a ground, as a fill of a canvas; nothing for a mark without a pattern.
-export function canvasPattern(context, { pattern }) {
-  if (!STROKES[pattern]) return null;
-  const [side, path, width, shade] = STROKES[pattern];
-  const fine = Math.ceil(window.devicePixelRatio || 1);
-  const tile = h("canvas", { width: side * fine, height: side * fine });
-  const pen = tile.getContext("2d");
-  pen.scale(fine, fine);
-  Object.assign(pen, { lineWidth: width, lineCap: pattern === "dots" ? "round" : "butt", strokeStyle: shade === "light" ? "#fff8" : "#0007" });
-  pen.stroke(new Path2D(path));
-  const fill = context.createPattern(tile, "repeat");
-  fill.setTransform(new DOMMatrix().scale(1 / fine));
-  return fill;
 }
 
 // Round numbers from 0 to `most`, about `wanted` of them, in steps of 1, 2 or 5 of some unit.

@@ -1,8 +1,8 @@
 // The layout of the timeline, and the drawing of one frame: the rows, what is drawn over them (the selected event, its
 // partners, a marked range) and above them (overview, axis). A frame costs as much as its pixels, however many events
 // there are: each row is one line of pixels, computed pixel by pixel with a search, and stretched to the row's height.
-import { canvasTheme, cssOf, inkOn, mixed, PLAIN, resized, rgbOf, SHADES, shaded, shadeOf } from "../../draw/js/canvas.js";
-import { canvasPattern, niceTicks, roundSize } from "../../draw/js/chart.js";
+import { canvasPattern, canvasTheme, cssOf, inkOn, mixed, PLAIN, resized, rgbOf, SHADES, shaded, shadeOf } from "../../draw/js/canvas.js";
+import { niceTicks, roundSize } from "../../draw/js/chart.js";
 import { duration } from "../../draw/js/format.js";
 import { placeOf } from "../../draw/js/sorted_places.js";
 import { placeNear } from "./store.js";
