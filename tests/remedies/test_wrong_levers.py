@@ -19,7 +19,7 @@ import perfnb
 from perfnb.bench.values import DIFFERENT
 from perfnb.errors import CaptureError
 from perfnb.remedies.levers import by_name
-from perfnb.remedies.state import fingerprint
+from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject
 from tests.fake_clock import FakeClock
 from tests.remedies import hard_steps
@@ -394,6 +394,12 @@ def test_a_lever_that_leaves_something_changed_is_an_error_that_says_what(
     assert bool(said) or not (changed or name in GLOBAL)
     assert changed == ("restart from a checkpoint" in said)
     assert re.search(words if said else "", said), said
+
+
+def test_a_change_after_the_last_lever_is_an_error() -> None:
+    subject = hard_steps.view().subject()
+    with pytest.raises(CaptureError, match=r"After trying levers, .*restart from a checkpoint"), untouched(subject):
+        leak_weights(subject)
 
 
 def test_names_of_planted_levers_end_with_the_test() -> None:
