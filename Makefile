@@ -126,7 +126,7 @@ all-tests: $(VENV)/.perfnb-test
 	@$(PYTEST) $(SIDE_BY_SIDE) $(NBVAL) -m "$(JUDGED)" tests $(ALL_NOTEBOOKS)
 
 fast-tests: $(VENV)/.perfnb-test
-	@$(PYTEST) -p no:nbval $(SIDE_BY_SIDE) -m "$(FAST)" tests
+	@PERFNB_TESTS_QUICK=1 $(PYTEST) -p no:nbval $(SIDE_BY_SIDE) -m "$(FAST)" tests
 
 test: style
 	@$(MAKE) --no-print-directory --jobs 3 types contracts some-tests

@@ -33,7 +33,8 @@ SHARED = "PYTEST_XDIST_WORKER" in os.environ
 TESTS = Path(__file__).parent
 #: The variable with the folder that all processes of this run have for what torch compiles.
 COMPILED = "PERFNB_TESTS_COMPILED"
-#: The rooms whose tests run with the text that pandas makes by default.
+#: The variable by which `make test-fast` asks for cheaper text in frames, and the rooms whose text stays Arrow's.
+QUICK = "PERFNB_TESTS_QUICK"
 ARROW = ("recording", "attribution", "profile")
 #: So many new modules in one test are a package's import.
 MANY_MODULES = 100
@@ -95,11 +96,11 @@ def _imports_to_collect(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _text_of_python_objects(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Text in small frames is Python objects, which takes pandas 3 two thirds of the CPU time that Arrow takes.
+    """In the quick tests alone, text in small frames is Python objects, which take two thirds of the time of Arrow.
 
-    In the rooms that make, type, save and load frames it is Arrow, as users have it.
+    All other runs of the tests have Arrow, as users do, and so have the rooms that make, type, save and load frames.
     """
-    if request.path.parent.name in ARROW or int(pd.__version__.partition(".")[0]) < 3:
+    if QUICK not in os.environ or request.path.parent.name in ARROW or int(pd.__version__.partition(".")[0]) < 3:
         yield
         return
     with pd.option_context("mode.string_storage", "python"):
