@@ -145,16 +145,20 @@ def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
         return str(tried["why_not"])
     if together and " and " not in tried["lever"]:
         return "worth keeping with the others"
+    return f"worth keeping{_gain(tried, whole_ms)}"
+
+
+def _gain(tried: Mapping[str, Any], whole_ms: float) -> str:
+    """What a lever would have saved over the steps that were left, as it follows on "worth keeping"."""
     saves_ms, left = tried["saves_ms"], tried["left"]
     if saves_ms is None or left is None:
-        return "worth keeping"
+        return ""
     saved_ms = left * saves_ms - 1e3 * (tried["setup_s"] or 0.0)
     steps = fmt.counted(left, "step")
     if saved_ms <= 0:
-        return f"worth keeping in a longer run: preparing it takes longer than it saves in the {steps} that were left"
+        return f" in a longer run: preparing it takes longer than it saves in the {steps} that were left"
     share = f", {fmt.share(saved_ms / (left * whole_ms))} of their time" if saved_ms < left * whole_ms else ""
-    saved = fmt.duration(saved_ms)
-    return f"worth keeping: it would have saved about {saved} in the {steps} that were left{share}"
+    return f": it would have saved about {fmt.duration(saved_ms)} in the {steps} that were left{share}"
 
 
 def _pictures(run: RunFigures) -> Iterator[Section]:
