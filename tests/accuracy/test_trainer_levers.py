@@ -115,10 +115,10 @@ PLANTED = {
         "fused_optimizer", in_trainer(model=gpt(12), batches=Tokens(length=8)), lambda _: {"optim": "adamw_torch_fused"}
     ),
     "Trainer, 16 threads": Planted("threads", in_trainer(), lambda code: {"threads": _number(code)}, 16),
-    "Trainer, eager attention": Planted(
+    "Trainer, eager attention": Planted(  # of so many heads that it is a third of the step
         "attention",
-        in_trainer(model=gpt(length=256, attn_implementation="eager"), batches=Tokens(length=256)),
-        lambda _: {"model": gpt(length=256, attn_implementation="sdpa")},
+        in_trainer(model=gpt(1, 384, n_head=8, attn_implementation="eager"), batches=Tokens(length=384)),
+        lambda _: {"model": gpt(1, 384, n_head=8, attn_implementation="sdpa")},
     ),
     "Lightning, slow samples": Planted(
         "loader_workers",

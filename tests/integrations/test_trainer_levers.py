@@ -23,10 +23,12 @@ import perfnb
 from perfnb.bench import restored
 from perfnb.bench.restored import random_state
 from perfnb.integrations import trainer_levers
-from perfnb.integrations.trainer_levers import try_on
+from perfnb.integrations.trainer_levers import tried_facts, try_on
 from perfnb.remedies import levers, measuring, verdicts
 from perfnb.remedies.lever import Lever
 from perfnb.remedies.state import digest
+from perfnb.remedies.try_levers import LeverTrials
+from perfnb.remedies.verdicts import LeverFigures, LeverTrial
 from tests.fake_clock import FakeClock
 from tests.integrations.trainings import (
     ROWS,
@@ -566,3 +568,19 @@ def test_a_trial_costs_no_more_than_was_said_in_advance(
     assert 30 < (clock.now_ns - begin) / 1e9 - 200 * 0.1 <= 60
     assert "trying levers for 60.0 s at most; the training then continues" in capsys.readouterr().err
     assert profiler.levers.table["ratio"].notna().sum() == 4
+
+
+def test_what_is_kept_together_is_one_more_row_of_the_run_and_reasons_are_kept() -> None:
+    trials = [
+        LeverTrial("threads", "faster", 0.8, (0.7, 0.9), 2.0, code=["a line"]),
+        LeverTrial("gc_freeze", "faster", 0.9, (0.8, 0.95), 1.0),
+        LeverTrial("set_to_none", "inconclusive", notes=["not confirmed on fresh pairs"]),
+        LeverTrial("attention", "not tried", why_not="it is fused already"),
+    ]
+    confirmed = LeverTrial("threads and gc_freeze", "faster", 0.75, (0.7, 0.8), 2.5)
+    found = LeverTrials(LeverFigures("step", trials=trials, kept=("threads", "gc_freeze"), confirmed=confirmed))
+    rows = {one["lever"]: one for one in tried_facts(found, 10)}
+    assert list(rows) == ["threads", "gc_freeze", "set_to_none", "threads and gc_freeze"]
+    assert [one["kept"] for one in rows.values()] == [True, True, False, True]
+    assert rows["threads and gc_freeze"]["saves_ms"] == 2.5
+    assert rows["set_to_none"]["why_not"] == "not confirmed on fresh pairs"

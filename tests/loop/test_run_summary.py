@@ -411,3 +411,18 @@ def test_the_format_of_a_saved_run(tmp_path: Path) -> None:
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
     golden("samples.txt", texts(DOCUMENTS))
+
+
+def test_levers_that_are_kept_together_have_one_saving() -> None:
+    tried = {"verdict": "faster", "ratio": 0.5, "interval": [0.4, 0.6], "values": "exact", "saves_ms": 3.0, "left": 100}
+    tried |= {"setup_s": None, "kept": True, "why_not": ""}
+    recorded = run(usual(100))._recorded
+    recorded.facts["tried"] = [
+        *({**tried, "lever": name, "code": [f"# {name}"]} for name in ("threads", "gc_freeze")),
+        {**tried, "lever": "threads and gc_freeze", "saves_ms": 4.0, "code": []},
+    ]
+    said = str(RunSummary(recorded))
+    assert said.count("worth keeping with the others") == 2
+    assert said.count("would have saved") == 1
+    assert "it would have saved about 400 ms in the 100 steps that were left" in said
+    assert said.count("# threads\n# gc_freeze") == 1
