@@ -56,6 +56,15 @@ class LeverTrial:
             return None
         return math.ceil(self.setup_s * 1e3 / self.saves_ms)
 
+    def as_tried(self, *, kept: bool, left: int | None) -> dict[str, Any]:
+        """What a run's summary keeps of it, if the run had so many steps left."""
+        return {
+            **{"lever": self.lever, "verdict": self.verdict, "ratio": self.ratio},
+            "interval": None if self.ratio_ci is None else list(self.ratio_ci),
+            **{"values": self.values.verdict, "saves_ms": self.saves_ms, "setup_s": self.setup_s, "left": left},
+            **{"kept": kept, "why_not": self.why_not, "code": list(self.code)},
+        }
+
     def helps(self, goal: str) -> bool:
         """Whether it makes the step faster or smaller, and may be kept."""
         return not self.why_not and (self.memory == "less" if goal == "memory" else self.verdict == "faster")

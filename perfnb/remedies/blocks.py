@@ -1,0 +1,141 @@
+"""Levers tried on a loop's own steps: which may be, the order of the blocks of steps, and their verdicts. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from perfnb import quantities as fmt
+from perfnb.arguments import shown
+from perfnb.bench.design import BLOCK_MS, LONGEST_BLOCK, SEED
+from perfnb.remedies.verdicts import HOPELESS, LeverTrial, as_its_interval, fewest_rounds
+from perfnb.stats.comparisons import compare_with_first
+from perfnb.stats.planning import STURDY_PAIRS
+
+#: The levers that can be switched between two steps, lower no precision, and need no step that can be called again.
+IN_LOOPS = (
+    *("threads", "compile", "channels_last", "fused_optimizer", "foreach_optimizer", "gc_freeze", "cudnn_benchmark"),
+    "loader_workers",
+)
+UNCHECKED_HERE = "values unchecked here: check with try_levers"
+#: Steps after a switch that do not count, and the fewest that do in a block.
+LEAD, _COUNTED = 2, 3
+#: Pairs of blocks for each lever, and those after which one may be called hopeless.
+PAIRS, _SURE = STURDY_PAIRS, 2
+
+
+def levers_for_loops(wanted: Any) -> list[str] | None:
+    """The levers to try on a loop's own steps: none in the list for those that its profile gives reason for.
+
+    ``None`` if no lever is wanted.
+
+    Raises
+    ------
+    ValueError
+        For a lever that a loop does not allow.
+    """
+    if wanted is False:
+        return None
+    if wanted is True or (isinstance(wanted, str) and wanted == "auto"):
+        return []
+    names = [wanted] if isinstance(wanted, str) else list(wanted) if isinstance(wanted, Iterable) else []
+    if names and all(name in IN_LOOPS for name in names):
+        return list(dict.fromkeys(names))
+    raise ValueError(
+        f"a running loop allows only these levers: {', '.join(IN_LOOPS)}; not {shown(wanted)}. Others lower precision, "
+        "or need a step that can be called again, as perfnb.try_levers does."
+    )
+
+
+@dataclass
+class BlockTrial(LeverTrial):
+    """A lever that is tried in pairs of neighbouring blocks: one with the lever on, one with it off.
+
+    Attributes
+    ----------
+    off_ms, on_ms : list of float
+        Mean time of a step in the blocks of each complete pair.
+    lead, counted : int
+        Steps of a block that do not count, and that do.
+    """
+
+    lead: int = LEAD
+    counted: int = _COUNTED
+    family: str = ""
+    off_ms: list[float] = field(default_factory=list)
+    on_ms: list[float] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Steps that all its blocks take."""
+        return 2 * PAIRS * (self.lead + self.counted)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the step is so slow with the lever on that no more blocks are worth their time."""
+        return len(self.on_ms) >= _SURE and min(self.on_ms) > HOPELESS * min(self.off_ms)
+
+    def add(self, took_ms: Mapping[bool, float]) -> None:
+        """Add a complete pair."""
+        self.off_ms.append(took_ms[False])
+        self.on_ms.append(took_ms[True])
+
+    def orders(self, seed: int = SEED) -> Iterator[tuple[bool, bool]]:
+        """For each pair that is still to come, whether the lever is on in its first block, and in its second."""
+        random = Random(f"{self.lever} {seed}")
+        while len(self.on_ms) < PAIRS and not self.hopeless:
+            on_first = random.random() < 0.5
+            yield on_first, not on_first
+
+
+def counted_steps(step_ms: float, lead: int = LEAD) -> int:
+    """Steps that count in a block, where a step takes so long, and so many do not count."""
+    return max(_COUNTED, lead, min(LONGEST_BLOCK, math.ceil(BLOCK_MS / max(step_ms, 1e-6))))
+
+
+def judged(trials: Sequence[BlockTrial]) -> list[BlockTrial]:
+    """The trials with the verdicts of their pairs of blocks so far; those to keep are faster and have no `why_not`.
+
+    A lever with too few pairs for a verdict among so many levers gets none.
+    """
+    trials = [replace(one) for one in trials]
+    possible = [one for one in trials if not one.why_not]
+    fewest = fewest_rounds(len(possible))
+    enough = [one for one in possible if len(one.on_ms) >= fewest]
+    times = [np.array([one.off_ms, one.on_ms]) for one in enough]
+    for one, (off_ms, on_ms), comparison in zip(enough, times, compare_with_first(*times), strict=True):
+        one.timed(comparison, off_ms, on_ms)
+        one.verdict = as_its_interval(comparison.verdict, comparison.ratio_ci)
+    for one in possible:
+        better = [other.lever for other in enough if one.family == other.family != "" and _before(other, one)]
+        if one.hopeless:
+            one.why_not = f"too slow to keep trying: more than {HOPELESS:.0f} times the step's time"
+        elif len(one.on_ms) < fewest:
+            one.why_not = f"too few pairs of blocks before the loop ended: {len(one.on_ms)}, and {fewest} are needed"
+        elif one.verdict == "faster" and better:
+            one.why_not = f"only one of its kind can be on, and {better[0]} is faster"
+    return trials
+
+
+def _before(one: BlockTrial, other: BlockTrial) -> bool:
+    return one.verdict == "faster" and one is not other and (one.ratio or 1.0) < (other.ratio or 1.0)
+
+
+def answer(trials: Sequence[BlockTrial]) -> str:
+    """What to say of trials that were `judged`, in a line."""
+    parts = []
+    for one in trials:
+        if one.helps("time") and one.ratio is not None and one.ratio_ci is not None:
+            less, ends = 1 - one.ratio, (1 - one.ratio_ci[1], 1 - one.ratio_ci[0])
+            parts.append(f"{one.lever} is faster by {fmt.with_interval(fmt.share(less), less, ends)}")
+    if not any(one.on_ms for one in trials):
+        reasons = [one.why_not for one in trials]
+        return f"no lever was tried: {reasons[0] if reasons else 'none applies to this loop'}"
+    if not parts:
+        return "none of the levers that were tried is proven to make the loop faster"
+    return f"{', '.join(parts)}; {UNCHECKED_HERE}"
