@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from perfnb import quantities as fmt
@@ -68,11 +70,11 @@ def _making(subject: Subject) -> tuple[float, float]:
     return making_s, using_s
 
 
-def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False) -> DataLoader[Any]:
-    """A copy of a loader that loads ahead in workers, with the arguments that the line for it has."""
+def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False, **changed: Any) -> DataLoader[Any]:
+    """A copy of a loader that loads ahead in workers, with the arguments that the line for it has, some `changed`."""
     arguments: dict[str, Any] = {word: getattr(loader, word) for word in loader_facts(loader)["same"]}
     arguments |= {"num_workers": workers, "persistent_workers": True, "pin_memory": loader.pin_memory or pinned}
-    return DataLoader(loader.dataset, **arguments)
+    return DataLoader(loader.dataset, **arguments | changed)
 
 
 @contextmanager
@@ -81,10 +83,93 @@ def _workers(subject: Subject) -> Iterator[DataLoader[Any]]:
     try:
         yield ahead
     finally:
-        iterator: Any = ahead._iterator
-        if iterator is not None:
-            ahead._iterator = None
-            iterator._shutdown_workers()
+        _end_workers(ahead)
+
+
+def _end_workers(loader: DataLoader[Any]) -> None:
+    iterator: Any = loader._iterator
+    if iterator is not None:
+        loader._iterator = None
+        iterator._shutdown_workers()
+
+
+def no_rest(subject: Subject) -> str:
+    """Why a second loader cannot continue where the first one is; empty if it can, or if there is none."""
+    stream = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
+    return "a stream does not tell which of its samples are left" if stream else ""
+
+
+class RestOfData:
+    """Loads what an iterator of a loader has still to give in worker processes while `on`, each sample once, in order.
+
+    It is the sampler of the second loader, and draws from the first one's own. What was drawn and not given goes back
+    there, so that the first one continues where the second one ended.
+
+    Parameters
+    ----------
+    subject : Subject
+        Its loader is the first one.
+    failed : callable
+        Called with an error of the second loader; the first one then continues.
+    """
+
+    def __init__(self, subject: Subject, failed: Callable[[Exception], object]) -> None:
+        loader = subject.loader[1]  # type: ignore[index]
+        order = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        seeds = torch.Generator().manual_seed(torch.initial_seed())  # leaves the random numbers of the run alone
+        changed = {order: self, "generator": seeds}
+        self._second = loader_with_workers(loader, workers_for(subject), "cuda" in subject.kinds, **changed)
+        self._failed = failed
+        self._is_on = False
+        self._first: Any = None
+        self._ahead: Iterator[Any] | None = None
+        self._drawn = deque[Any]()
+
+    def __iter__(self) -> Iterator[Any]:
+        for indices in self._first._sampler_iter:
+            self._drawn.append(indices)
+            yield indices
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Batches come from workers."""
+        self._is_on = True
+        try:
+            yield
+        finally:
+            self._is_on = False
+            self._give_back()
+
+    def stop(self) -> None:
+        """End the workers; more are started if more batches are asked for."""
+        self._give_back()
+        _end_workers(self._second)
+
+    def next(self, first: Iterator[Any]) -> Any:
+        """The next batch of the first loader's iterator."""
+        if not self._is_on or getattr(first, "_dataset", None) is not self._second.dataset:
+            return next(first)
+        if first is not self._first:
+            self._give_back()
+        try:
+            if self._ahead is None:
+                self._first = first
+                self._ahead = iter(self._second)
+            batch = next(self._ahead)
+            self._drawn.popleft()
+            return batch
+        except StopIteration:
+            return next(first)  # which has run out too
+        except Exception as error:
+            self.stop()
+            self._failed(error)
+        return next(first)
+
+    def _give_back(self) -> None:
+        if self._first is not None:
+            self._first._sampler_iter = chain(tuple(self._drawn), self._first._sampler_iter)
+        self._drawn.clear()
+        self._first = self._ahead = None
 
 
 @contextmanager
