@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from perfnb.findings.proposed_code import lever_line
-from perfnb.remedies.lever import Lever, always
+from perfnb.remedies.lever import Lever, always, forwards
 from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject
 
@@ -28,10 +28,12 @@ def _on(subject: Subject) -> Iterator[None]:
         for weight in (parameter for parameter in subject.parameters if parameter.dim() == 4):
             stack.callback(_copy_back, weight, weight.data)
             weight.data = _channels_last(weight.data)
-        for model in subject.models.values():
-            hook = model.register_forward_pre_hook(lambda _, args: tree_map(_channels_last, args))
-            stack.callback(hook.remove)
+        stack.enter_context(forwards((model, _of_images(model.forward)) for model in subject.models.values()))
         yield
+
+
+def _of_images(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: forward(*tree_map(_channels_last, args), **kwargs)
 
 
 def _channels_last(value: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,15 +34,25 @@ def _each(why_not: Callable[[Optimizer, bool], str]) -> Callable[[Subject], str]
 
 @contextmanager
 def _with_flags(subject: Subject, **flags: bool) -> Iterator[None]:
-    groups = [group for optimizer in subject.optimizers.values() for group in optimizer.param_groups]
-    before = [{name: group[name] for name in flags if name in group} for group in groups]
-    for group in groups:
-        group.update({name: value for name, value in flags.items() if name in group})
-    try:
+    with ExitStack() as stack:
+        for optimizer in subject.optimizers.values():
+            groups = list(optimizer.param_groups)
+            before = [{name: group[name] for name in flags if name in group} for group in groups]
+            stack.callback(_update, groups, before)
+            # A checkpoint that is saved meanwhile has the user's own flags.
+            stack.callback(optimizer.register_state_dict_post_hook(partial(_as_before, before)).remove)
+            for group, own in zip(groups, before, strict=True):
+                group.update({name: flags[name] for name in own})
         yield
-    finally:
-        for group, values in zip(groups, before, strict=True):
-            group.update(values)
+
+
+def _as_before(values: Sequence[dict[str, Any]], _: Optimizer, state: dict[str, Any]) -> None:
+    _update(state["param_groups"], values)
+
+
+def _update(groups: Sequence[dict[str, Any]], values: Sequence[dict[str, Any]]) -> None:
+    for group, own in zip(groups, values, strict=False):
+        group.update(own)
 
 
 @contextmanager

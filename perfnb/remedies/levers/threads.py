@@ -47,11 +47,16 @@ def _fastest(subject: Subject, counts: list[int]) -> int:
     return min(best, key=lambda count: best[count])
 
 
+def _best(subject: Subject) -> int:
+    __tracebackhide__ = True
+    counts = candidates()
+    return counts[0] if len(counts) == 1 else _fastest(subject, counts)
+
+
 @contextmanager
 def _prepared(subject: Subject) -> Iterator[Switch]:
     __tracebackhide__ = True
-    counts = candidates()
-    wanted = subject.chosen["threads"] = counts[0] if len(counts) == 1 else _fastest(subject, counts)
+    wanted = subject.once("threads", _best)
     yield lambda: switched(NUMBER, wanted)
 
 
