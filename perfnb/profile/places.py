@@ -1,0 +1,86 @@
+"""Where the user's code is, and where in its files an object is made."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from perfnb.step.namespace import is_installed
+
+#: Most modules that are searched, and characters of a line that is written out.
+_MOST_MODULES, _LONGEST = 200, 160
+
+
+def users_place() -> str:
+    """The line in the user's code that is now running; empty if there is none."""
+    frame = _users_frame()
+    return "" if frame is None else _place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _users_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_installed(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _place(file: str, line: int) -> str:
+    """A place in words: ``train.py, line 31``; a cell of a notebook has no file."""
+    is_cell = file.startswith("<") or "ipykernel" in file
+    return f"line {line} of the cell" if is_cell else f"{Path(file).name}, line {line}"
+
+
+def users_files() -> list[str]:
+    """The files of the code that is running and of the modules that it has imported, which are the user's."""
+    frame, files = _users_frame(), dict[str, None]()
+    while frame is not None:
+        files[frame.f_code.co_filename] = None
+        frame = frame.f_back
+    for module in list(sys.modules.values()):
+        if isinstance(file := getattr(module, "__file__", None), str) and len(files) < _MOST_MODULES:
+            files[file] = None
+    return [file for file in files if not is_installed(file)]
+
+
+def rewritten(files: list[str], kind: str, name: str | None, **changed: int | None) -> str:
+    """The line that makes an object of a class, with some arguments changed, and its place; empty if not known.
+
+    Of several such lines it is the only one that gives the object this name.
+    """
+    made = [(file, *found) for file in files for found in _made(file, kind)]
+    last = (name or "").rpartition(".")[2]
+    own = [one for one in made if last in one[2]] if len(made) > 1 else made
+    if len(own) != 1:
+        return ""
+    file, statement, _, call = own[0]
+    for word, value in changed.items():
+        call.keywords = [one for one in call.keywords if one.arg != word]
+        if value is not None:
+            call.keywords.append(ast.keyword(word, ast.Constant(value)))
+    line = ast.unparse(statement)
+    if len(line) > _LONGEST:
+        given = ", ".join(f"{word}={value}" for word, value in changed.items() if value is not None)
+        line = f"# {ast.unparse(call.func)}(..., {given})"
+    return f"{line}  # {_place(file, statement.lineno)}"
+
+
+def _made(file: str, kind: str) -> Iterator[tuple[ast.stmt, list[str], ast.Call]]:
+    """The statements in a file that make an object of a class: with the last part of each name that it gets."""
+    text = "".join(linecache.getlines(file))
+    if kind not in text:
+        return
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        value = getattr(node, "value", None)
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return)) and isinstance(value, ast.Call):
+            function = value.func
+            if (function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")) == kind:
+                targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+                yield node, [str(getattr(one, "attr", getattr(one, "id", ""))) for one in targets], value
