@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from perfnb.arguments import MOST, require_flag, shown
+from perfnb.draw import escape
 from perfnb.loop.kept import KeptProfiles
 from perfnb.loop.on_demand import OnDemand
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.windows import Windows
 from perfnb.profile.profile import Profile
+from perfnb.profile.registry import FOR_LOOPS, IN_LOOP
 from perfnb.quantities import counted
 from perfnb.step.budget import FLOOR, FLOOR_GPU, Plan
 from perfnb.step.capture import Capture
@@ -74,6 +78,8 @@ class LoopProfiler:
         fit times fewer steps, or waits until after these steps.
     trainer : str
         ``"transformers"`` or ``"lightning"``, in whose words findings then name settings.
+    try_levers : bool, str or list of str
+        Levers to try on the loop's own steps after the first window; see `profiled`.
 
     Attributes
     ----------
@@ -89,6 +95,8 @@ class LoopProfiler:
         Notes every step, inside the windows and outside.
     on_demand : OnDemand
         Opens a window at the next step when somebody asks for one; its owner says when the loop begins and ends.
+    trial : LoopTrial or None
+        Levers that are being tried; it then gives the batches of the loop's loader.
     """
 
     def __init__(
@@ -110,7 +118,10 @@ class LoopProfiler:
         loader: Any = None,
         left: Callable[[], int | None] = lambda: None,
         trainer: str = "",
+        try_levers: Any = False,
     ) -> None:
+        self._levers: list[str] | None = resolve_name(FOR_LOOPS)(try_levers) if try_levers is not False else None
+        self.trial: Any = None
         self._windows = Windows(at, every)
         self._plan = Plan(warmup=0, steps=steps, traced=traced, budget_s=float(MOST), memory=memory, flops=flops)
         require_flag("stacks", stacks)
@@ -178,11 +189,20 @@ class LoopProfiler:
         elif step.is_open:
             wall_ns, begin_ns, wait_ns = time.perf_counter_ns() - step.begin_ns, step.begin_ns, step.wait_ns
             step.reset()
+            if self.trial is not None:
+                self.recorder.enter("levers")
             self._record(wall_ns, wait_ns, begin_ns)
+            if self.trial is not None:
+                self.trial.end(wall_ns / 1e6)
+                if self.trial.finished:
+                    self._note_trial()
             if self.on_demand.asked(begin_ns + wall_ns):
                 self._open_next()
         self.done += 1
         profile, self._made = self._made, None
+        if profile is not None and self._levers is not None:
+            levers, self._levers = self._levers, None
+            self.trial = resolve_name(IN_LOOP)(levers, profile, self._names_of_loop, self.loader)
         if self._on_done is not None and profile is not None:
             self._on_done(profile)  # its errors are the user's
 
@@ -191,6 +211,8 @@ class LoopProfiler:
         self._step.reset()
         if self._around is not None:
             self._guarded(self._advance, None)
+        elif self._passes is None:
+            self._pause_trial()
 
     def close(self) -> None:
         """Remove everything. A window that was open is given up, and starts over if more steps come.
@@ -199,6 +221,7 @@ class LoopProfiler:
         """
         passes, self._passes, self._turn = self._passes, None, None
         self._step.reset()
+        self._pause_trial()
         if passes is None:
             return
         atexit.unregister(self.close)
@@ -251,8 +274,32 @@ class LoopProfiler:
         if self._step.is_open:
             return
         due = self._passes is not None or (self.next_at is not None and self.done >= self.next_at)
+        if due and self._passes is None:
+            self._pause_trial()
         if not (due and self._guarded(self._enter)):
+            if self.trial is not None:
+                self.trial.begin()
             self._step.begin()
+
+    def _pause_trial(self) -> None:
+        """No lever is on until the next step outside of windows."""
+        if self.trial is not None:
+            self.trial.pause()
+            self._note_trial()
+            self.recorder.leave()
+
+    def _note_trial(self) -> None:
+        """Keep the answers so far; at the end of the trial, print them."""
+        over = self.trial.finished
+        facts, answer = self.trial.found()
+        self.recorder.note_tried(facts, over)
+        if over:
+            self.trial = None
+            self.recorder.leave()
+            print(escape.plain(f"perfnb: {answer}", 500), file=sys.stderr)
+
+    def _names_of_loop(self) -> Mapping[str, Any]:
+        return {**self._namespace(), **self._names}
 
     def _enter(self) -> bool:
         """Begin a step of a window, which opens now if none is open; whether there is one."""
@@ -279,7 +326,7 @@ class LoopProfiler:
         self._passes = loop_passes(
             plan=replace(self._plan, warmup=warmup, steps=steps),
             models=self._models,
-            namespace=lambda: {**self._namespace(), **self._names},
+            namespace=self._names_of_loop,
             batches=self.loader,
             stacks=self._stacks,
         )

@@ -41,6 +41,7 @@ def profiled(
     stacks: bool = False,
     keep_trace: bool | None = None,
     name: str = "loop",
+    try_levers: bool | str | Iterable[str] = False,
 ) -> ProfiledLoop[_Batch]:
     """Profile some steps of a running loop: ``for batch in perfnb.profiled(loader):``.
 
@@ -74,6 +75,11 @@ def profiled(
         Whether profiles keep the raw trace, or are reduced to their tables. By default a single profile keeps it.
     name : str
         Title of the profiles.
+    try_levers : bool or list of str
+        After the first window, switch levers on and off over random blocks of the loop's own steps, each executed once,
+        and compare neighbouring blocks: these levers, or with ``True`` those that answer a finding of the first profile
+        and those that cost little to try. A line tells in advance how many steps that takes. It changes how your run
+        rounds, but not what it computes; at the end nothing stays changed. The answers are in ``run.tried``.
 
     Returns
     -------
@@ -84,6 +90,8 @@ def profiled(
     ------
     TypeError
         If `loader` is not iterable, or an option makes no sense.
+    ValueError
+        If `try_levers` names a lever that lowers precision, or that needs a step that can be called again.
     """
     return ProfiledLoop(
         loader,
@@ -100,6 +108,7 @@ def profiled(
         stacks=stacks,
         keep_trace=keep_trace,
         name=name,
+        try_levers=try_levers,
     )
 
 
@@ -164,7 +173,7 @@ class ProfiledLoop(Generic[_Batch]):
                 steps.ask()
                 try:
                     # In a list, because a variable here would keep the batch alive while the loop's body runs.
-                    box = [next(source)]
+                    box = [next(source) if profiler.trial is None else profiler.trial.next(source)]
                 except StopIteration:
                     break
                 steps.get(box[0])

@@ -64,6 +64,8 @@ class RunRecorder:
         self.batches = 1
         #: The levers that were tried during the run, as `RunFacts` describes them.
         self.tried: list[dict[str, Any]] = []
+        #: How many steps had ended when that was over, if the steps that are left are counted from there.
+        self._tried_at: int | None = None
         self._count = 0
         self._first_ns = self._end_ns = 0
         # Numbers side by side: objects kept alive would set off Python's garbage collector.
@@ -160,6 +162,10 @@ class RunRecorder:
         if self._device is not None:
             self._device.cut(self._count)
 
+    def note_tried(self, tried: list[dict[str, Any]], over: bool) -> None:
+        """Keep what levers have shown so far; once that is `over`, the steps that follow are those that were left."""
+        self.tried, self._tried_at, self._recorded = tried, self._count if over else None, None
+
     def recorded(self) -> Recorded:
         """What has been recorded so far; the run may go on. Until another step has ended, it stays the same."""
         state = (self._count, len(self._windows), self._pass, self.by_batch, self.batches)
@@ -170,6 +176,8 @@ class RunRecorder:
     def _recorded_now(self) -> Recorded:
         self._look_around()
         rows = [*self._rows, joined(self._rows_of_chunk(), self._stride, self._choice)]
+        left = None if self._tried_at is None else self._count - self._tried_at
+        tried = self.tried if not left else [{**one, "left": left} for one in self.tried]
         windows = self._windows + ([] if (open_window := self._window_row()) is None else [open_window])
         readings = self._readings + ([self._look(self._end_ns)] if self._count else [])
         return Recorded(
@@ -180,7 +188,7 @@ class RunRecorder:
                 "name": self.name,
                 **({"by_batch": True} if self.by_batch else {}),
                 **({"batches": self.batches} if self.batches > 1 and not self.by_batch else {}),
-                **({"tried": self.tried} if self.tried else {}),
+                **({"tried": tried} if tried else {}),
                 "steps": self._count,
                 "stride": self._stride,
                 "duration_ns": self._end_ns - self._first_ns,

@@ -43,6 +43,7 @@ _MEMORY = {
     "resident": Mark("process (resident)", palette.BLUE, "█", "solid"),
     "allocated": Mark("allocated on the device", palette.ORANGE, "░", "dots"),
 }
+_VALUES = {"not checked": "; values unchecked here: check with try_levers"}
 _ONCE = "Each run happened once: intervals cover what varied within it, not how the machine differed between the runs."
 _RANKS_WAIT = (
     "Ranks that exchange gradients all take as long as the slowest: the others wait for it while they work. How long "
@@ -133,14 +134,19 @@ def _outcome(tried: Mapping[str, Any]) -> str:
     """What becomes of a lever, and what it would have saved over the steps that were left."""
     if not tried["kept"]:
         return str(tried["why_not"])
+    return f"worth keeping{_gain(tried)}{_VALUES.get(tried['values'], '')}"
+
+
+def _gain(tried: Mapping[str, Any]) -> str:
+    """What a lever would have saved over the steps that were left, as it follows on "worth keeping"."""
     saves_ms, left = tried["saves_ms"], tried["left"]
     if saves_ms is None or left is None:
-        return "worth keeping"
+        return ""
     saved_ms = left * saves_ms - 1e3 * (tried["setup_s"] or 0.0)
     steps = fmt.counted(left, "step")
     if saved_ms <= 0:
-        return f"worth keeping in a longer run: preparing it takes longer than it saves in the {steps} that were left"
-    return f"worth keeping: about {fmt.duration(saved_ms)} over the {steps} that were left"
+        return f" in a longer run: preparing it takes longer than it saves in the {steps} that were left"
+    return f": about {fmt.duration(saved_ms)} over the {steps} that were left"
 
 
 def _pictures(run: RunFigures) -> Iterator[Section]:

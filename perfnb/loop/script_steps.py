@@ -60,12 +60,13 @@ class ScriptSteps:
         self._known = self._open = self._ran_out = False
         self.optimizers = 0
 
-    def take(self, loader: Any, fetch: Callable[[], Any]) -> Any:
+    def take(self, loader: Any, fetch: functools.partial[Any]) -> Any:
         """Fetch a batch that the script asks of a loader, as `see_loaders` wants it."""
         __tracebackhide__ = True
         waits = self._ask(loader)
         try:
-            batch = fetch()
+            trial = self._steps.driver.trial if waits and self._steps is not None and self._is_own(loader) else None
+            batch = fetch() if trial is None else trial.next(*fetch.args)
         except BaseException:
             self._run_out(loader, waits)
             raise

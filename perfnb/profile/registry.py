@@ -1,4 +1,4 @@
-"""What the profile binds by name: the tabs of the report, what `load` opens, and what *Try it* calls.
+"""What the profile binds by name: the tabs of the report, what `load` opens, and what tries levers.
 
 This is the only list that leads from a room to those above it. Each entry is a module and an object in it.
 The room is imported when the entry is first needed, so that no room below has to know it.
@@ -43,3 +43,6 @@ SEVERAL = "perfnb.ranks.ranks:load_several"
 OF_RECORDINGS = "perfnb.ranks.ranks:of_recordings"
 #: Tries the lever of a finding on the step of a profile.
 TRY_ONE = "perfnb.remedies.try_levers:try_one"
+#: Which levers are wanted on the steps of a running loop, and what switches them after the loop's first profile.
+FOR_LOOPS = "perfnb.remedies.blocks:levers_for_loops"
+IN_LOOP = "perfnb.remedies.loop_trial:begin_trial"

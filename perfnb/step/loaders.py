@@ -10,8 +10,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
-#: Called with a loader and with what fetches its next batch: calls that, and returns the batch.
-Take: TypeAlias = Callable[[Any, Callable[[], Any]], Any]
+#: Called with a loader and with what fetches its next batch, a call to its iterator: calls that, and returns the batch.
+Take: TypeAlias = Callable[[Any, functools.partial[Any]], Any]
 
 
 class Nameless:

@@ -21,6 +21,8 @@ from tests.command.processes import environment
 class Told:
     """A driver that keeps what it is told: w(ait), b(egin), e(nd), s(kip)."""
 
+    trial = None
+
     def __init__(self) -> None:
         self.words = ""
         self.loader: Any = None
@@ -144,7 +146,7 @@ import sys
 from types import SimpleNamespace
 from perfnb.loop.script_steps import ScriptSteps
 class Told:
-    words, recorder = "", SimpleNamespace(by_batch=False)
+    words, trial, recorder = "", None, SimpleNamespace(by_batch=False)
     def wait(self): self.words += "w"
     def begin(self, batch=None): self.words += "b"
     def end(self): self.words += "e"

@@ -33,7 +33,16 @@ def tried() -> RunSummary:
         {**measured, **not_kept, "lever": HOSTILE, "ratio": 1.2, "interval": None, "why_not": HOSTILE},
         {**measured, **kept, "lever": "compile", "setup_s": 300.0, "code": ["TrainingArguments(torch_compile=True)"]},
         {**measured, **kept, "lever": "loader_workers", "ratio": 0.5, "interval": [0.4, 0.6]},
-        {**measured, **kept, "lever": "gc_freeze", "ratio": None, "interval": None, "left": None, "code": []},
+        {
+            **measured,
+            **kept,
+            "lever": "gc_freeze",
+            "values": "not checked",
+            "ratio": None,
+            "interval": None,
+            "left": None,
+            "code": [],
+        },
     ]
     return RunSummary(recorded)
 

@@ -1,0 +1,436 @@
+"""Levers tried on the steps of a running loop: they are on in blocks, never at the end, and no error of theirs is the
+loop's."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from perfnb.remedies import loop_trial
+from perfnb.remedies.levers import optimizers
+from perfnb.remedies.levers.loading import RestOfData
+from perfnb.remedies.loop_trial import LoopTrial
+from perfnb.remedies.subject import Subject
+from tests.loop.loops import Training
+
+pytestmark = [pytest.mark.usefixtures("nothing_left", "clock")]
+
+Cost = Callable[[Training], float]
+
+
+def loop(trial: LoopTrial, training: Training, cost: Cost, steps: int = 300, first: int = 0) -> int:
+    """Train as a loop does that calls the trial, each step for as long as `cost` says; the steps that it took."""
+    for step in range(first, first + steps):
+        trial.begin()
+        begin = time.perf_counter_ns()
+        training(training.batches[step % len(training.batches)])
+        time.sleep(cost(training) / 1e3)
+        trial.end((time.perf_counter_ns() - begin) / 1e6)
+        if trial.finished:
+            return step - first + 1
+    return steps
+
+
+def started(training: Training, *levers: str, loader: Any = None) -> LoopTrial:
+    names = training.namespace | {"loader": loader}
+    return LoopTrial(levers, {}, ["model"], (10.0, 0.0), lambda: names, loader)
+
+
+def facts(trial: LoopTrial) -> list[dict[str, Any]]:
+    return trial.found()[0]
+
+
+def rest_of(loader: DataLoader[Any], workers: int, failed: Callable[[Exception], object]) -> RestOfData:
+    subject = Subject(print, loader, {}, {}, ("loader", loader), chosen={"workers": workers})
+    return RestOfData(subject, failed)
+
+
+def fails(error: Exception) -> None:
+    raise AssertionError(str(error))
+
+
+def slow_unless_fused(training: Training) -> float:
+    return 6.0 if training.optimizer.param_groups[0]["fused"] else 10.0
+
+
+def plain(training: Training, steps: int) -> list[Tensor]:
+    """The weights after as many steps without any lever."""
+    torch.manual_seed(1)
+    for step in range(steps):
+        training(training.batches[step % len(training.batches)])
+    return training.weights()
+
+
+def test_a_lever_that_helps_is_told_from_one_that_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    training = Training()
+    trial = started(training, "fused_optimizer", "gc_freeze")
+    steps = loop(trial, training, slow_unless_fused)
+    assert trial.finished
+    assert steps == 1 + 2 * 12 * 2 * (2 + 3)
+    assert capsys.readouterr().err == (
+        "perfnb: in the next 240 steps, levers are switched on and off at random: fused_optimizer, gc_freeze. Each "
+        "step runs once. The run stays valid, but not bit-identical; afterwards everything is as you set it.\n"
+    )
+    fused, frozen = facts(trial)
+    assert (fused["lever"], fused["verdict"], fused["kept"]) == ("fused_optimizer", "faster", True)
+    assert fused["interval"][0] < 0.6 < fused["interval"][1]
+    assert fused["saves_ms"] == pytest.approx(4.0, rel=0.02)
+    assert fused["values"] == "not checked"
+    assert (frozen["verdict"], frozen["kept"]) == ("same", False)
+    assert trial.found()[1].startswith("fused_optimizer is faster by 40 % [")
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_levers_are_on_in_half_of_the_steps_and_off_at_the_end() -> None:
+    training, seen = Training(), []
+    trial = started(training, "threads", "gc_freeze", "fused_optimizer", "channels_last")
+    before = torch.get_num_threads(), gc.isenabled(), training.optimizer.state_dict()["param_groups"]
+    loop(trial, training, lambda _: seen.append((torch.get_num_threads() == 2, not gc.isenabled())) or 1.0)
+    for number in (0, 1):
+        assert 0 < sum(one[number] for one in seen) < len(seen)
+    while not trial.finished:
+        loop(trial, training, lambda _: 1.0)
+    assert (torch.get_num_threads(), gc.isenabled(), training.optimizer.state_dict()["param_groups"]) == before
+    assert "forward" not in vars(training.model)
+    assert facts(trial)[-1]["why_not"] == "the model has no 2-D convolutions"
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.remedies.levers.threads.usable_cpus", lambda: 2)
+
+
+class Wrong(torch.autograd.Function):
+    """Fails in backward."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, *_grads: Tensor) -> Tensor:
+        raise RuntimeError("no kernel")
+
+
+def fails_in_forward(_: Any) -> Callable[..., Any]:
+    def run(*_args: Any, **_kwargs: Any) -> Any:
+        torch.rand(3)  # a lever may have drawn random numbers before it failed
+        raise RuntimeError("no kernel")
+
+    return run
+
+
+def fails_in_backward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: Wrong.apply(forward(*args))
+
+
+@pytest.mark.parametrize("broken", [fails_in_forward, fails_in_backward])
+def test_a_lever_that_fails_in_the_step_is_a_row_and_the_step_goes_on(
+    broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: broken(forward))
+    monkeypatch.setattr("perfnb.remedies.levers.compiling._compiler", lambda: True)
+    training = Training()
+    trial = started(training, "compile", "gc_freeze")
+    torch.manual_seed(1)
+    steps = loop(trial, training, lambda _: 5.0 if not gc.isenabled() else 10.0)
+    failed, frozen = facts(trial)
+    assert failed["why_not"] == "the step fails with it: RuntimeError: no kernel"
+    assert (failed["ratio"], failed["kept"]) == (None, False)
+    assert frozen["verdict"] == "faster"
+    assert all(map(torch.equal, training.weights(), plain(Training(), steps)))
+
+
+def test_an_update_that_fails_is_a_row_and_changes_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(params: list[Tensor], *_: Any, **__: Any) -> None:
+        params[0].zero_()
+        raise RuntimeError("no kernel")
+
+    for name in ("adam._fused_adam", "adamw._fused_adamw"):  # by the version of torch
+        module, _, function = name.partition(".")
+        monkeypatch.setattr(sys.modules[f"torch.optim.{module}"], function, fails, raising=False)
+    training = Training()
+    trial = started(training, "fused_optimizer")
+    torch.manual_seed(1)
+    steps = loop(trial, training, lambda _: 1.0)
+    assert [one["why_not"] for one in facts(trial)] == ["the step fails with it: RuntimeError: no kernel"]
+    monkeypatch.undo()
+    assert all(map(torch.equal, training.weights(), plain(Training(), steps)))
+
+
+def test_a_lever_that_cannot_be_switched_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_trial, "RestOfData", lambda *_: (_ for _ in ()).throw(OSError("no more processes")))
+    training, loader = Training(), DataLoader(Numbers(8))
+    trial = started(training, "loader_workers", "gc_freeze", loader=loader)
+    loop(trial, training, lambda _: 1.0)
+    assert trial.finished
+    assert [one["why_not"] for one in facts(trial)] == ["the step fails with it: OSError: no more processes", ""]
+
+
+def test_an_error_of_the_users_own_reaches_them() -> None:
+    training = Training()
+    trial = started(training, "compile", "gc_freeze")
+    training.model.forward = fails_in_forward(None)  # type: ignore[method-assign]
+    trial.begin()
+    with pytest.raises(RuntimeError, match="no kernel"):
+        training(training.batches[0])
+    trial.pause()
+    trial.close()
+
+
+def test_an_interrupted_block_starts_over() -> None:
+    training = Training()
+    trial = started(training, "gc_freeze")
+    took = 0
+    for length in (3, 1, 7, 2, 30, 12, 500):  # epochs
+        took += loop(trial, training, lambda _: 1.0, length)
+        trial.pause()
+        assert gc.isenabled()
+    assert trial.finished
+    assert len(trial.trials[0].on_ms) == 12
+    assert took > 1 + 2 * 12 * 5
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 7, 12, 70])
+def test_a_loop_that_ends_early_has_no_verdict(steps: int) -> None:
+    training = Training()
+    trial = started(training, "fused_optimizer", "gc_freeze")
+    loop(trial, training, slow_unless_fused, steps)
+    trial.pause()
+    trial.close()
+    assert all(one["verdict"] == "not timed" and "too few pairs" in one["why_not"] for one in facts(trial))
+    assert gc.isenabled()
+    assert training.optimizer.param_groups[0]["fused"] is None
+
+
+def on(trial: LoopTrial, training: Training, is_on: Callable[[], bool]) -> None:
+    """Run the loop until a lever is on, inside a step."""
+    for batch in training.batches:
+        trial.begin()
+        if is_on():
+            return
+        training(batch)
+        trial.end(10.0)
+
+
+def test_what_is_saved_or_copied_meanwhile_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: lambda *args: forward(*args))
+    monkeypatch.setattr("perfnb.remedies.levers.compiling._compiler", lambda: True)
+    training = Training()
+    model, optimizer = training.model, training.optimizer
+    own = optimizer.state_dict()["param_groups"]
+    trial = started(training, "fused_optimizer")
+    on(trial, training, lambda: bool(optimizer.param_groups[0]["fused"]))
+    assert optimizer.state_dict()["param_groups"] == own
+    trial.close()
+
+    trial = started(training, "compile")
+    on(trial, training, lambda: "forward" in vars(model))
+    assert "forward" in vars(model)
+    x = training.batches[0][0]
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            for parameter in copied.parameters():
+                parameter.zero_()
+        assert copied(x).abs().max() == 0
+        assert copied.forward.__self__ is copied
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    assert b"perfnb" not in saved.getvalue()
+    trial.close()
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize("instant", range(1, 13))
+def test_an_interrupt_leaves_nothing_on(instant: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any call of what is switched, and in the step itself."""
+    training, calls = Training(), 0
+    own = training.optimizer.state_dict()["param_groups"]
+
+    def interrupt() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == instant:
+            signal.raise_signal(signal.SIGINT)
+
+    original = optimizers._update
+
+    def interrupted(*args: Any) -> None:
+        interrupt()
+        original(*args)
+        interrupt()
+
+    monkeypatch.setattr(optimizers, "_update", interrupted)
+    trial = started(training, "fused_optimizer")
+    with pytest.raises(KeyboardInterrupt):
+        loop(trial, training, lambda _: interrupt() or 1.0)
+    trial.pause()
+    trial.close()
+    assert training.optimizer.state_dict()["param_groups"] == own
+
+
+def test_an_interrupt_while_the_trial_ends_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoopTrial, "_chosen", lambda *_: signal.raise_signal(signal.SIGINT) or [])
+    training = Training()
+    trial = started(training, "gc_freeze")
+    with pytest.raises(KeyboardInterrupt):
+        loop(trial, training, lambda _: 1.0)
+    assert trial.finished
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_an_interrupt_inside_a_lever_reaches_the_user(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is first tried without effect, and in the steps after that."""
+    calls = 0
+
+    def compiled(forward: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                signal.raise_signal(signal.SIGINT)
+            return forward(*args)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr("perfnb.remedies.levers.compiling._compiler", lambda: True)
+    training = Training()
+    trial = started(training, "compile")
+    with pytest.raises(KeyboardInterrupt):
+        loop(trial, training, lambda _: 1.0)
+    trial.pause()
+    assert "forward" not in vars(training.model)
+    assert not trial.finished
+    loop(trial, training, lambda _: 1.0)
+    assert facts(trial)[0]["ratio"] is not None
+
+
+# A second loader on the rest of the data
+
+
+class Numbers(Dataset[int]):
+    """Whole numbers; some cannot be read."""
+
+    def __init__(self, count: int, broken: tuple[int, ...] = ()) -> None:
+        self._count, self._broken = count, broken
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: int) -> int:
+        if place in self._broken:
+            raise ValueError(f"sample {place}")
+        return place
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "in order": lambda: DataLoader(Numbers(50), batch_size=4),
+    "shuffled": lambda: DataLoader(Numbers(50), batch_size=4, shuffle=True, drop_last=True),
+    "one by one": lambda: DataLoader(Numbers(20), batch_size=None),
+    "own order": lambda: DataLoader(Numbers(50), batch_sampler=[[place, place + 1] for place in range(0, 48, 2)]),
+}
+
+
+def given(loader: DataLoader[Any]) -> list[list[int]]:
+    return [torch.as_tensor(batch).flatten().tolist() for batch in loader]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LOADERS)
+def test_each_sample_comes_once_and_in_order(kind: str) -> None:
+    torch.manual_seed(5)
+    expected = [given(LOADERS[kind]()) for _ in range(2)]
+    after = torch.get_rng_state()
+    torch.manual_seed(5)
+    loader = LOADERS[kind]()
+    rest = rest_of(loader, 2, fails)
+    for epoch in range(2):
+        batches, found = iter(loader), []
+        with suppress(StopIteration):
+            while True:
+                with rest.on():
+                    found += [next_of(rest, batches) for _ in range(3)]
+                found += [next_of(rest, batches) for _ in range(2)]
+                if len(found) > 12:
+                    rest.stop()
+        assert [torch.as_tensor(batch).flatten().tolist() for batch in found] == expected[epoch][: len(found)]
+        # What a list expression had when the data ran out is lost to this test, and to no one else.
+        assert len(expected[epoch]) - len(found) < 3
+    assert torch.equal(torch.get_rng_state(), after)
+    rest.stop()
+
+
+def next_of(rest: RestOfData, batches: Iterator[Any]) -> Any:
+    return rest.next(batches)
+
+
+@pytest.mark.slow
+def test_the_data_runs_out_with_workers_too() -> None:
+    loader = DataLoader(Numbers(10), batch_size=4)
+    rest = rest_of(loader, 1, fails)
+    batches, found = iter(loader), []
+    with rest.on():
+        for _ in range(3):
+            found += rest.next(batches).tolist()
+        with pytest.raises(StopIteration):
+            rest.next(batches)
+    assert found == list(range(10))
+    rest.stop()
+
+
+@pytest.mark.slow
+def test_a_sample_that_fails_is_asked_for_again_without_workers() -> None:
+    failed: list[Exception] = []
+    loader = DataLoader(Numbers(12, broken=(5,)), batch_size=2)
+    rest = rest_of(loader, 2, failed.append)
+    batches, found = iter(loader), []
+    with rest.on():
+        found += [rest.next(batches).tolist() for _ in range(2)]
+        with pytest.raises(ValueError, match=r"^sample 5$"):  # the user's own, not as a worker tells it
+            rest.next(batches)
+        assert [type(error) for error in failed] == [ValueError]
+    found += [rest.next(batches).tolist() for _ in range(3)]
+    assert found == [[0, 1], [2, 3], [6, 7], [8, 9], [10, 11]]
+    rest.stop()
+
+
+def test_batches_of_another_loader_are_left_alone() -> None:
+    loader, other = DataLoader(Numbers(4)), iter([1, 2])
+    rest = rest_of(loader, 2, fails)
+    with rest.on():
+        assert rest.next(other) == 1
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        (DataLoader(Stream()), "a stream does not tell which of its samples are left; to try it yourself: loader ="),
+        (DataLoader(Numbers(4), num_workers=2), "the loader has workers already; to try it yourself:"),
+        ([1, 2], "no DataLoader feeds the step"),
+    ],
+)
+def test_a_loader_that_cannot_be_rebuilt_is_answered_by_the_line(loader: Any, said: str) -> None:
+    training = Training()
+    trial = started(training, "loader_workers", loader=loader)
+    loop(trial, training, lambda _: 1.0, 3)
+    assert trial.finished
+    assert facts(trial)[0]["why_not"].startswith(said)
