@@ -91,7 +91,7 @@ def split_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tupl
         if word == "-m" or not word.startswith("-"):
             break
         option = parser._option_string_actions.get(word.partition("=")[0])
-        place += 2 if option is not None and option.nargs != 0 and "=" not in word else 1
+        place += 2 if option is not None and option.nargs not in (0, "?") and "=" not in word else 1
     return list(words[:place]), list(words[place:])
 
 

@@ -10,11 +10,19 @@ the loop does after optimizer.step(), such as logging, is in no step. --steps-by
 ends it with the optimizer that came last, as a GAN with two needs; --steps-by batch with the next
 batch, as a loop without an optimizer needs.
 
+--try switches remedies on and off after the profile, over random blocks of the script's own
+steps, and compares neighbouring blocks. Each step runs once; the run stays valid, but not
+bit-identical. A line tells in advance how many steps that takes. At the end nothing stays changed,
+and the report has the lines to write. It allows the levers threads, compile, channels_last,
+fused_optimizer, foreach_optimizer, gc_freeze, cudnn_benchmark and loader_workers.
+
 examples:
   perfnb run train.py --epochs 3
   perfnb run --at 500 --save runs/big train.py
   perfnb run --every 1000 -m package.train --lr 0.1
   perfnb run --steps-by last gan.py
+  perfnb run --try train.py
+  perfnb run --try=threads,compile train.py
   perfnb run torchrun --nproc-per-node 2 train.py
   perfnb run accelerate launch train.py
 
@@ -62,6 +70,19 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps-by", metavar="WHAT", choices=BY, default=BY[0], help=f"What ends a step: {', '.join(BY)}."
     )
+    parser.add_argument(
+        "--try",
+        metavar="LEVERS",
+        dest="levers",
+        nargs="?",
+        const="auto",
+        help="Then try remedies on the script's own steps: those that the profile gives reason for, or --try=A,B.",
+    )
+
+
+def _names(levers: str | None) -> Any:
+    """The levers that the command line names, as `levers_for_loops` takes them."""
+    return False if levers is None else levers if levers == "auto" else levers.split(",")
 
 
 def _numbers(text: str) -> list[int]:
@@ -73,11 +94,16 @@ _numbers.__name__ = "number"  # as argparse names it in its error
 
 def _run(options: argparse.Namespace) -> int | BaseException:
     from perfnb.loop.script_steps import ScriptSteps
+    from perfnb.remedies.blocks import levers_for_loops
 
     if any(not 0 <= steps <= 10**9 for steps in options.at):
         raise WrongUse("--at must be a number of steps, 0 or more.")
     if options.every is not None and not 1 <= options.every <= 10**9:
         raise WrongUse("--every must be a number of steps, 1 or more.")
+    try:
+        options.levers = levers_for_loops(_names(options.levers))
+    except ValueError as error:
+        raise WrongUse(f"--try: {error}") from error
     if is_launched(options.program):
         program = launched(options.program, _for_each(options))
         sys.stdout.flush()
@@ -96,6 +122,7 @@ def _for_each(options: argparse.Namespace) -> list[str]:
     """The options for each process of a launcher, which share a folder."""
     given = ["--at", ",".join(map(str, options.at)), "--steps-by", options.steps_by]
     given += [] if options.every is None else ["--every", str(options.every)]
+    given += [] if options.levers is None else [f"--try={','.join(options.levers) or 'auto'}"]
     folder = Path(options.save or _dated(Path(options.program[0]).name))
     return [*given, "--save", str(folder.absolute())]
 
@@ -138,7 +165,11 @@ class _Report:
             with suppress(OSError):  # saving itself reports what cannot be saved
                 self._folder = _new_folder(self._folder)
         self._driver = LoopProfiler(
-            options.at, options.every, self._folder, name=self._name, namespace=script_variables, loader=loader
+            *(options.at, options.every, self._folder),
+            name=self._name,
+            namespace=script_variables,
+            loader=loader,
+            try_levers=False if options.levers is None else options.levers or True,
         )
         self._driver.on_demand.begin()
         return self._driver
@@ -162,6 +193,8 @@ class _Report:
             )
             return
         driver.close()
+        if driver.trial is not None:
+            driver.trial.close()
         driver.on_demand.end()
         # Only now: they load torch, which a script without it should not pay for, and which can end the process.
         from perfnb.loop.kept_run import keep_run
@@ -205,7 +238,7 @@ class _Report:
 COMMAND = SubCommand(
     name="run",
     summary="Run a training script unchanged, and profile some of its steps.",
-    usage="perfnb run [--at N] [--every N] [--save DIR] [--steps-by WHAT] [LAUNCHER] SCRIPT ARGS",
+    usage="perfnb run [--at N] [--every N] [--save DIR] [--steps-by WHAT] [--try] [LAUNCHER] SCRIPT ARGS",
     more=__doc__,
     add_options=_options,
     run=_run,

@@ -299,3 +299,36 @@ def test_a_working_folder_that_was_gone_before_is_told(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "the working folder is gone" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_levers_are_tried_on_the_steps_of_a_script(tmp_path: Path) -> None:
+    """What is faster depends on the machine here; that each was tried, and that all samples came once, does not."""
+    script = SCRIPTS / "planted.py"
+    options = ("--at", 10, "--save", "kept", "--try=loader_workers,fused_optimizer")
+
+    done = perfnb("run", *options, script, cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (0, "samples 2400 of each {240}\n")
+    assert "perfnb: in the next " in done.stderr
+    assert "levers are switched on and off at random: loader_workers, fused_optimizer." in done.stderr
+    tried = package.load(tmp_path / "kept" / "run").tried
+    assert [one["lever"] for one in tried] == ["loader_workers", "fused_optimizer"]
+    assert all(one["left"] for one in tried)
+    assert tried[0]["code"][0].startswith("loader = DataLoader(Images(), batch_size=4, shuffle=True, num_workers=")
+    made = "optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)  # planted.py, line "
+    assert tried[1]["code"][0].startswith(made)
+    assert "Tried during the run: time of a step with each lever" in perfnb("show", "kept", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("levers", ["autocast", "threads,no_such", "", "float32_precision"])
+def test_a_lever_that_a_script_does_not_allow_is_refused_before_it_starts(levers: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('ran')\n")
+    done = perfnb("run", f"--try={levers}", "script.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("perfnb run: --try: a running loop allows only these levers: threads, compile, ")
+
+
+def test_the_option_to_try_levers_leaves_the_script_alone(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; print(sys.argv[1:], 'torch' in sys.modules)\n")
+    done = perfnb("run", "--try", "script.py", "--try", "--at", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "['--try', '--at'] False\n")
