@@ -108,6 +108,27 @@ def test_levers_are_on_in_half_of_the_steps_and_off_at_the_end() -> None:
     assert facts(trial)[-1]["why_not"] == "the model has no 2-D convolutions"
 
 
+def test_on_an_accelerator_a_block_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's step takes no time there, and the device's work ends only where somebody waits for it."""
+    behind = [0.0]
+
+    def wait() -> None:
+        time.sleep(behind[0] / 1e3)
+        behind[0] = 0.0
+
+    def submit(training: Training) -> float:
+        behind[0] += slow_unless_fused(training)
+        return 0.001
+
+    monkeypatch.setattr(loop_trial, "accelerator_in_use", lambda: True)
+    monkeypatch.setattr(loop_trial, "synchronize", wait)
+    training = Training()
+    trial = started(training, "fused_optimizer")
+    loop(trial, training, submit)
+    [tried] = facts(trial)
+    assert (tried["verdict"], tried["ratio"]) == ("faster", pytest.approx(0.6, rel=0.02))
+
+
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.remedies.levers.threads.usable_cpus", lambda: 2)
