@@ -17,7 +17,7 @@ import perfnb
 from tests.loop import loops
 from tests.loop.loops import Training
 
-pytestmark = [pytest.mark.usefixtures("nothing_left", "clock")]
+pytestmark = [pytest.mark.usefixtures("nothing_left", "clock"), pytest.mark.slow]
 
 WINDOW: dict[str, Any] = {"at": 3, "steps": 2, "traced": 1, "memory": False, "flops": False}
 #: Steps before the blocks: the window has four, and one shows which optimizers step.
@@ -179,7 +179,6 @@ class Slow(Dataset[Any]):
         return self._x[place], self._y[place]
 
 
-@pytest.mark.slow
 def test_a_slow_loader_is_answered_by_workers_on_the_rest_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.remedies.loop_trial.usable_cpus", lambda: 2)
     training = Training(batches=100)

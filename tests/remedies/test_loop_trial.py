@@ -93,6 +93,7 @@ def test_a_lever_that_helps_is_told_from_one_that_does_not(capsys: pytest.Captur
     assert trial.found()[1].startswith("fused_optimizer is faster by 40 % [")
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_levers_are_on_in_half_of_the_steps_and_off_at_the_end() -> None:
     training, seen = Training(), []
     trial = started(training, "threads", "gc_freeze", "fused_optimizer", "channels_last")
@@ -105,6 +106,27 @@ def test_levers_are_on_in_half_of_the_steps_and_off_at_the_end() -> None:
     assert (torch.get_num_threads(), gc.isenabled(), training.optimizer.state_dict()["param_groups"]) == before
     assert "forward" not in vars(training.model)
     assert facts(trial)[-1]["why_not"] == "the model has no 2-D convolutions"
+
+
+def test_on_an_accelerator_a_block_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's step takes no time there, and the device's work ends only where somebody waits for it."""
+    behind = [0.0]
+
+    def wait() -> None:
+        time.sleep(behind[0] / 1e3)
+        behind[0] = 0.0
+
+    def submit(training: Training) -> float:
+        behind[0] += slow_unless_fused(training)
+        return 0.001
+
+    monkeypatch.setattr(loop_trial, "accelerator_in_use", lambda: True)
+    monkeypatch.setattr(loop_trial, "synchronize", wait)
+    training = Training()
+    trial = started(training, "fused_optimizer")
+    loop(trial, training, submit)
+    [tried] = facts(trial)
+    assert (tried["verdict"], tried["ratio"]) == ("faster", pytest.approx(0.6, rel=0.02))
 
 
 @pytest.fixture

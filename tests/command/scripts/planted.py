@@ -1,4 +1,4 @@
-"""A training whose samples take 3 ms to make, and whose optimizer updates one parameter after the other."""
+"""A training whose samples take a millisecond to make, and whose optimizer updates one parameter after the other."""
 
 import time
 
@@ -9,10 +9,10 @@ from torch.utils.data import DataLoader, Dataset
 
 class Images(Dataset):
     def __len__(self):
-        return 4 * 400
+        return 4 * 600
 
     def __getitem__(self, place):
-        time.sleep(0.003)
+        time.sleep(0.001)
         return torch.randn(64, generator=torch.Generator().manual_seed(place)), place % 10
 
 
