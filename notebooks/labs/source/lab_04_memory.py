@@ -11,7 +11,8 @@
 # - count by hand what parameters, gradients and Adam need, and what the backward pass keeps from the forward pass;
 # - predict how large a batch fits into the available memory;
 # - trade time for memory with checkpointing, and say at what price;
-# - find what leaks from step to step, and fix it.
+# - find what leaks from step to step, and fix it;
+# - tell reserved memory from allocated memory, and choose an order of batches that wastes none.
 #
 # Everything here is small, a few MiB, so that it runs anywhere. The reasoning is the same for GiB.
 #
