@@ -300,7 +300,7 @@ def run(python: str = sys.executable, chosen: list[Path] | None = None) -> Itera
 
 
 def main(arguments: list[str]) -> None:
-    """Print the lines as they are measured."""
+    """Print each line once it is measured."""
     words = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.notebook_memory", description=words)
     parser.add_argument("notebook", nargs="*", type=Path, help="by default all, and the memory at the start")

@@ -19,7 +19,7 @@ call to ``ops``. That is timed once, on its own, and stopped after two minutes, 
 A last line per trace compares the CPU time of the reader alone, from file to columns, with the least it could take:
 reading the file and decoding it with msgspec, whole and into the same types.
 
-If HTA fails in one of these calls, as it does without a GPU, the output says so and the time until then counts.
+If HTA fails in one of these calls, as it does without a GPU, the output has a note and the time until then counts.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class _Turns:
         self._may = (threading.Semaphore(1), threading.Semaphore(0))
 
     def passed_on(self, me: int) -> None:
-        """Let the other go on, and wait for it to do a step."""
+        """Let the other continue, and wait for it to do a step."""
         self._may[not me].release()
         self._may[me].acquire()
 

@@ -1,6 +1,6 @@
 """Paths that the user gives, regular files only, and writing all or nothing.
 
-What is written goes into a hidden folder beside the target and is then moved into place. A writer can be killed at any
+What is written goes into a hidden folder next to the target and is then moved into place. A writer can be killed at any
 instant: a lock that is released with its process separates leftovers from the work of a live writer. A folder that a
 killed writer had just moved aside is still found, and the next writer puts it back.
 """
@@ -36,7 +36,7 @@ _TRIES = 10
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder, there or to be made, in which nothing can be written.
+    """Refuse a folder, there or to be made, where nothing can be written.
 
     Raises
     ------
@@ -262,7 +262,7 @@ def _locked(folder: Path) -> tuple[Path, int | None]:
 
 
 def take_lock(lock: int) -> bool | None:
-    """Lock an open file: ``False`` if another process holds it, ``None`` if that cannot be told."""
+    """Lock an open file: ``False`` if another process holds it, ``None`` if that is unknown."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

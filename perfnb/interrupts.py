@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-#: Code in which Python drops exceptions.
+#: Code where Python drops exceptions.
 _LOSES_EXCEPTIONS: set[CodeType] = set()
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -51,7 +51,7 @@ class InterruptGate:
         self._open = False
         if self._installed:
             self._installed = False
-            sys.unraisablehook = self._previous_hook  # first: the user's handler may raise as soon as it is back
+            sys.unraisablehook = self._previous_hook  # first: the user's handler may raise once it is back
             signal.signal(signal.SIGINT, self._previous)
         if self._waiting and exc_info[0] is None:
             self._waiting = False

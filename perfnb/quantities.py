@@ -111,7 +111,7 @@ def with_interval(text: str, value: Any, bounds: tuple[Any, Any] | None) -> str:
     value : number or unknown
         The number that `text` was written from.
     bounds : tuple or None
-        Both ends of the interval; without them the text stays as it is.
+        Both ends of the interval; without them the text stays unchanged.
     """
     inside, number = known_bounds(bounds), known(value)
     if inside is None or number is None:
@@ -295,7 +295,7 @@ def reading(value: Any, unit: str) -> str:
 
 
 def executions(executed: Mapping[str, int]) -> str:
-    """How often the step ran, and in which pass: ``ran 29 times: 5 warm-up, 20 timed, 4 traced``."""
+    """How often the step ran, by pass: ``ran 29 times: 5 warm-up, 20 timed, 4 traced``."""
     passes = [f"{times:,} {PASS_WORDS.get(name, name)}" for name, times in executed.items() if times]
     total = sum(executed.values())
     times = "once" if total == 1 else f"{total:,} times"

@@ -1,6 +1,6 @@
 """The vocabulary of traces: perfnb's spans, torch's names, and the categories of events.
 
-Anyone may name a range ``pf_step#1`` or ``ProfilerStep#1``. A name therefore counts only in the categories in which
+Anyone may name a range ``pf_step#1`` or ``ProfilerStep#1``. A name therefore counts only in the categories where
 perfnb or torch writes it, and a number is read only if an int64 can hold it.
 """
 
@@ -14,7 +14,7 @@ STEP_SPAN, DATA_SPAN, LAYER_SPAN, OP_SPAN, MARK_SPAN = "pf_step#", "pf_data", "p
 PIECE = "pf_piece"
 #: What the names of all of perfnb's spans start with.
 OWN_PREFIX = "pf"
-#: The category of perfnb's own spans: that of operators, which no range of the user's gets.
+#: The category of perfnb's own spans: that of operators, which no user range gets.
 SPAN_CATEGORY = "cpu_op"
 
 #: The range around a step that torch's profiler writes when its ``step()`` is called; the number follows.
@@ -47,7 +47,7 @@ _MOST_DIGITS = 18
 #: Where an object lay, at the end of the name of one of its methods; torch's export_stacks writes _ for each space.
 _ADDRESS = re.compile(r"[ _]at[ _]0x[0-9a-fA-F]{1,16}(?=>$)")
 
-#: torch's numbers of kinds of devices, by which a trace says where memory changed (``Device Type``).
+#: torch's numbers of kinds of devices, by which a trace shows where memory changed (``Device Type``).
 DEVICE_KINDS = {
     **{0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia"},
     20: "privateuseone",
@@ -62,14 +62,14 @@ CALLS = ("cuda_runtime", "cuda_driver")
 KERNELS, COPIES = ("kernel",), ("gpu_memcpy",)
 #: What keeps a device busy.
 DEVICE_WORK = (*KERNELS, *COPIES, "gpu_memset")
-#: Ranges of the user's as they appear on a device.
+#: User ranges as they appear on a device.
 DEVICE_RANGES = ("gpu_user_annotation",)
 SYNCHRONISATION = ("cuda_sync",)
 #: Everything on a device's own tracks: its work, and ranges and synchronisation, which are no work.
 DEVICE_EVENTS = (*DEVICE_WORK, *DEVICE_RANGES, *SYNCHRONISATION)
 HOST_EVENTS = (*OPS, *RANGES, *CALLS, "overhead", *PYTHON_CALLS)
 
-#: The categories in which each sort of mark of a step is found, the one to trust first.
+#: The categories where each sort of mark of a step is found, the one to trust first.
 STEP_MARKS = {STEP_SPAN: OPS, TORCH_STEP: (*RANGES, *OPS)}
 
 

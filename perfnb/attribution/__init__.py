@@ -3,7 +3,7 @@
 1. `blocks` cuts the trace into intervals that can own time (steps, waits for data, layer spans, backward nodes,
    optimizer steps), nests them as they ran, and turns the time between them into blocks too.
 2. `attribution` finds the forward op that created each backward node, by autograd's sequence numbers: the node belongs
-   to the layer in which that op ran. It makes each block a cell with one phase, one owner and the block's own time,
+   to the layer where that op ran. It makes each block a cell with one phase, one owner and the block's own time,
    which excludes the blocks inside it. A kernel counts in the cell of the call that launched it.
 3. Every table of times (`tables`, `events`, `arithmetic`) is a sum of cells, so each one adds up to the step. Time that
    no layer owns is shown as unattributed.

@@ -69,7 +69,7 @@ def _direction(blocks: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def _owning_span(blocks: pd.DataFrame, owner: Ints, layer: Ints) -> Ints:
-    """Layer span that owns each block: the block itself, or the one in which a node's forward op ran."""
+    """Layer span that owns each block: the block itself, or the one where a node's forward op ran."""
     kind = blocks["kind"].to_numpy()
     span = np.where(kind == Kind.SPAN, np.arange(len(kind)), np.where(kind == Kind.NODE, owner, NONE))
     return np.where((span != NONE) & (layer[span] != NONE), span, NONE)
@@ -230,7 +230,7 @@ def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
 
 
 def _callers(waiting: Ints, node: Ints, layer: Ints, made_in: Ints, parent: Ints) -> pd.Series:
-    """The span that called each recomputed span, for those of `waiting` for which it can be found."""
+    """The span that called each recomputed span, for those of `waiting` where it can be found."""
     inside = np.flatnonzero(parent != NONE)
     calls = pd.DataFrame({"caller": parent[inside], "layer": layer[inside]}).drop_duplicates()
     spans = pd.DataFrame({"span": waiting, "node": node[waiting], "layer": layer[waiting]})

@@ -328,7 +328,7 @@ def _waits_for_collectives(
     node_above: Ints,
     runs: pd.DataFrame,
 ) -> pd.DataFrame:
-    """The time in which steps do nothing but wait for a collective, cut so that it nests in the other blocks."""
+    """The time when steps only wait for a collective, cut so that it nests in the other blocks."""
     on_device_alone, on_device = device_collectives_alone(events)
     own = host_collectives(host, on_device)
     parts: list[pd.DataFrame] = []
@@ -455,7 +455,7 @@ def _gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
 
 
 def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
-    """Block of each event, with those directly in a step moved into the gap, or the wait, in which they start."""
+    """Block of each event, with those directly in a step moved into the gap, or the wait, where they start."""
     kind, above = filled["kind"].to_numpy(), forest.parent
     is_gap = kind == Kind.GAP
     is_gap |= (kind == Kind.COMMUNICATION) & (above != NONE) & np.isin(kind[above], (Kind.STEP, Kind.OPTIMIZER))

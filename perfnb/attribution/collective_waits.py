@@ -1,14 +1,13 @@
-"""Collectives: those that the host runs (gloo, MPI), and the time in which a step does nothing but wait for one.
+"""Collectives: those that the host runs (gloo, MPI), and the time when a step only waits for one.
 
 A collective on the host is an operator that starts it, such as ``c10d::allreduce_``, on a thread of the step, and a
 range on a thread of the backend, such as ``gloo:all_reduce``, that ends with it. It is in flight from the start of the
 first to the end of the second.
 
 A step waits for it where no operator runs while it is in flight. Python between two operators looks the same, but a
-wait goes on until a collective ends: where none ends, the host was busy. DDP is told of an end before the backend
-records it, and may wake up after that, which on a busy machine can be milliseconds later: there, a wait ends where DDP
-takes the result. On a GPU a step waits where the host is in a synchronising call while the device runs collectives and
-nothing else.
+wait lasts until a collective ends: where none ends, the host was busy. DDP learns of an end before the backend records
+it, and may wake up later, on a busy machine by milliseconds: there, a wait ends where DDP takes the result. On a GPU
+a step waits where the host is in a synchronising call while the device runs collectives and nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _OFTEN_UNSEEN = ("xccl",)
 class HostCollectives(NamedTuple):
     """Collectives that the host runs, in order of time."""
 
-    #: Row of the operator that started it, and of the range in which it ran; -1 if there is none.
+    #: Row of the operator that started it, and of the range around it; -1 if there is none.
     issued: Ints
     ran: Ints
     #: From the operator's start to the range's end, and the start of the range.
@@ -53,7 +52,7 @@ def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
     issued, ran = _issued(events), _ran(events, on_device)
     start, duration = events["start_ns"].to_numpy(), events["duration_ns"].to_numpy()
     issued, ran = (rows[np.argsort(start[rows], kind="stable")] for rows in (issued, ran))
-    if on_device:  # which of the operators start collectives of a device is not told
+    if on_device:  # nothing shows which operators start collectives of a device
         issued = issued[:0]
     kinds = collective_kinds(events)
     of_run = _started_by(start[ran], kinds[ran], start[issued], kinds[issued])
@@ -81,7 +80,7 @@ def starts_collective(events: pd.DataFrame) -> Bools:
 
 
 def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
-    """The time in which devices run collectives and nothing else, and whether they run any."""
+    """The time when devices run collectives and nothing else, and whether they run any."""
     work = work_alone(events)
     is_collective = work.sort == 1
     if not is_collective.any():
@@ -93,7 +92,7 @@ def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
 def waits_of_host(
     collectives: HostCollectives, steps: IntervalSet, busy: IntervalSet, calls: IntervalSet, received: Ints
 ) -> IntervalSet:
-    """The time of the steps in which the host waits for a collective of its own.
+    """The part of the steps when the host waits for a collective of its own.
 
     Parameters
     ----------
@@ -130,7 +129,7 @@ def takes_results(events: pd.DataFrame, is_outer: Bools) -> Ints:
 
 
 def synchronises(events: pd.DataFrame) -> Bools:
-    """Whether each event is a call in which the host can wait for a device."""
+    """Whether the host can wait for a device during each event."""
     return np.asarray(found(events["name"], _WAITS.match) & is_one_of(events["category"], CALLS))
 
 
@@ -173,7 +172,7 @@ def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def _started_by(begin: Ints, kind: np.ndarray, started: Ints, started_kind: np.ndarray) -> Ints:
-    """The operator that started each run: a backend runs collectives in the order in which they are started.
+    """The operator that started each run: a backend runs collectives in the order they are started.
 
     If a trace lacks some of either, the shift is used that fits most of them.
     """

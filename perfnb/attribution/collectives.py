@@ -22,7 +22,7 @@ from perfnb.recording.text import TEXT, found, is_one_of, of_labels
 from perfnb.trace.collective_messages import ITEM_BYTES
 from perfnb.trace_names import COLLECTIVE_OP, RANGES, collective_kind
 
-#: The range in which FSDP gathers or reduces a module.
+#: The range where FSDP gathers or reduces a module.
 _FSDP = re.compile(r"FSDP::\w+ \((?P<name>.+)\)")
 _SAME = ["collective", "group", "dtype", "bytes", "layer", "bucket"]
 
@@ -85,7 +85,7 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
     )
     frame = frame[step != NONE].sort_values(["step", "start_ns"], kind="stable", ignore_index=True)
     frame = _with_counted(recording, frame)
-    # What DDP sends beside gradients, such as which parameters were used, is in integers.
+    # What DDP sends apart from gradients, such as which parameters were used, is in integers.
     gradients = frame["bucket"] & ~frame["dtype"].astype(TEXT).str.startswith("int", na=False).astype(bool)
     numbers = gradients.astype(np.int64).groupby(frame["step"]).cumsum() - 1
     return frame.assign(bucket=np.where(gradients, numbers, NONE))

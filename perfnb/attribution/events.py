@@ -27,7 +27,7 @@ def python_calls(events: pd.DataFrame) -> Ints:
 
 
 def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """Innermost block of the same thread in which each call starts; `NONE` if it starts outside all."""
+    """Innermost block of the same thread where each call starts; `NONE` if it starts outside all."""
     thread, begin, end = (host.blocks[name].to_numpy() for name in ("thread", "start", "end"))
     above = host.forest.parent
     above = np.where((above != NONE) & (thread[above] == thread), above, NONE)

@@ -1,4 +1,4 @@
-"""Experiments: how long to warm up, how many rounds or blocks to run, and in which order.
+"""Experiments: how long to warm up, how many rounds or blocks to run, and their order.
 
 A `Bench` or `InputTrial` that is passed in runs the steps; nothing here needs torch.
 """
@@ -44,7 +44,7 @@ class Prefetching:
 
     # "worker processes", "processes", "threads", or "something" that was not seen but slows turns back to back
     who: str
-    ahead: int  # the most turns for which it can have prefetched
+    ahead: int  # the most turns it can have prefetched for
 
 
 def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:

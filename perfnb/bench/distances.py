@@ -33,7 +33,7 @@ class Difference(NamedTuple):
     relative: float  # largest difference divided by the largest value; infinite if structure or type differ
     words: str  # description of the difference
     dtype: str = ""  # the coarser of the two dtypes; empty if the values must be equal
-    known: bool = True  # whether the two could be compared; if not, `words` says why
+    known: bool = True  # whether the two could be compared; if not, `words` has the reason
 
     @property
     def tolerance(self) -> float:
@@ -217,7 +217,7 @@ def errors_between(
 
 
 def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
-    """By kind, the size of numbers that count as small beside the others: what is smaller may be nothing but noise.
+    """By kind, the size of numbers that are small compared with the others: anything smaller may only be noise.
 
     The gradient of a bias before a batch norm is zero, and in float32 the rounding of numbers that cancel.
     """

@@ -43,7 +43,7 @@ class InputBound:
     batches_a_start : float or None
         Batches between two starts of the loader's workers; ``None`` if they persist or it has none.
     parallel : bool
-        Whether anything could load while the model ran: workers, threads, or the host beside a GPU.
+        Whether anything could load while the model ran: workers, threads, or the host while a GPU works.
     """
 
     rounds_ms: Mapping[str, Sequence[float]]
@@ -109,7 +109,7 @@ class InputBound:
         """Share of the shorter of loader and model that is hidden behind the longer, 0 to 1; ``None`` if unknown.
 
         0 if nothing can load while the model runs (no workers and no GPU in use). Below 0 the two may slow each other
-        down, for example when workers and model compete for cores; `hindered` says whether that is certain.
+        down, for example when workers and model compete for cores; `hindered` is true if that is certain.
         """
         # In sequence they take loader + model - rest (the rest is in both); fully overlapped, the longer of the two.
         loader, model, rest = (self._median(kind) for kind in ("loader", "model", "rest"))

@@ -29,7 +29,7 @@ from perfnb.step.steps import BatchSource
 _WITH_LOADER = ("together", "loader", "iteration")
 _WITHOUT_MODEL = ("loader", "rest")
 
-#: Most batches taken to use up what a loader has prefetched; most and fewest taken to measure its pace.
+#: Most batches taken to use up a loader's prefetched ones; most and fewest taken to measure its pace.
 _MOST_DRAINED, _MOST_PACED, _FEWEST_PACED = 64, 64, 4
 #: A loader faster than this gains nothing from prefetching.
 _INSTANT_NS = 50_000

@@ -1,4 +1,4 @@
-"""Losses that say whether results are still good enough, and the limits on them and on what a step uses."""
+"""Losses that show if results are still good enough, and the limits on them and on what a step uses."""
 
 from __future__ import annotations
 

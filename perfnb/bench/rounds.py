@@ -1,4 +1,4 @@
-"""Time steps side by side without instruments, in rounds in which each step runs once, or many times back to back.
+"""Time steps side by side without instruments, in rounds: each step runs once per round, or many times back to back.
 
 Also here: what prefetches for a step while another one runs, and copies of what a step returns.
 """
@@ -56,7 +56,7 @@ class Bench:
     around : sequence of context manager
         Entered before the first step and left after the last.
     switches : sequence of callable, optional
-        For each step, makes the context in which its turns run; entering and leaving it is not timed.
+        For each step, makes the context that its turns run in; entering and leaving it is not timed.
     """
 
     def __init__(

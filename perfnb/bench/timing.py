@@ -41,7 +41,7 @@ def time_step(
         Steps to time individually. By default, enough for an interval within 2 % of the median.
     budget_s : float
         Seconds that all steps together may take; at least one step is timed. If the budget ends before the interval is
-        that narrow, the result says so.
+        that narrow, the result has a note.
 
     Returns
     -------

@@ -53,7 +53,7 @@ def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Va
     Parameters
     ----------
     lowers : str
-        The dtype in which it computes on purpose; empty if it keeps the dtype.
+        The dtype that it computes in on purpose; empty if it keeps the dtype.
     reorders : bool
         Whether it may draw random numbers in another order, as compiled code does.
     """

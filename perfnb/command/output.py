@@ -75,7 +75,7 @@ def _without_pictures(document: Document) -> Document:
 
 
 def say_profiles(folder: str | Path, command: str) -> None:
-    """Name the profiles beside a run, a line each, which can be copied."""
+    """Name the profiles of a run, a line each, which can be copied."""
     from perfnb.loop.run import profiles_beside
 
     if inside := profiles_beside(folder):

@@ -1,6 +1,6 @@
 """``perfnb ranks``: the ranks of one job side by side.
 
-Shows what each rank did per step, how long it waited for others, and which rank holds them up;
+Shows the time of each rank per step, how long it waited for others, and which rank holds them up;
 of whole runs, which rank waits for its data.
 
 examples:

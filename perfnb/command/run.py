@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int | BaseException:
     require_program(options.program)
     report = _Report(options)
     steps = ScriptSteps(report.start, options.steps_by)
-    atexit.register(report.tell)  # first, so that what the script has registered runs before it
+    atexit.register(report.tell)  # first, so that the script's own functions run before it
     with steps.installed():
         ended = run_as_main(options.program)
     report.finish(steps)
@@ -135,7 +135,7 @@ class _Report:
 
         options = self._options
         if options.save is None:
-            with suppress(OSError):  # what cannot be saved is told where it is saved
+            with suppress(OSError):  # saving itself reports what cannot be saved
                 self._folder = _new_folder(self._folder)
         self._driver = LoopProfiler(
             options.at, options.every, self._folder, name=self._name, namespace=script_variables, loader=loader

@@ -67,7 +67,7 @@ def _require_module(name: str) -> None:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         found = False
-    except ValueError:  # a module without a specification: running it says what is wrong
+    except ValueError:  # a module without a specification: running it reports the error
         found = True
     if not found:
         raise WrongUse(f"there is no module {name}: give the name that python -m takes, or a Python script.")

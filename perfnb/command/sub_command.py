@@ -17,7 +17,7 @@ FAILED, WRONG = 1, 2
 
 
 class WrongUse(PerfnbError):
-    """The words on the command line make no sense; the message says why."""
+    """The words on the command line make no sense; the message has the reason."""
 
 
 @dataclass(frozen=True)

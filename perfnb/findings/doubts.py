@@ -99,8 +99,8 @@ def _disturbances(facts: Facts) -> list[str]:
 def _works_ahead(facts: Facts) -> bool:
     """Whether batches are made in the background, by workers or a thread.
 
-    They compete with the timed steps for cores, while the traced ones find prefetched batches. Nothing says what other
-    kinds of iterables do; they are recognised by traced steps that waited far less than the other work explains.
+    They compete with the timed steps for cores, while the traced ones find prefetched batches. How other kinds of
+    iterables work is unknown; they are recognised by traced steps that waited far less than the other work explains.
     """
     kind, workers = facts.loader.get("class"), facts.loader.get("num_workers")
     if isinstance(workers, int) and (workers > 0 or kind == "DataLoader"):

@@ -300,7 +300,7 @@ class Facts:
         return pd.Series(self.cells_ns).groupby(self.owners).sum().map(self.per_step)
 
     def layers_on_gpu_ms(self, layers: Collection[str]) -> float:
-        """Time per step in which at least one of some layers runs on the GPU, without the layers inside them."""
+        """Time per step when at least one of some layers runs on the GPU, without the layers inside them."""
         assert self.gpu is not None
         events = self.recording.events
         block = blocks_of_events(events, self.attribution.host)[rows_of_trace(events)]
@@ -345,7 +345,7 @@ class Facts:
 
     @property
     def variables(self) -> set[str]:
-        """The user's variables that a line of code may use, as far as they are known."""
+        """The user's variables that a line of code may use, if known."""
         names = [*self._models, *(part.get("name") for part in (*self.optimizers, self.loader))]
         imported = set(self._parts.get("imports") or ()) & set(MODULES)
         return {root for name in names if (root := root_of(name))} | imported
@@ -439,7 +439,7 @@ class Facts:
         return chosen.groupby("op", observed=True)["whole_ns"].sum().nlargest(most).index
 
     def heaviest_layers(self, chosen: pd.DataFrame) -> list[str]:
-        """The layers in which some operators take the most time."""
+        """The layers where some operators take the most time."""
         owned = chosen[~of_labels(chosen["layer"], lambda layer: layer == "" or layer.startswith("("), missing=True)]
         return [str(name) for name in owned.groupby("layer")["whole_ns"].sum().nlargest(3).index]
 

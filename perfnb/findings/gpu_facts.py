@@ -76,7 +76,7 @@ class Doing(NamedTuple):
 
     @property
     def seen(self) -> float:
-        """The share of the time for which the trace shows what the host did."""
+        """The share of the time when the trace shows the host's work."""
         return sum(self.shares.values())
 
 
@@ -100,7 +100,7 @@ class Runs:
         return found(pd.Series(self.names), pattern.search)
 
     def time(self, chosen: Bools) -> IntervalSet:
-        """The time in which at least one of them ran."""
+        """The time when at least one of them ran."""
         return union(self.start[chosen], self.end[chosen])
 
 
@@ -171,7 +171,7 @@ class GpuFacts:
     to_host: Copies
 
     def ran_ms(self, chosen: Bools) -> float:
-        """Milliseconds per step in which at least one of some `runs` ran."""
+        """Milliseconds per step when at least one of some `runs` ran."""
         return self.runs.time(chosen).length * self.run_ms
 
     @property
@@ -202,7 +202,7 @@ class GpuFacts:
         return intersection(self.late, inside).length * self.per_step
 
     def in_step_of(self, ms: float) -> GpuFacts:
-        """The same for a step of that length, in which the GPU is idle for less time than in a traced one.
+        """The same for a step of that length, where the GPU is idle for less time than in a traced one.
 
         If it worked for longer than that, tracing slowed its work, too.
         """

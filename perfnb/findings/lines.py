@@ -44,7 +44,7 @@ def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> st
 def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float:
     """The time of work in some phases, or what samples give for it if that is more; `ms` is what the trace gives.
 
-    Traced steps are corrected for the cost of tracing, which for thousands of short ops is about as long as they are.
+    Traced steps are corrected for the cost of tracing, which for thousands of short ops is about as long as the ops.
     Samples need no correction: the work has the same part of the sampled phases as of the traced ones. As a bound, the
     upper end of the 95 % interval of their share counts.
     """

@@ -49,7 +49,7 @@ def verdict_of_finding(findings: Findings, place: int, selects: str = "") -> Ver
 
 
 def finding_cards(findings: Findings, title: str = "") -> Cards:
-    """The findings, that of the verdict first, without the sentences that stand in the verdict already."""
+    """The findings, that of the verdict first, without the sentences that the verdict already has."""
     first = findings.verdict.finding
     order = sorted(range(len(findings.table)), key=lambda place: place != first)
     return Cards(title, tuple(_card(findings, findings.table.iloc[place]) for place in order), "findings")

@@ -141,7 +141,7 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
     phase = max(_PHASES, key=facts.shown_share)
     share = fmt.share(facts.shown_share(phase))
     if phase == "other" and not facts.live and facts.recording.modules.empty:
-        what = "what the host does outside the phases marked in the trace"
+        what = "the host's work outside the phases marked in the trace"
         return what, f"It takes {share} of the step. The trace holds no GPU work."
     heaviest = f"{fmt.capital(_PHASES[phase].partition(':')[0])} takes {share} of the step"
     computes, moves = work_under(facts, COMPUTE, BINDS), work_under(facts, MEMORY, BINDS)

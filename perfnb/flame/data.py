@@ -41,7 +41,7 @@ def flame_data(
     before : ndarray, optional
         What each call took itself in another profile, for a difference.
     in_order : bool
-        Whether the calls of the tree come in the order in which they were first seen.
+        Whether calls in the tree come in the order they were first seen.
     """
     weight = tree.self if before is None else np.maximum(tree.self, before)
     total = tree.with_inner(weight)

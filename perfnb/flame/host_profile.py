@@ -34,7 +34,7 @@ class HostProfile(Documented):
         ``self_ms`` is time in the function itself, ``total_ms`` with what it calls; a function that calls itself counts
         once. A file that counts samples or bytes has ``self_samples`` or ``self_bytes`` instead, and the shares
         (``self_share``, ``total_share``) are of the whole. ``calls`` are known from cProfile only. ``line`` is where
-        the function starts, if the file says so.
+        the function starts, if the file has it.
         """
         return self._functions.copy()
 
@@ -76,7 +76,7 @@ class HostProfile(Documented):
         Parameters
         ----------
         other : HostProfile
-            The profile to set beside this one, usually the later one; it may be of another format.
+            The profile to compare with this one, usually the later one; it may be of another format.
 
         Raises
         ------

@@ -37,7 +37,7 @@ def flame_section(
     title : str
     before : ndarray, optional
     in_order : bool
-        Whether the calls of the tree come in the order in which they were first seen.
+        Whether calls in the tree come in the order they were first seen.
     """
     data = functools.cache(lambda most: flame_data(tree, unit, most, before, in_order))
     return Picture(

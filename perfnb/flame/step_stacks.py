@@ -1,4 +1,4 @@
-"""The Python code of a step from its sampled stacks: the tree of calls, and time by line of the user's code."""
+"""The Python code of a step from its sampled stacks: the tree of calls, and time by line of user code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DELAYS = (
 )
 _ONE_THREAD = "Only the thread that runs the step is sampled, no other threads."
 _WORKERS = (
-    "Loader workers run beside the step, so their times are not part of it. Only the main thread of each is sampled, "
+    "Loader workers run next to the step, so their times are not part of it. Only the main thread of each is sampled, "
     "and of the step only the thread that runs it."
 )
 _OPS = "Time in ops is that of the line that calls them."
@@ -101,13 +101,13 @@ def _notes(recording: Recording) -> tuple[str, ...]:
 
 
 def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per phase, process and line of the user's code."""
+    """One row per phase, process and line of user code."""
     own = (frame["kind"] == "own").to_numpy()
     phase, nearest = np.arange(len(tree)), np.where(own, np.arange(len(tree)), NONE)
     for level in tree.levels[1:]:  # from the outermost calls inwards
         phase[level] = phase[tree.parent[level]]
         nearest[level] = np.where(own[level], level, nearest[tree.parent[level]])
-    # Workers make batches: what they do is of the phase data.
+    # Workers make batches: their work belongs to the phase data.
     in_worker = (frame["kind"] == "worker").to_numpy()[phase]
     names = [
         "data" if there else tree.functions[place].name
@@ -124,7 +124,7 @@ def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:
     group = np.array([NONE if key is None else place[key] for key in keys], dtype=np.int64)
     if not known:
         return conform(pd.DataFrame(), "lines")
-    # What runs below a line without another line of the user's in between is the line's own.
+    # What runs below a line without another line of user code in between is the line's own.
     owned = nearest != NONE
     mine = np.bincount(nearest[owned], weights=tree.self[owned], minlength=len(tree))
     sums = sums_by(tree, group, len(known), {"ms": tree.self, "samples": tree.samples})

@@ -165,7 +165,7 @@ def _changed(row: Any, measure: str, figure: str) -> tuple[Cell, ...]:
 
 
 def stacks_document(stacks: StepStacks) -> Document:
-    """The Python code of a step: the line of the user's code that took most, the flame graph, lines, functions."""
+    """The Python code of a step: the line of user code that took most, the flame graph, lines, functions."""
     record = stacks.record
     assert record.tree is not None
     steps = fmt.counted(stacks.steps, "step")

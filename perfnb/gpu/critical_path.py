@@ -1,8 +1,8 @@
 """The critical path of a step: the chain of host work, launches, GPU work and waiting that set how long it took.
 
 The path is traced back from the end of the step. At each moment the question is what had to happen last before things
-could go on: for the host, its previous work or, if it was waiting, the work it waited for; for device work, its launch,
-the work before it on its stream, or an event of another stream. Every nanosecond lies in exactly one segment.
+could continue: for the host, its previous work or, if it was waiting, the work it waited for; for device work, its
+launch, the work before it on its stream, or an event of another stream. Every nanosecond lies in exactly one segment.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from perfnb.gpu.dependencies import (
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.trace_names import CALLS, OPS
 
-#: Kinds of segment. Host: in an op, in a call of the GPU's runtime, in neither; returning from a wait for a device;
+#: Kinds of segment. Host: in an op, in a call to the GPU's runtime, in neither; returning from a wait for a device;
 #: switching threads. Launch: start of the call to start of the work. Device: the work, then the delay from the end of
 #: work to the start of what waited for it. Unknown: for instance work that starts much later than its launch or the end
 #: of what it waited for explain.

@@ -1,7 +1,7 @@
 """What waited for what: GPU work, blocking calls of the host, and threads that hand over to each other.
 
 Device work can start once its call has launched it, the work before it on its stream has ended, and the events that its
-stream was told to wait for have completed. Whichever happens last held it up.
+stream had to wait for have completed. Whichever happens last held it up.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class HeldUp:
 
 @dataclass(frozen=True)
 class Waits:
-    """Calls in which the host waits for a device, by thread and time of return.
+    """Calls where the host waits for a device, by thread and time of return.
 
     Attributes
     ----------

@@ -63,7 +63,7 @@ def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
 def gpu_time_by_step(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """Like `gpu_time`, with one row per device and step.
 
-    Work belongs to the step that launched it, or, if its launch is not in the trace, to the step in which it started. A
+    Work belongs to the step that launched it, or, if its launch is not in the trace, to the step where it started. A
     step's total runs from the start of its first work to the end of its last: idle time between two steps is in
     neither, and totals of steps that overlap on the device add up to more than the whole.
     """
@@ -133,7 +133,7 @@ def idle_gaps(
     work: DeviceWork | None = None,
     own_step: bool = False,
 ) -> pd.DataFrame:
-    """Find the gaps in which a device ran nothing, between its first and its last work.
+    """Find the gaps when a device ran nothing, between its first and its last work.
 
     A gap has up to two parts, judged by the work that ended it: until the call that launched that work returned, and
     after.
@@ -143,7 +143,7 @@ def idle_gaps(
         longer than launch latency.
     ``dependency``
         The rest, if the work had to wait: for the work before it, if the gap is no longer than a switch between
-        kernels; for earlier work of the same CUDA graph; or for an event that its stream was told to wait for and
+        kernels; for earlier work of the same CUDA graph; or for an event that its stream had to wait for and
         whose completion is not in the trace.
     ``other``
         The rest, if nothing in the trace explains it; or the whole gap, if the launch is not in the trace.
@@ -256,7 +256,7 @@ def _first(group: Ints, work: DeviceWork) -> Ints:
 
 
 def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
-    """Whether, since its last launch, the stream was told to wait for an event that the trace does not resolve.
+    """Whether, since its last launch, the stream had to wait for an event that the trace does not resolve.
 
     If the trace has no synchronization events, a wait call counts for whatever the same thread launches next, since the
     stream is not recorded.

@@ -122,7 +122,7 @@ QUEUE_PIECES = 240
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """How work reached the GPUs; ``None`` for what the trace does not record.
+    """How work reached the GPUs; ``None`` where the trace has no record.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class LaunchFacts:
     longest_queue : int or None
         Most work of one device that was launched and had not started.
     empty_share : float or None
-        Share of the devices' time, from first to last work, in which nothing was queued.
+        Share of the devices' time, from first to last work, while nothing was queued.
     """
 
     launched: float
@@ -229,7 +229,7 @@ def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | No
 
 
 def _of_queue(queue: pd.DataFrame, spans: pd.DataFrame) -> tuple[int | None, float | None]:
-    """The longest queue, and the share of time in which it was empty."""
+    """The longest queue, and the share of time when it was empty."""
     if not len(queue):
         return None, None
     longest = filled = 0

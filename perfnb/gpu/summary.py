@@ -1,4 +1,4 @@
-"""The GPU part of a report as data: what the GPUs did, what they waited for, what set the step time."""
+"""The GPU part of a report as data: the GPUs' work, their waits, and the path that sets the step time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class GpuSummary:
     Attributes
     ----------
     busy : float
-        Share of `whole_ms` in which something ran, over all devices.
+        Share of `whole_ms` when something ran, over all devices.
     devices : DataFrame
         One row per device: ``device``, ``total_ms`` (`whole_ms`), and `PARTS` in milliseconds, which add up to it:
         computation, communication not hidden by computation, copies hidden by neither, idle by reason, ``outside`` of
@@ -212,7 +212,7 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFra
     known = rows[rows["layer"].notna()] if has_layers else rows.head(0)
     sums = known.groupby([*key, "layer"], dropna=False, observed=True)["duration_ns"].sum() / 1e6 / steps
     places = table[key].head(MOST_KERNELS).reset_index(names="row")
-    texts = dict.fromkeys(key, "object")  # a column in which nothing is known would have another type
+    texts = dict.fromkeys(key, "object")  # a column of unknown values only would have another type
     layers = sums.rename("ms").reset_index().astype(texts).merge(places.astype(texts), on=key)[["row", "layer", "ms"]]
     named = table[["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share", *of_layers]]
     return named, layers.sort_values("ms", ascending=False, kind="stable").head(MOST_LAYERS)

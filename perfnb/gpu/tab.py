@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Most devices that are shown, and of these most queues.
 _MOST_DEVICES, _MOST_QUEUES = 16, 4
-#: The section in which a row selects the op of its name.
+#: The section where a row selects the op of its name.
 _OPS = (("ops", "Show in the ops"),)
 
 #: The kinds of critical path segments, explained.

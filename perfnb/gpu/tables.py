@@ -79,7 +79,7 @@ class GpuEvents:
 
 
 def gpu_events(recording: Recording, attribution: Attribution | None = None) -> GpuEvents:
-    """Choose the events of a recording that show what its GPUs did and waited for.
+    """Choose the events of a recording that show its GPUs' work and waits.
 
     Spans of layers and data are left out, so that host time between ops shows as such, and so are step marks that do
     not count as steps.

@@ -112,7 +112,7 @@ def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
 def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]) -> Judged:
     """Whether to use a backend, by the rules of `perfnb.ab_test`.
 
-    `losses` are those of the user's quality function; ``None`` without one: then outputs are judged.
+    `losses` are those of the quality function; ``None`` without one: then outputs are judged.
     """
     known = _losses_of_values(trial, limits) if losses is None else tuple(losses)
     timing = trial.timing

@@ -90,7 +90,7 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 def _tried(backend: Backend, model: nn.Module, call: ModelCall, yardstick: _Yardstick) -> BackendTrial:
-    """Make a backend, run it once and check it, or say why it cannot run."""
+    """Make a backend, run it once and check it, or give the reason why it cannot run."""
     why_not = backend.refuses(model, call)
     if not why_not:
         try:

@@ -48,7 +48,7 @@ class Backend:
     refuses: Callable[[nn.Module, ModelCall], str]
     #: Makes it from a model in evaluation mode, which it must not change, and an empty folder.
     make: Callable[[nn.Module, ModelCall, Path], ReadyBackend]
-    #: The dtype in which it computes on purpose, if lower than the model's own.
+    #: The dtype that it computes in on purpose, if lower than the model's own.
     lowers: str = ""
     #: Whether it may draw random numbers in another order.
     reorders: bool = False
@@ -236,7 +236,7 @@ def _onnxruntime(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBacken
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # Its threads would go on spinning while the next backend runs.
+    # Its threads would keep spinning while the next backend runs.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(str(path), options, providers=[_PROVIDER])
     if session.get_providers() != [_PROVIDER]:
@@ -275,7 +275,7 @@ def _without(*packages: str) -> Callable[[nn.Module, ModelCall], str]:
     return lambda model, call: _missing(*packages) or _only_on_cpu(model, call)
 
 
-#: The unmodified model in inference mode, with which all others are compared.
+#: The unmodified model in inference mode, the baseline of all others.
 EAGER = Backend("eager", _any, _eager)
 BACKENDS = (
     EAGER,

@@ -16,7 +16,7 @@ from perfnb.arguments import require_seconds
 from perfnb.inference.queueing import poisson_arrivals
 from perfnb.stats.intervals import Floats, Samples, quantile_interval
 
-#: Requests of a simulation; the first quarter, in which the queue fills, is left out.
+#: Requests of a simulation; the first quarter, while the queue fills, is left out.
 REQUESTS = 8_000
 _SETTLES = REQUESTS // 4
 #: Delays that are tried, as shares of the time that a request alone takes.
@@ -25,14 +25,14 @@ DELAYS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 EQUAL_WITHIN = 0.05
 #: How often the interval around the highest rate is halved.
 _HALVINGS = 7
-#: Quantiles of a batch's time that are told apart.
+#: Distinct quantiles of a batch's time.
 _LEVELS = 4096
 _SEED = 21
 
 
 @dataclass(frozen=True, repr=False)
 class Batcher:
-    """A batcher under load, simulated: its settings, and what they do.
+    """A batcher under load, simulated: its settings, and their effect.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Batcher:
     batch_size : float
         Mean size of its batches.
     utilization : float
-        Share of the time for which the server is busy.
+        Share of the time when the server is busy.
     served_per_s : float
         Requests per second that it serves: as many as come, unless it is overrun.
     """
@@ -132,7 +132,7 @@ class Batching:
         return Batcher(most, delay_ms, rate_per_s, p50, p95, p99, float(np.mean(sizes)), min(1.0, busy), served)
 
     def grid(self, rate_per_s: float) -> pd.DataFrame:
-        """A row per setting of the batcher, with what it does at a rate; as `Batcher`."""
+        """A row per setting of the batcher, with its figures at a rate; as `Batcher`."""
         return pd.DataFrame([self.at(rate_per_s, *setting) for setting in self._settings])
 
     @property
@@ -223,7 +223,7 @@ def simulate_batches(
     Returns
     -------
     array, list of int, float
-        The latency of each request, the sizes of the batches, and the share of the time for which servers are busy.
+        The latency of each request, the sizes of the batches, and the share of the time when servers are busy.
     """
     arrivals = arrivals_ms.tolist()
     ends: list[float] = []

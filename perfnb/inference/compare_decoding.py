@@ -17,7 +17,7 @@ from perfnb.draw.step_output import StepOutput
 from perfnb.experiments.ab_test import ABTest, ab_test
 from perfnb.inference.decoding_view import decoding_document
 
-#: Requests whose answers are compared, and the share of the budget in which that must happen.
+#: Requests whose answers are compared, and the share of the budget that this may take.
 _COMPARED, _COMPARED_SHARE = 8, 0.3
 _COLUMNS = ("request", "tokens", "passes", "proposed", "accepted", "same", "alike_tokens")
 

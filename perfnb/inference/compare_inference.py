@@ -47,7 +47,7 @@ class InferenceComparison(Documented):
 
     @property
     def samples(self) -> pd.DataFrame:
-        """Milliseconds of each call: a row per round, in which every backend ran once, and a column per backend."""
+        """Milliseconds of each call: a row per round (every backend ran once), and a column per backend."""
         times_ms = {trial.backend: trial.times_ms for trial in self._rounds.trials if trial.times_ms}
         return pd.DataFrame(times_ms).rename_axis("round")
 

@@ -116,7 +116,7 @@ def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: Highest
         state, sentence = "open", f"{sentence}; undecided: {busy}"
         next_step = next_step or "Measure again when nothing else runs: the highest rate may be several times as high."
     if measured.in_training:
-        state, next_step = "open", "The model was in training mode, in which it is not served: call its eval() first."
+        state, next_step = "open", "The model was in training mode, but is served in eval mode: call its eval() first."
     return Verdict(state, sentence, " ".join(filter(None, why)), next_step)
 
 

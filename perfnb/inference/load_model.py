@@ -33,7 +33,7 @@ class LoadedLatency:
     Attributes
     ----------
     rate_per_s, utilization : float
-        Requests per second, and the share of the time for which servers are busy.
+        Requests per second, and the share of the time when servers are busy.
     p50_ms, p90_ms, p95_ms, p99_ms : float or None
         Quantiles of latency; ``None`` if the service times are too few. Infinite if requests come faster than they can
         be served.

@@ -232,10 +232,10 @@ def simulate(
     seed: int = 0,
     runs: int = RUNS,
 ) -> Loads:
-    """Runs of a service whose times were measured, in the order in which they were measured.
+    """Runs of a service whose times were measured, in the order they were measured.
 
     Consecutive service times that depend on each other (`effective_size`) are resampled in blocks, of the cube root of
-    their number (Künsch, 1989), and follow each other in the runs as they were measured.
+    their number (Künsch, 1989), and follow each other in the runs in measured order.
 
     Parameters
     ----------

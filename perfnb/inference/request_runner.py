@@ -23,7 +23,7 @@ _MOST_REQUESTS = 20_000
 #: Pauses in milliseconds, how many requests follow each, and how few are too few.
 _PAUSES = (0.5, 2.0, 8.0, 32.0, 128.0)
 _MOST_PAUSED, _FEWEST_PAUSED = 40, 12
-#: Batch sizes beside 1, how many batches of each are made and measured, and how few are too few.
+#: Batch sizes other than 1, how many batches of each are made and measured, and how few are too few.
 _BATCH_SIZES = (2, 4, 8, 16, 32, 64)
 _BATCHES_MADE, _MOST_BATCHES, _FEWEST_BATCHES = 8, 500, 5
 #: How much longer than its schedule a run may take; what is not served by then is lost to saturation.
@@ -191,7 +191,7 @@ class RequestQueue:
         ------
         Exception
             Whatever `fn` raises, from whichever server, after the others have finished their request; with a note that
-            says which request it was.
+            names the request.
         """
         __tracebackhide__ = True
         with InterruptGate() as gate:

@@ -24,7 +24,7 @@ TOKEN_COLUMNS = ("run", "served", "token", "after_arrival_ms", "after_start_ms",
 
 
 def samples_of(served: Sequence[Served], first: Sequence[bool] | bool = False) -> pd.DataFrame:
-    """A row per request of a run, as `Latency.samples` describes them; `first` says which are warm-up."""
+    """A row per request of a run, as `Latency.samples` describes them; `first` marks warm-up."""
     names = ["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"]
     table = pd.DataFrame(list(map(attrgetter(*names), served)), columns=names)
     began = int(table["arrival_ns"].min()) if len(table) else 0
@@ -83,7 +83,7 @@ class OpenRun:
 
     @property
     def saturated(self) -> bool:
-        """Whether requests came faster than they were served: some were never, or would not be if the run went on."""
+        """Whether requests came faster than they were served: some were never, or would not be if the run continued."""
         busy = self.rate_per_s * float(self.samples["service_ms"].mean()) / 1e3 / self.concurrency
         return self.lost > 0 or busy >= 1
 
@@ -136,7 +136,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cache:
-    """A key-value cache, as it was seen with `length` tokens.
+    """A key-value cache, seen with `length` tokens.
 
     `layers` holds the bytes per token of each layer, and the most tokens that it keeps: infinite where it grows with
     the answer, 1 where its size is the same whatever the length.

@@ -94,7 +94,7 @@ def may_hold(made: Any, count: int) -> bool:
 def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A request's whole way: the call, and the wait until its result is on the host.
 
-    A model itself runs without recording what backward would need, as it is served. A mapping whose keys are its
+    A model itself runs without recording what backward would need, as in serving. A mapping whose keys are its
     parameters, such as a tokenizer's, reaches it as keyword arguments.
     """
     without_gradients: Callable[[], AbstractContextManager[Any]] = (

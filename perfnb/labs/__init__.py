@@ -55,7 +55,7 @@ def check(number: str, answer: Any, **evidence: Any) -> None:
 def from_cell(section: str, line: str) -> Any:
     """Stand in for the result of a later cell until it has run: ``p = from_cell("2.2 Ratio", "%%profile_step")``.
 
-    A check or cell that receives the placeholder says which cell to run first.
+    A check or cell that receives the placeholder names the cell to run first.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ def as_function(answer: Any, called: str) -> Callable[..., Any]:
 
 
 def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The return value of the reader's function; an exception in it becomes a `Hint`."""
+    """The return value of a function that the reader wrote; an exception in it becomes a `Hint`."""
     try:
         return function(*arguments)
     except Hint:

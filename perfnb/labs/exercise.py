@@ -53,12 +53,12 @@ class Exercise:
     measure : callable
         ``measure(answer, **evidence)`` returns the facts; it runs the reader's code if that is the answer.
     judge : callable
-        ``judge(facts)`` raises `Hint` if they are wrong. It runs none of the reader's code, so a teacher can repeat it
+        ``judge(facts)`` raises `Hint` if they are wrong. It runs no code of the reader, so a teacher can repeat it
         on the facts alone.
     accepted : str
         The word for an answer that passes: ``noted`` for a prediction, where only the form is judged.
     doubts : callable, optional
-        ``doubts(facts)`` says why the measurement behind a right answer is unreliable; empty if it is fine.
+        ``doubts(facts)`` names why the measurement behind a right answer is unreliable; empty if it is fine.
     timed : bool
         Whether a busy machine can cause a right answer to be rejected, because times are judged.
     """

@@ -168,7 +168,7 @@ def judge_bytes(facts: Facts) -> None:
 
 #: FLOPs, bytes, FLOP/s and bytes/s: memory-bound, compute-bound, and on the ridge.
 ROOFS = ((1e9, 1e9, 1e12, 1e11), (1e12, 1e9, 1e12, 1e11), (5e6, 4e6, 5e10, 2e10), (1e10, 1e9, 1e12, 1e11))
-#: Most points of the reader's own profile that are tested.
+#: Most points of the profile by the reader that are tested.
 MOST_POINTS = 20
 
 

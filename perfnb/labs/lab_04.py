@@ -360,7 +360,7 @@ def judge_leak(facts: Facts) -> None:
     kib.wrong("is not the growth per step.")
 
 
-#: Steps in which a monitor is compared with the leaking one, rows of a batch, and harmless bytes per step.
+#: Steps where a monitor is compared with the leaking one, rows of a batch, and harmless bytes per step.
 MONITORED, ROWS, HARMLESS = 12, 128, 256
 
 

@@ -6,45 +6,15 @@ import itertools
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn, ones
 
 from perfnb import Timing
 from perfnb.labs.answers import as_fields, as_function, as_number, as_pair, evidence, outcome, result_of
 from perfnb.labs.exercise import Exercise, Facts, Hint
-from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
+from perfnb.labs.judging import Number, all_there, close, hint_if
 from perfnb.labs.lab_03 import counted
-from perfnb.labs.scored import judge_effects, scored
 from perfnb.quantities import share
 from perfnb.results import ArchitectureComparison, ScalingStudy
-
-PIXELS, DIGITS = 64, 10
-#: Parameters of the lab's CNN.
-CNN = 25_866
-
-
-def mlp_parameters(width: int) -> int:
-    """Parameters of an MLP with two hidden layers of this width."""
-    return sum(inputs * outputs + outputs for inputs, outputs in ((PIXELS, width), (width, width), (width, DIGITS)))
-
-
-def measure_width(answer: Any, like: Any = None) -> Facts:
-    hint_if(not hasattr(like, "parameters"), "Pass the CNN as well: like=cnn.")
-    width = as_number(answer, "The width")
-    hint_if(width != int(width) or width < 1, f"A layer has a whole number of outputs, at least one, not {width:g}.")
-    near = {str(other): mlp_parameters(other) for other in range(max(1, int(width) - 1), int(width) + 2)}
-    return {"width": int(width), "near": near, "wanted": sum(part.numel() for part in like.parameters())}
-
-
-def judge_width(facts: Facts) -> None:
-    wanted, own = facts["wanted"], facts["near"][str(facts["width"])]
-    if wanted != CNN:
-        raise Hint(f"This model has {wanted:,} parameters, so it is not the lab's CNN: pass like=cnn, from make_cnn.")
-    if all(abs(own - wanted) <= abs(other - wanted) for other in facts["near"].values()):
-        return
-    words = f"With this width the MLP has {own:,} parameters; the CNN has {wanted:,}."
-    hint_if(close(own, wanted, 0.02), f"{words} A neighbouring width is closer: does every linear layer have a bias?")
-    raise Hint(f"{words} Count again: three linear layers, the middle one with width × width weights.")
 
 
 def measure_uses(answer: Any, comparison: Any = None, images: Any = None) -> Facts:
@@ -98,45 +68,6 @@ def judge_decomposition(facts: Facts) -> None:
     per_flop.wrong("does not match the other two.")
 
 
-#: Numbers of images for testing the accuracy of made-up models.
-TRIED = (200, 37)
-
-
-def measure_accuracy(answer: Any) -> Facts:
-    accuracy = as_function(answer, "accuracy(model, images, labels)")
-    generator = torch.Generator().manual_seed(5)
-    cases = []
-    for images_tried in TRIED:
-        images = torch.rand(images_tried, 1, 8, 8, generator=generator)
-        labels = torch.randint(DIGITS, (images_tried,), generator=generator)
-        norm = nn.BatchNorm1d(PIXELS)
-        norm.running_mean = torch.rand(PIXELS, generator=generator)
-        net = nn.Sequential(nn.Flatten(), norm, nn.Dropout(0.5), nn.Linear(PIXELS, DIGITS))
-        logits = net.eval()(images)
-        labels[: images_tried // 3] = logits.argmax(1)[: images_tried // 3]  # better than chance
-        right = int((logits.argmax(1) == labels).sum())
-        for training in (True, False):
-            case = scored(accuracy, net, images, labels, training)
-            cases.append(case | {"images": images_tried, "right": right, "wanted": right / images_tried})
-    return {"cases": cases}
-
-
-def judge_accuracy(facts: Facts) -> None:
-    every = Numbers(facts["cases"], 2 * len(TRIED), 1e-5)
-    every.slip(lambda case: case["right"], "That is how many are right; give the fraction.")
-    every.slip(lambda case: 1 - case["wanted"], "That is the fraction of mistakes.")
-    every.slip(lambda case: 100 * case["wanted"], "It looks like percent; give a fraction from 0 to 1.")
-    for case in facts["cases"]:
-        if not close(case["said"], case["wanted"], 1e-5):
-            mode = "training" if case["training"][0] else "evaluation"
-            raise Hint(
-                f"For a model that starts in {mode} mode you return {case['said']:.3g}, but {case['right']} of "
-                f"{case['images']} images are right. Is it run in evaluation mode, and is the largest of ten outputs "
-                "compared with the label?"
-            )
-        judge_effects(case)
-
-
 #: Length and width of blocks.
 BLOCKS = ((64, 64), (512, 64), (7, 12), (100, 32), (1, 4))
 
@@ -186,21 +117,32 @@ def judge_block(facts: Facts) -> None:
             number.wrong("", "It does not match: how do length and width enter the size of each product?")
 
 
-def measure_share(answer: Any, comparison: Any = None) -> Facts:
+def _of_lengths(comparison: Any) -> ArchitectureComparison:
+    """The comparison of one block at several lengths."""
     given = evidence(comparison, ArchitectureComparison)
+    if not any(name.isdecimal() for name in given.profiles):
+        raise Hint("The comparison has no lengths; pass the second one, comparison=at_lengths.")
+    return given
+
+
+def _shares(given: ArchitectureComparison) -> dict[str, float]:
+    """Attention's share of the time at each length."""
+    found = given.shares.query("by == 'kind' and part == 'attention'").set_index("name")["share"]
+    return {str(name): float(fraction) for name, fraction in found.items()}
+
+
+def measure_share(answer: Any, comparison: Any = None) -> Facts:
+    given = _of_lengths(comparison)
     said = as_fields(answer, time=float, arithmetic=float, per_flop=float)
-    lengths = [name for name in given.profiles if name.isdecimal()]
-    hint_if(not lengths, "The comparison has no lengths; pass the second one, comparison=at_lengths.")
-    longest = max(lengths, key=int)
+    longest = max((name for name in given.profiles if name.isdecimal()), key=int)
     layers = given.profiles[longest].layers
     flops = layers["forward_flops"].fillna(0) + layers["backward_flops"].fillna(0)
     inside = flops[flops.index.str.endswith(".attention")]
     products = inside.sum() - flops[flops.index.str.contains(r"\.attention\.")].sum()
-    shares = given.shares.query("by == 'kind' and part == 'attention'").set_index("name")["share"].to_dict()
     return {
         "said": said,
         "longest": longest,
-        "shares": {str(name): float(fraction) for name, fraction in shares.items()},
+        "shares": _shares(given),
         "arithmetic": float(inside.sum() / flops[longest]),
         "products": float(products / flops[longest]),
         "forward": float(layers["forward_flops"][inside.index].sum() / flops[longest]),
@@ -251,6 +193,32 @@ def doubts_of_share(facts: Facts) -> str:
         "attention's share of time should rise with the length, as its arithmetic does; yours goes "
         f"{', '.join(map(share, shares))}. The machine was probably busy: rerun the cell"
     )
+
+
+#: The share of a block that attention is asked to reach, the width of that block, and the answer by its FLOPs.
+REACHED, WIDTH, AT_FLOPS = 0.73, 64, 565
+
+
+def measure_lengths(answer: Any, comparison: Any = None) -> Facts:
+    given = _of_lengths(comparison)
+    return {"said": as_fields(answer, flops=float, time=float), "shares": _shares(given)}
+
+
+def judge_lengths(facts: Facts) -> None:
+    said, shares = facts["said"], facts["shares"]
+    at_flops = Number(said["flops"], AT_FLOPS, 1e-9, "flops")
+    at_flops.slip(AT_FLOPS - 1, "is one position short: there, the share is still just below 73 %.", 1.7e-3)
+    products = "is the length for the two products alone, but the layer includes `qkv` and `out`."
+    at_flops.slip(6 * WIDTH * REACHED / (1 - REACHED), products, 2e-3)
+    at_flops.slip(AT_FLOPS / WIDTH, "counts in widths; give the length for a width of 64.", 0.01)
+    at_flops.wrong("is not that length. Which parts of the block grow with the length, which with its square?")
+    lengths = sorted(shares, key=int)
+    rising = [shares[name] for name in lengths]
+    at_time = Number(said["time"], float(np.interp(REACHED, rising, [int(name) for name in lengths])), 0.05, "time")
+    at_time.slip(AT_FLOPS, "is the length by FLOPs; take the measured shares of the time.")
+    for name in lengths:
+        at_time.slip(float(name), "is a measured length; 73 % is reached between two of them.", 0.001)
+    at_time.wrong("does not follow from the measured shares.")
 
 
 #: The lengths that the law is fitted to, and the held-out length that it is tested on.
@@ -334,12 +302,11 @@ def judge_law(facts: Facts) -> None:
 
 
 EXERCISES = (
-    Exercise("5.1", "The same number of parameters", measure_width, judge_width),
-    Exercise("5.2", "How often a weight is used", measure_uses, judge_uses),
-    Exercise("5.3", "Time by arithmetic", measure_decomposition, judge_decomposition),
-    Exercise("5.4", "What was learned", measure_accuracy, judge_accuracy),
-    Exercise("5.5", "Arithmetic of a block", measure_block, judge_block),
-    Exercise("5.6", "Attention's share", measure_share, judge_share, doubts=doubts_of_share),
-    Exercise("5.7", "A held-out size", measure_held_out, judge_held_out, timed=True),
-    Exercise("5.8", "A law that knows more", measure_law, judge_law),
+    Exercise("5.1", "How often a weight is used", measure_uses, judge_uses),
+    Exercise("5.2", "Time by arithmetic", measure_decomposition, judge_decomposition),
+    Exercise("5.3", "Arithmetic of a block", measure_block, judge_block),
+    Exercise("5.4", "Attention's share", measure_share, judge_share, doubts=doubts_of_share),
+    Exercise("5.5", "At which length?", measure_lengths, judge_lengths, doubts=doubts_of_share),
+    Exercise("5.6", "A held-out size", measure_held_out, judge_held_out, timed=True),
+    Exercise("5.7", "A law that knows more", measure_law, judge_law),
 )

@@ -67,7 +67,7 @@ def compared(answer: Any, script: Any, batches: Any) -> Facts:
 
 
 def training_of(answer: Any) -> Any:
-    """An instance of the reader's training class; raises `Hint` if a method that makes a part returns nothing."""
+    """An instance of the reader's class for training; raises `Hint` if a method that makes a part returns nothing."""
     if not callable(answer) and hasattr(answer, "step"):
         name = type(answer).__name__
         raise Hint(f"Pass the class {name} itself, not {name}(): the check makes its own instances.")
@@ -451,8 +451,6 @@ def judge_compiled(facts: Facts) -> None:
 
 #: Largest fraction of the original bytes for int8 weights, and how far the largest output may move.
 SMALLER, MOVED = 0.4, 0.15
-#: Its reports: many images at once, and one at a time.
-INT8 = ("int8", "int8, one at a time")
 
 
 def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = None, made_of: Any = None) -> Facts:
@@ -480,7 +478,7 @@ def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = Non
         "bytes": [_bytes(model) for model in (net, small)],
         "moved": moved,
         "unchanged": same_state(kept, state(given)) and kinds == [type(part).__name__ for part in given.modules()],
-        "reports": [report_facts(reports, name, made_of, answer) for name in INT8],
+        "report": report_facts(reports, "int8", made_of, answer),
     }
 
 
@@ -514,8 +512,7 @@ def judge_int8(facts: Facts) -> None:
         raise Hint(f"The saved model has {share(after / before)} of the original bytes; int8 needs about a quarter.")
     if any(change is None or change > MOVED for change in all_there(facts["moved"], 2)):
         raise Hint("Its answers differ from the original model's, at least for some images.")
-    for name, report in zip(INT8, facts["reports"], strict=True):
-        judge_report(report, name)
+    judge_report(facts["report"], "int8")
 
 
 #: What `Best` may combine: the factor and the name of its report.

@@ -175,7 +175,7 @@ def judge_origin(facts: Facts) -> None:
     iterations = Number(said["iterations"], facts["iterations"], 0.0, "iterations:")
     single = "1 is the single step that perfnb made of the trace. How often was the model called?"
     iterations.slip(1, single)
-    calls = "that is not how often the model was called. In training.layers, each call of the outermost layer is a "
+    calls = "that is not how often the model was called. In training.layers, each call to the outermost layer is a "
     iterations.wrong(f"{calls}forward pass.", within=1e-6)
     images = Number(said["batch"], batch, 0.0, "batch:")
     images.slip(others, "that is another dimension of the shape: channels, or pixels per row.")
@@ -360,7 +360,7 @@ def _bounds(profile: Profile) -> dict[str, float]:
 
 
 def _not_busy_ms(profile: Profile) -> float:
-    """Time per step in which the GPU does nothing, in ms."""
+    """Time per step when the GPU does nothing, in ms."""
     return float((profile.steps["wall_ms"].sum() - profile.gpu_steps["busy_ms"].sum()) / len(profile.steps))
 
 

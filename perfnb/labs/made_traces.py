@@ -30,9 +30,9 @@ class MadeMachine:
     A host thread moves from event to event and launches work onto GPU streams, which run it in order. Callers give
     every duration, and reproducible random noise is added.
 
-    `launch` are the calls (category, name) that launch kernels, `pace` a factor on what the host does, `seed` that of
+    `launch` are the calls (category, name) that launch kernels, `pace` a factor on the host's work, `seed` that of
     the noise (up to 10 % of each duration), `ahead` how far the clock of its trace is ahead, and `facts` the metadata
-    of the trace beside its events.
+    of the trace next to its events.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ def training() -> MadeMachine:
     """Training of a small network without step marks, on GPU B, which keeps freeing memory.
 
     The kernels are long, so the GPU does not wait for launches: each `hipFree` waits for the GPU, then takes two
-    milliseconds in which nothing is launched.
+    milliseconds when nothing is launched.
     """
     machine, sequence = MadeMachine(HIP, seed=3, **_about("GPU B")), itertools.count(100)
 
@@ -261,7 +261,7 @@ LOOKUPS_US = ((2200.0, 2300.0, 2250.0), (4700.0, 7100.0, 5600.0))
 #: Microseconds of a collective after the last rank arrives, of the kernels between two of them, and, by rank, of a
 #: collective with ranks that have no trace here.
 EXCHANGE_US, COMPUTED_US, OTHERS_US = 1500.0, 2600.0, (900.0, 2600.0)
-#: Microseconds per step in which each rank's host is busy but launches nothing.
+#: Microseconds per step when each rank's host is busy but launches nothing.
 SILENT_US = 16_000.0
 COMPUTES, TALKS, COPIES = 7, 20, 24
 
@@ -289,7 +289,7 @@ def _rank(rank: int) -> MadeMachine:
 
 
 def _align(ranks: tuple[MadeMachine, ...], later: float = 0.0) -> None:
-    """All ranks go on when the last is ready, or some time later."""
+    """All ranks continue when the last is ready, or some time later."""
     now = max(machine.now for machine in ranks) + later
     for machine in ranks:
         machine.now = now

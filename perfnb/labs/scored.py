@@ -22,7 +22,7 @@ def same_state(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 
 def scored(function: Callable[..., Any], model: Any, x: Any, y: Any, training: bool) -> Facts:
-    """What the function returns for a model that arrives in training mode or not, and what it does to the model."""
+    """What the function returns for a model that arrives in training mode or not, and how it changes the model."""
     model.train(training)
     kept = state(model)
     calls: list[tuple[bool, bool]] = []

@@ -13,7 +13,7 @@ import numpy as np
 from perfnb.labs.answers import as_function, outcome
 from perfnb.labs.exercise import Hint
 
-#: Interleaved rounds in which two steps run again.
+#: Interleaved rounds where two steps run again.
 TURNS = 12
 
 

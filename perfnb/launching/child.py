@@ -1,6 +1,6 @@
 """What the processes of a job share, before anything heavy is imported.
 
-They end with the process that started them, and leave what they have to say in the job's folder. Every rank starts
+They end with the process that started them, and leave their results in the job's folder. Every rank starts
 here, as ``python -c``, so that ``__main__`` is empty and can hold what was sent.
 """
 

@@ -1,4 +1,4 @@
-"""One rank of a job in a process that goes on afterwards, such as an engine of ipyparallel.
+"""One rank of a job in a process that continues afterwards, such as an engine of ipyparallel.
 
 Nothing may be killed there, so the rank is stopped from inside. An interrupt reaches Python alone, not a collective
 that waits for another rank; a collective ends if its connections do, on both sides.

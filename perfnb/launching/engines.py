@@ -42,7 +42,7 @@ def chosen_engines(executor: Any, ranks: int) -> tuple[Any, list[int]]:
 
 
 class EngineJob(FollowedRanks):
-    """Ranks on running engines, which go on afterwards."""
+    """Ranks on running engines, which continue afterwards."""
 
     def __init__(
         self, folder: Path, order: Order, ranks: int, env: Mapping[str, str], note: str, executor: Any

@@ -38,7 +38,7 @@ class RankTraceback(Exception):
 
 
 class FollowedRanks:
-    """The ranks of a job, whatever runs them; `folder` is where they leave what they have to say."""
+    """The ranks of a job, whatever runs them; `folder` is where they leave their results."""
 
     def __init__(self, folder: Path, order: Order, ranks: int, note: str) -> None:
         self._folder, self._ranks, self._words = folder, ranks, f"{counted(ranks, 'rank')} · {note}"

@@ -1,4 +1,4 @@
-"""The folder in which the processes of a job meet: what they leave there, and what a killed process has left of one."""
+"""The folder where the processes of a job meet: what they leave there, and what a killed process has left of one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def remove_abandoned(base: Path) -> None:
             with suppress(OSError):
                 facts, folder = entry.stat(follow_symlinks=False), Path(entry.path)
                 mine = stat.S_ISDIR(facts.st_mode) and (not hasattr(os, "getuid") or facts.st_uid == os.getuid())
-                # One that does not say so may not be locked yet.
+                # One without that mark may not be locked yet.
                 if entry.name.startswith(_PREFIX) and mine and (folder / _OWNED).exists() and is_abandoned(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 

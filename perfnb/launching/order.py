@@ -92,7 +92,7 @@ def pack_cell(
 
 
 def lines_of(*codes: CodeType) -> dict[str, list[str]]:
-    """The source of code that is in no file, as far as it is known."""
+    """The source of code that is in no file, if known."""
     files = [code.co_filename for code in codes]
     return {file: lines for file in files if not Path(file).exists() and (lines := linecache.getlines(file))}
 

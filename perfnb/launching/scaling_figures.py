@@ -14,7 +14,7 @@ from perfnb.stats.intervals import interval_of_median
 
 #: Of each job's median: two of them are compared, and both hold with 95 %.
 CONFIDENCE = 0.975
-#: How many times as long as the fastest run of a job the slowest may take before a note says so.
+#: How many times as long as the fastest run of a job the slowest may take without a note.
 _DISAGREE = 1.25
 _UNKNOWN = (np.nan, np.nan, np.nan)
 #: The parts of a loss.

@@ -1,4 +1,4 @@
-"""A magic's line: options first, then Python code, which is left as it is."""
+"""A magic's line: options first, then Python code, which stays unchanged."""
 
 from __future__ import annotations
 

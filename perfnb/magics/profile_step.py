@@ -66,7 +66,7 @@ class ProfileStepMagics(Magics):
         exists in them; the cell's value is then `Ranks`.
 
         The profile is the cell's value; a trailing ; silences it. The code runs in this notebook and changes its
-        variables; the report says how often it ran.
+        variables; the report has the number of runs.
         """
         __tracebackhide__ = True
         from perfnb.step.budget import Plan

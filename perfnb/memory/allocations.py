@@ -28,7 +28,7 @@ _FETCHING = ("aten::empty", "aten::resize_", "aten::new_empty", "aten::zeros", "
 _CLAIMS = ("parameters", "gradients", "optimizer_state", "inputs", "other")
 #: Where a block of memory is.
 _PLACE = ["device", "address"]
-#: Phases in which a step creates no inputs.
+#: Phases when a step creates no inputs.
 _COMPUTING = ("forward", "loss", "backward", "optimizer")
 
 
@@ -121,7 +121,7 @@ def allocation_table(watched: Watched) -> pd.DataFrame:
 
 
 def allocations_by_step(watched: Watched) -> pd.DataFrame:
-    """The steps in which each block was made and freed: the input of `perfnb.memory.leaks.judge.leak_figures`.
+    """The steps where each block was made and freed: the input of `perfnb.memory.leaks.judge.leak_figures`.
 
     One row per block that was seen being made or freed: ``bytes``, ``device``, ``layer``, ``phase``, ``op``,
     ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of steps:
@@ -148,7 +148,7 @@ def allocations_by_step(watched: Watched) -> pd.DataFrame:
 def _made(
     blocks: pd.DataFrame, memory: MemoryRecord, recording: Recording, attribution: Attribution, steps: pd.DataFrame
 ) -> pd.DataFrame:
-    """Add each block's layer, phase and op, and the steps in which it was made and freed."""
+    """Add each block's layer, phase and op, and the steps where it was made and freed."""
     host, cells = attribution.host, attribution.cells
     of_event = np.full(len(memory.events) + 1, NONE, dtype=np.int64)
     of_event[host.rows] = np.arange(len(host.rows))
@@ -233,7 +233,7 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
         direction="forward",
     ).sort_values("place")["row"]
     again = later.fillna(NONE).to_numpy(dtype=np.int64)
-    # The look after the step covers everything a model and optimizer hold: what it does not find is gone.
+    # The look after the step covers everything a model and optimizer hold: anything missing there is gone.
     gone = (
         (added["rank"] < _CLAIMS.index("inputs")).to_numpy() & (last < finish) & (looks.max(initial=BEFORE) >= finish)
     )
@@ -265,7 +265,7 @@ def _categories(blocks: pd.DataFrame, attribution: Attribution, failed: bool) ->
     began = np.sort(attribution.host.blocks.loc[attribution.host.blocks["kind"] == Kind.ENGINE, "start"].to_numpy())
     backward = np.append(began, AFTER)[np.searchsorted(began, start)]
     saved = np.isin(phase, ("forward", "loss")) & (end > backward)
-    if failed:  # before backward, for which forward's results are kept
+    if failed:  # before backward, which needs forward's results
         saved |= np.isin(phase, ("forward", "loss")) & (end == AFTER)
     saved |= recomputed & (end > _end_of_recomputation(blocks["place"].to_numpy(), attribution))
     in_step = (blocks["made_in"] != NONE) & (blocks["made_in"] == blocks["freed_in"])

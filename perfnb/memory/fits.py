@@ -36,7 +36,7 @@ def options_to_fit(
     samples, batches : int
         Samples in a batch, ``None`` if unknown, and batches in a step.
     checkpoints : tuple of int and str
-        Bytes that checkpointing would free, and in which layers.
+        Bytes that checkpointing would free, and the layers.
     single : bool
         Whether parameters take at least four bytes each.
     half : bool

@@ -147,7 +147,7 @@ def _areas(summary: MemorySummary) -> Areas:
 def curve_data(summary: MemorySummary) -> dict[str, Any]:
     """What the curve with its cursor is drawn from, ready for JSON.
 
-    Instants are integer nanoseconds, amounts integer bytes, ``None`` where unknown; a column in which nothing is known
+    Instants are integer nanoseconds, amounts integer bytes, ``None`` where unknown; a column of unknown values only
     or everything is zero is ``None``. Names are stored once in ``names``; name columns hold places in it, -1 for none.
     """
     names: dict[str, int] = {}

@@ -36,7 +36,7 @@ def scaling_document(study: ScalingStudy) -> Document:
 
 
 def size_words(size: float) -> str:
-    """A size as it was given: ``1,024``; the laws know it up to rounding."""
+    """A size in the given digits: ``1,024``; the laws know it up to rounding."""
     return f"{float(size):,.10g}"
 
 

@@ -18,7 +18,7 @@ class KeptStep:
 
     A profile often outlives its model: it stays in the notebook's history of outputs, and so would a step whose closure
     holds the model. So steps, batches and models are held weakly, except a function without a closure, which holds
-    nothing but its module, and the code of a cell, which is run with the notebook's variables as they are by then.
+    nothing but its module, and the code of a cell, which is run with the notebook's variables at that time.
     """
 
     #: The arguments of `perfnb.remedies.try_levers.run_trials` that the step needs; ``None`` if a part is gone.
@@ -31,7 +31,7 @@ class KeptStep:
 
 
 def kept_call(step: Any, batches: Any, models: Sequence[Any] | None, names: Mapping[str, Any]) -> KeptStep:
-    """Keep the arguments of a call of `perfnb.profile_step`; `names` are those given with models."""
+    """Keep the arguments of a call to `perfnb.profile_step`; `names` are those given with models."""
     from perfnb.step.namespace import name_of_batches, namespace_of
 
     places = getattr(getattr(step, "__func__", step), "__globals__", {})

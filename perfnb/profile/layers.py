@@ -38,7 +38,7 @@ def with_arithmetic(
     """The frame ``layers`` with FLOPs and bytes moved, child layers included.
 
     FLOPs are those of ops with a formula, and missing if a layer only has ops without one. Rows that are not modules
-    have none in a direction in which they have no time.
+    have none in a direction where they have no time.
     """
     sums = sums_by_layer(view, attribution, arithmetic_per_span(attribution, counted))
     table = _whole_numbers(sums)

@@ -64,12 +64,12 @@ def load(
     (``torch.cuda.memory._dump_snapshot``, a pickle) or in cProfile's statistics is executed. Collapsed stacks,
     speedscope profiles, cProfile's statistics and the text of ``perf script`` give a `HostProfile`, logs of
     ``nvidia-smi`` a `Watch`. Exports of Nsight Systems, profiles of JAX, TensorFlow and rocprofv3,
-    Perfetto's and other Chrome traces are traces; a file in which several processes work on GPUs gives `Ranks`.
+    Perfetto's and other Chrome traces are traces; a file where several processes work on GPUs gives `Ranks`.
 
     Parameters
     ----------
     path : str, Path, or list of these
-        A list of traces or of saved profiles, a folder of traces, or a folder in which each rank of a job saved its
+        A list of traces or of saved profiles, a folder of traces, or a folder where each rank of a job saved its
         profile, holds the ranks of one job. A rank is the number in the trace or profile, else in the file name
         (``rank3``), else the position in the list. A list or folder of one trace is one rank's `Ranks`.
     steps : str, optional

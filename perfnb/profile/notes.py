@@ -53,7 +53,7 @@ def notes_of_failure(recording: Recording) -> Iterator[str]:
 
 
 def failed_pass(recording: Recording) -> str:
-    """The pass in which a step failed, in words."""
+    """The pass where a step failed, in words."""
     name = str(recording.meta["failed_in"])
     return PASS_WORDS.get(name, name)
 
@@ -128,7 +128,7 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Step
     if kinds := environment.get("untraced_accelerators"):
         yield (
             f"torch's profiler cannot record work on {' and '.join(kinds)}. Step times include it, because steps "
-            "are timed to the end of their work; phases and layers show only what the host did, and kernels and "
+            "are timed to the end of their work; phases and layers show only the work of the host, and kernels and "
             "allocations there are n/a."
         )
     if environment.get("debugger_or_tracer"):
@@ -327,7 +327,7 @@ def _of_the_trace(recording: Recording) -> Iterator[str]:
     if len(modules) and modules["module"].isna().all():
         yield "perfnb's spans in this trace do not name modules: layers are numbered in the order of a step's calls."
     if not facts["host_events"] and facts["device_events"]:
-        yield "The trace has no host ops or ranges: it shows what the GPUs did, but not which op it was for."
+        yield "The trace has no host ops or ranges: it shows the work of the GPUs, but not the ops behind it."
     if facts["unit_ns"] > 1:
         unit = "1 µs" if facts["unit_ns"] == 1000 else f"{facts['unit_ns']} ns"
         yield f"Times in the file are rounded to {unit}."

@@ -157,10 +157,10 @@ class Profile(Documented):
         """Collectives of a traced step, such as the all-reduce of each of DDP's buckets, longest first.
 
         ``ms`` is from the call to the end of each on this rank; ``exposed_ms`` the part that nothing hid: on the host
-        the phase *communication*, on a GPU the time in which it ran nothing else. Of several at once it counts for the
+        the phase *communication*, on a GPU the time when it ran nothing else. Of several at once it counts for the
         one that ended first. ``bytes`` is the size of the largest tensor, or list of tensors, that one call is given;
         ``bytes_per_s`` the algorithm bandwidth: these bytes by the time of the transfer, or if only one rank is known,
-        by the time for which it ran. ``waiting_ms`` (for the last rank to arrive) and ``transfer_ms`` take several
+        by its running time. ``waiting_ms`` (for the last rank to arrive) and ``transfer_ms`` take several
         ranks: see `Ranks`. ``layer`` is that of FSDP or of the code that called it, ``bucket`` the number of DDP's
         bucket in the step.
         """
@@ -325,7 +325,7 @@ class Profile(Documented):
     def python(self) -> HostProfile | None:
         """The Python code of the step, function by function, under its phases and layers, in milliseconds per step.
 
-        Loader workers stand beside the phases, with the time of each. Sampled in a pass of its own without the
+        Loader workers are next to the phases, with the time of each. Sampled in a pass of its own without the
         tracer's cost, with ``stacks=True`` or if the host's own code takes much of the step; ``None`` otherwise.
         """
         found = self._analysis.stacks
@@ -336,7 +336,7 @@ class Profile(Documented):
         """Time per phase and line of your own code, most of its own first; empty unless sampled, see `python`.
 
         ``self_ms`` is what a line takes with the library code that it calls, but without other lines of yours;
-        ``total_ms`` includes these. ``process`` says whether it ran in the ``step`` or in ``loader workers``, and
+        ``total_ms`` includes these. ``process`` is where it ran: in the ``step`` or in ``loader workers``, and
         ``share`` is of the time of these. Your own code is what is neither Python's nor installed.
         """
         found = self._analysis.stacks
@@ -356,7 +356,7 @@ class Profile(Documented):
         Parameters
         ----------
         other : Profile
-            The profile to set beside this one, usually the later one.
+            The profile to compare with this one, usually the later one.
 
         Returns
         -------
@@ -383,7 +383,7 @@ class Profile(Documented):
         """Write the profile to the folder `path` (Parquet and JSON), completely or not at all.
 
         Each table is a file of its own, such as ``table_layers.parquet``. The JSON file holds the verdict and the
-        findings too, under ``outcome``, as they were when the profile was first saved.
+        findings too, under ``outcome``, in the state when the profile was first saved.
 
         Raises
         ------

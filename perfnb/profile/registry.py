@@ -1,6 +1,6 @@
 """What the profile binds by name: the tabs of the report, what `load` opens, and what *Try it* calls.
 
-This is the only list that leads from a room to those that stand above it. Each entry is a module and an object in it.
+This is the only list that leads from a room to those above it. Each entry is a module and an object in it.
 The room is imported when the entry is first needed, so that no room below has to know it.
 """
 

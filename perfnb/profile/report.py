@@ -40,7 +40,7 @@ class Report:
     timeline : Timeline or None
         When everything ran; ``None`` if no step was traced.
     timeline_facts : mapping or None
-        What the browser is told of the packed timeline; see `perfnb.timeline.data.timeline_bytes`.
+        The browser's description of the packed timeline; see `perfnb.timeline.data.timeline_bytes`.
     """
 
     summary: Summary
@@ -115,7 +115,7 @@ def _verdict(summary: Summary) -> Verdict:
 
 
 def _figures(summary: Summary) -> Iterator[Figure]:
-    """The step's time first; of a loaded trace, which has no timed steps, the traced step and what the GPUs did."""
+    """The step's time first; of a loaded trace, which has no timed steps, the traced step and the work of the GPUs."""
     timing = summary.timing
     traced = Figure("traced step", summary.traced_ms, "ms", basis=_traced_basis(summary))
     if summary.source is not None:

@@ -64,7 +64,7 @@ class Summary:
     mfu : float or None
         Model FLOPs utilisation of the timed step, 0 to 1; see `model_flops_utilisation`.
     failure : tuple of (str, str) or None
-        The pass in which memory ran out, and the error.
+        The pass where memory ran out, and the error.
     by_batch : bool
         Whether each step is one batch of a loop, because no optimizer's step shows where a step ends.
     """

@@ -114,7 +114,7 @@ def ops_document(report: Report) -> Document:
     columns = (
         Column("op"),
         *_OP_COLUMNS.values(),
-        Column("layers", priority=2, help="The layers in which it takes the most time", live=True),
+        Column("layers", priority=2, help="The layers where it takes the most time", live=True),
     )
     figures = _known_rows([_held(ops, name) for name in _OP_COLUMNS])
     rows = [
@@ -122,7 +122,7 @@ def ops_document(report: Report) -> Document:
     ]
     places = {name: place for place, name in enumerate(map(str, ops.index))}
     inner = Inner(
-        "Layers in which it runs",
+        "Layers that it runs in",
         (Column("layer"), *_INNER_COLUMNS),
         list(zip(used["layer"], *_figures_of(used), strict=True)),
         [places[name] for name in used["op"]],
@@ -149,7 +149,7 @@ def _brief(layers: Sequence[str]) -> str:
 
 
 def _held(frame: pd.DataFrame, name: str) -> pd.Series:
-    """A column, in which nothing is known if it holds the times of a pass or a device that never ran."""
+    """A column; all of it is unknown if it holds the times of a pass or a device that never ran."""
     column = frame[name]
     never = name in ("recompute_ms", "gpu_ms") and not (column.fillna(0) > 0).any()
     return pd.Series(pd.NA, column.index) if never else column

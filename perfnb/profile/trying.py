@@ -15,7 +15,7 @@ from perfnb.profile.kept_step import KeptStep
 from perfnb.profile.registry import TRY_ONE
 
 _GONE = "The step of this profile is no longer there: profile it again."
-_STOPPED = "Stopped. Everything is as it was before."
+_STOPPED = "Stopped. Everything was restored."
 
 
 class Trying:
@@ -57,7 +57,7 @@ class Trying:
         says `after` how many trials it was made.
 
         JupyterLab delivers messages in a thread of its own, even while a cell runs. A trial needs the main thread,
-        where an interrupt reaches it and no cell runs beside it.
+        where an interrupt reaches it and no cell runs at the same time.
         """
         if not isinstance(lever, str) or lever not in self._levers or not self._reached:
             return False
@@ -108,7 +108,7 @@ class Trying:
 
 
 class _Line:
-    """Progress, told to the report."""
+    """Progress, for the report."""
 
     def __init__(self, say: Callable[..., None]) -> None:
         self._say = say

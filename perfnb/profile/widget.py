@@ -57,7 +57,7 @@ class ReportWidget(DocumentWidget):
         self.on_msg(self._answer)
 
     def _answer(self, _: Any, content: Any, buffers: Any) -> None:
-        """Send the full timeline to a page that requests it; say whether levers can be tried here, try one, stop."""
+        """Send the full timeline to a page that requests it; answer if levers can be tried here, try one, stop."""
         if not isinstance(content, dict):
             return
         if content.get("timeline") == "whole" and self._whole is not None:

@@ -1,5 +1,5 @@
 """Several ranks of one job, side by side.
 
-The room is large because it puts the clocks of ranks on one scale and matches their collectives before anything can be
-compared, and draws them in lanes.
+The room is large because it must align the clocks of the ranks and match their collectives before anything can be
+compared, and because it draws the ranks in lanes.
 """

@@ -1,4 +1,4 @@
-"""What other sizes of DDP's buckets could save at most, from how long buckets of several sizes took: pure figures."""
+"""The most that other DDP bucket sizes could save, estimated from the transfer times of buckets of several sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import special
 from perfnb import quantities as fmt
 from perfnb.recording.nesting import NONE
 
-#: Fewest sizes of buckets that a line is fitted to; of points beyond its two parameters.
+#: Fewest bucket sizes for a fitted line, and fewest points beyond its two parameters.
 _SIZES, _FREE = 3, 3
 _CONFIDENCE = 0.95
 
@@ -25,18 +25,18 @@ class BucketSizes:
     buckets : float
         Per step.
     bytes : float
-        Of all buckets of a step.
+        Total of a step's buckets.
     latency_ms, low_ms, high_ms : float or None
-        Time that each bucket takes whatever its size, with its interval; ``None`` without a line.
+        Fixed time of each bucket, independent of its size, with its interval; ``None`` without a line.
     bytes_per_s : float or None
-        Of the line; ``None`` also if larger buckets did not take longer.
+        Slope of the line; ``None`` also if larger buckets did not take longer.
     fewer_ms : float or None
-        The most that one bucket instead of all could save per step: the upper end of the latency of all but one, and
-        no more than the transfers that nothing hid.
+        The most that a single bucket could save per step: the upper end of the latency of all buckets but one, and
+        no more than the exposed transfers.
     smaller_ms : float or None
-        The most that smaller ones, which start earlier, could save: the transfers that nothing hid.
+        The most that smaller buckets, which start earlier, could save: the exposed transfers.
     why : str
-        Why there is no line; empty if there is.
+        Why there is no line; empty if there is one.
     """
 
     buckets: float
@@ -51,7 +51,7 @@ class BucketSizes:
 
 
 def bucket_sizes(calls: pd.DataFrame, steps: int) -> BucketSizes | None:
-    """Fit the transfers of DDP's buckets; ``None`` if there are none.
+    """Fit a line to the transfers of DDP's buckets; ``None`` if there are no buckets.
 
     Parameters
     ----------
@@ -87,19 +87,19 @@ def bucket_sizes(calls: pd.DataFrame, steps: int) -> BucketSizes | None:
 
 
 def _why_not(own: pd.DataFrame, sent: np.ndarray) -> str:
-    """Why no line can be fitted to some buckets, of which `sent` are the bytes of those that are known."""
+    """Why no line can be fitted; `sent` holds the known sizes of the buckets in bytes."""
     if (own["bytes"] == NONE).any():
-        return "the bytes of the buckets are not known (the counted pass, flops=True, tells them)"
+        return "the sizes of the buckets are not known (the counted pass, flops=True, records them)"
     if own["waiting_ns"].isna().any():
         return "not all buckets were found on another rank"
     sizes = len(np.unique(sent))
     if sizes < _SIZES:
-        return f"the buckets have {'one size' if sizes == 1 else 'only two sizes'}, and three are needed to fit a line"
+        return f"the buckets have {'one size' if sizes == 1 else 'only two sizes'}, and a line needs three"
     return "too few steps were traced" if len(sent) < 2 + _FREE else ""
 
 
 def _line(size: np.ndarray, ms: np.ndarray) -> tuple[float, float, float]:
-    """Where a line meets size 0, half the width of its interval, and its slope, by least squares."""
+    """Intercept, half the width of its interval, and slope of a least-squares line."""
     centre, spread = size.mean(), ((size - size.mean()) ** 2).sum()
     slope = float(((size - centre) * ms).sum() / spread)
     start = float(ms.mean() - slope * centre)
@@ -109,10 +109,10 @@ def _line(size: np.ndarray, ms: np.ndarray) -> tuple[float, float, float]:
 
 
 def bucket_sentence(found: BucketSizes) -> str:
-    """What other sizes could save, in words."""
+    """The possible saving of other sizes, in words."""
     sent = f"DDP sends {fmt.size(found.bytes)} per step in {fmt.counted(round(found.buckets, 2), 'bucket')}"
     if found.why:
-        return f"What other bucket sizes would save is n/a: {found.why}."
+        return f"The saving of other bucket sizes is n/a: {found.why}."
     each = fmt.interval(found.latency_ms, (found.low_ms, found.high_ms))
     rate = "" if found.bytes_per_s is None else f", and then {fmt.size(found.bytes_per_s)}/s"
     return (

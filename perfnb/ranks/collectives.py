@@ -1,14 +1,14 @@
-"""Collectives that several ranks took part in: how far their clocks are apart, and who waited for whom.
+"""Collectives shared by several ranks: the offsets between their clocks, and who waited for whom.
 
-They are kernels (NCCL, RCCL, oneCCL), or ranges of a backend that runs them on the host (gloo, MPI).
+Collectives are kernels (NCCL, RCCL, oneCCL) or ranges of a backend on the host (gloo, MPI).
 
-A collective starts on each rank when that rank arrives, and ends on all at about the same time. So the ends give the
-offsets of the clocks, and with those known, the starts show who arrived last.
+A collective starts on each rank when that rank arrives, and ends on all ranks at about the same time. The ends give
+the offsets of the clocks. Once these are known, the starts show who arrived last.
 
-If two ranks have equally many of a kind, the n-th of one is the n-th of the other. A profiler can lose kernels; if that
-does not fit, the offset is searched at which most ends coincide. If several are about as good, as with evenly spaced
-collectives of which some were lost, it is not known. On the host none is lost, and on a busy machine the ends are
-milliseconds apart: there the n-th of a step is the n-th.
+If two ranks have the same number of collectives of a kind, they are matched in order. A profiler can lose kernels; if
+the order does not fit, perfnb searches for the offset where most ends coincide. If several offsets are about as good
+(evenly spaced collectives with some lost), the offset is unknown. On the host none is lost, but on a busy machine the
+ends are milliseconds apart: there, collectives are matched in order within each step.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from perfnb.recording.nesting import NONE
 from perfnb.recording.text import of_labels
 from perfnb.trace_names import DEVICE_WORK, collective_kind
 
-#: Columns that the same collective has in common on all ranks.
+#: Columns with the same value on all ranks of a collective.
 _ALIKE = ["on_host", "step", "kind", "group"]
-#: Ends of one collective are closer together than this fraction of the distance between two, within bounds.
+#: Ends of one collective are closer than this fraction of the distance between two collectives, within bounds.
 _SHARE, _LEAST_NS, _MOST_NS = 4, 20_000, 1_000_000
-#: Fewest matches that give an offset.
+#: Fewest matches that determine an offset.
 _FEW = 3
-#: Share of the pairs of n-th and n-th that must agree, and of collectives that must be in such pairs.
+#: Share of the pairs in order that must agree, and share of collectives that must be in such pairs.
 _AGREE, _HALF = 0.75, 0.5
-#: An offset is no rival if it matches fewer than this share of what the best does.
+#: An offset is ruled out if it has fewer than this share of the best offset's matches.
 _RIVAL = 0.6
-#: Pairs of ends whose differences are tried; most offsets tried; how far the n-th may be from the n-th.
+#: Pairs of ends whose differences are tried; most offsets tried; largest shift between orders.
 _PAIRS, _PEAKS, _BAND = 2**20, 16, 4
-#: Times further apart are not compared, as int64 would overflow.
+#: Times further apart are not compared, because int64 would overflow.
 _FARTHEST = 2**61
 
-#: No rank is known to have waited for collectives of the host alone.
+#: Used where no rank is known to have waited for collectives of the host.
 _ALL: Mapping[int, IntervalSet] = MappingProxyType({})
 
 
 def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | None = None) -> pd.DataFrame:
-    """The collectives of a rank's steps, in order of time.
+    """The collectives of a rank's steps, ordered by time.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
         One row per event of the rank, see `Recording.events`.
     rank : int
     base_ns : int
-        Added to times.
+        Offset added to all times.
     step : int, optional
-        The one step that all belong to.
+        The step that all of them belong to.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
 
 
 def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on_device: bool) -> pd.DataFrame:
-    """Those that the host ran; without any, the operators that started them, if they can be no mere launches."""
+    """Collectives on the host; without any, the operators that started them, unless these may be mere launches."""
     own = host_collectives(events, on_device)
     chosen = np.flatnonzero(own.ran != NONE)
     if not len(chosen) and not is_in(events, DEVICE_WORK).any():
@@ -109,11 +109,11 @@ def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on
 
 
 def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The collectives that ranks share, and how far their clocks are apart.
+    """The collectives that ranks share, and the offsets between their clocks.
 
-    Collectives of one kind, group and step that end together are the same one; see `TwoRanks`. Clocks of ranks that
-    share collectives, directly or through others, are relative to the first of them: with groups [0, 1] and [2, 3], the
-    clock of rank 3 is relative to that of rank 2.
+    Collectives of one kind, group and step that end together are the same collective; see `TwoRanks`. Clocks of ranks
+    that share collectives, directly or through others, are relative to the first of them: with groups [0, 1] and [2,
+    3], the clock of rank 3 is relative to that of rank 2.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
             continue
         clocks[reference] = (0.0, 0.0, reference)
         reached = [reference]
-        for near in reached:  # grows while it is walked
+        for near in reached:  # grows during the loop
             for rank in ends:
                 if rank in clocks:
                     continue
@@ -189,12 +189,12 @@ def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
 def _places(
     ends: Mapping[int, Ends], rows: Mapping[int, np.ndarray], clocks: Mapping[int, tuple[float, float, int]]
 ) -> np.ndarray:
-    """Which collective each row is: the row of the same one on the rank that has most of its kind."""
+    """The collective of each row, named by its row on the rank with the most collectives of that kind."""
     places = np.arange(sum(map(len, rows.values())))
     counts = pd.DataFrame({rank: pd.Series(one.key).value_counts() for rank, one in ends.items()}).fillna(0)
     for reference in dict.fromkeys(told for _, _, told in clocks.values()):
         ranks = [rank for rank in ends if clocks[rank][2] == reference]
-        leaders = counts[ranks].idxmax(axis="columns")  # the first of several
+        leaders = counts[ranks].idxmax(axis="columns")  # the first if there are several
         for leader in leaders.unique():
             led = _only(ends[leader], leaders.index[leaders == leader])
             for rank in ranks:
@@ -238,22 +238,23 @@ def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int
 
 
 def waits(rows: pd.DataFrame) -> pd.DataFrame:
-    """How long each rank waited alone in collectives (from `with_waiting`): ``rank``, ``step``, ``waiting_ms``."""
+    """Exposed waiting of each rank in collectives (from `with_waiting`): ``rank``, ``step``, ``waiting_ms``."""
     sums: pd.DataFrame = rows.groupby(["rank", "step"], as_index=False)[["alone_ns"]].sum()
     return sums.assign(waiting_ms=sums["alone_ns"] / 1e6).drop(columns="alone_ns")
 
 
 def waited_for(rows: pd.DataFrame) -> pd.Series:
-    """How much longer than a rank the ranks it shares collectives with waited in these; `rows` as for `waits`.
+    """How much longer the other ranks waited in the collectives shared with a rank; `rows` as for `waits`.
 
     Returns
     -------
     Series
-        By rank, for the one of the others that waited least: milliseconds over all steps; negative if that one waited
-        less than the rank itself.
+        By rank, for the other rank that waited least: milliseconds over all steps; negative if that rank waited
+        less than this one.
     """
     rank, ranks = pd.factorize(rows["rank"], sort=True)
-    more = np.zeros((len(ranks), len(ranks)))  # more[a, b]: wait of b in what it shares with a, minus that of a
+    # more[a, b]: wait of b in the collectives that it shares with a, minus the wait of a
+    more = np.zeros((len(ranks), len(ranks)))
     shared = np.zeros((len(ranks), len(ranks)), dtype=bool)
     who = pd.Series(rank).groupby(rows["place"].to_numpy()).agg(lambda members: ",".join(map(str, sorted(members))))
     waited = pd.Series(rows["alone_ns"].to_numpy(dtype=float) / 1e6)
@@ -268,7 +269,7 @@ def waited_for(rows: pd.DataFrame) -> pd.Series:
 
 
 def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
-    """Collective by collective, how much longer than a rank another waited: the one of `waited_for`.
+    """How much longer another rank waited, for each collective; the other rank is that of `waited_for`.
 
     Returns
     -------
@@ -286,7 +287,7 @@ def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
 
 
 def _once(rows: pd.DataFrame, waited: np.ndarray, alone: Mapping[int, IntervalSet]) -> np.ndarray:
-    """The same without what computation hides, and without time in which the rank waited in another collective, too."""
+    """The waiting without the part that computation or another collective hides."""
     start = rows["start_ns"].to_numpy(dtype=np.int64)
     frame = pd.DataFrame({"rank": rows["rank"].to_numpy(), "start": start, "end": start + waited})
     frame = frame.sort_values(["rank", "start"], kind="stable")
@@ -307,7 +308,7 @@ def _kinds(events: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ends:
-    """Collectives of a rank, sorted by `key` (which of them may be the same as another rank's), then by `end`."""
+    """Collectives of a rank, sorted by `key` (equal keys of two ranks may be one collective), then by `end`."""
 
     key: np.ndarray
     end: np.ndarray
@@ -348,7 +349,7 @@ class TwoRanks:
         return max(highs) - min(lows) < _FARTHEST and (span + _MOST_NS) * 6 * (len(self._count[0]) + 1) < _FARTHEST
 
     def apart_ns(self) -> int | None:
-        """How far the other's clock is ahead; ``None`` if not known."""
+        """How far the other rank's clock is ahead; ``None`` if unknown."""
         if not self.known:
             return None
         mine, others = self._surely_nth()
@@ -358,7 +359,7 @@ class TwoRanks:
         return self._by_search() if by_order is None else by_order
 
     def same(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Places in both `Ends` of the same collectives, if the other's clock is `apart` ns ahead."""
+        """Positions of matching collectives in both `Ends`, if the other clock is `apart` ns ahead."""
         if not self.known:
             return np.empty(0, np.intp), np.empty(0, np.intp)
         certain, same_certain = self._surely_nth()
@@ -375,7 +376,7 @@ class TwoRanks:
         return self._rows[0][mine], self._rows[1][others]
 
     def _tolerance(self) -> tuple[int, int]:
-        """How far apart the ends of one collective may be: as each other's nearest, and as n-th and n-th."""
+        """How far apart the ends of one collective may be: for nearest pairs, and for pairs in order."""
         within = np.diff(self._key[0]) == 0
         gaps = np.diff(self._end[0])[within]
         usual, least = np.percentile(gaps, [10, 0]) if len(gaps) else (_MOST_NS * _SHARE, 0)
@@ -383,7 +384,7 @@ class TwoRanks:
         return window, min(max(int(least) // 2, window), _MOST_NS)
 
     def _nth(self, shift: int = 0, from_end: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of the n-th and the (n + `shift`)-th; without a shift, of keys that both have equally often."""
+        """Pairs of the n-th and the (n + `shift`)-th; without a shift, only for keys with equal counts."""
         mine = np.arange(len(self._key[0]))
         key = self._key[0]
         number = mine - self._start[0][key] + shift
@@ -395,7 +396,7 @@ class TwoRanks:
         return mine[there], (self._start[1][key] + number)[there]
 
     def _surely_nth(self) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of the n-th and the n-th that the host ran."""
+        """Pairs in order of collectives on the host."""
         mine, others = self._nth()
         on_host = self._on_host[mine]
         return mine[on_host], others[on_host]
@@ -424,7 +425,7 @@ class TwoRanks:
         return best if most >= _FEW and (most - rival > alone or rival <= _RIVAL * most) else None
 
     def _candidates(self) -> list[int]:
-        """Offsets to try: the frequent ones among some pairs, and those of n-th and about n-th."""
+        """Offsets to try: the frequent ones among sampled pairs, and those of pairs in about the same order."""
         found = _frequent(self._some_differences(), self._window, _PEAKS)
         for shift in range(-_BAND, _BAND + 1):
             for from_end in (False, True):
@@ -433,7 +434,7 @@ class TwoRanks:
         return sorted(set(found))
 
     def _some_differences(self) -> np.ndarray:
-        """Differences of all pairs, or of some evenly spaced ends of the first rank with all of the other's."""
+        """Differences of all pairs, or of evenly spaced ends of the first rank with all ends of the other."""
         each = _PAIRS // len(self._count[0])
         parts = []
         for key in range(len(self._count[0])):
@@ -443,12 +444,12 @@ class TwoRanks:
         return np.concatenate(parts)
 
     def _nearest(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of ends that are each other's nearest, and near enough."""
+        """Pairs of ends that are each other's nearest, within the tolerance."""
         lowest = np.minimum.reduceat(self._end[0], self._start[0])
         span = int((self._end[0] - lowest[self._key[0]]).max()) + self._window + 1
         at = [
             key * (6 * span)
-            + np.clip(end - lowest[key], -span, 2 * span)  # keys so far apart that the nearest has the same
+            + np.clip(end - lowest[key], -span, 2 * span)  # keys so far apart that the nearest end has the same key
             for key, end in zip(self._key, (self._end[0], self._end[1] - apart), strict=True)
         ]
         of_other, of_mine = _nearest_place(at[0], at[1]), _nearest_place(at[1], at[0])

@@ -1,7 +1,7 @@
 """Findings about all ranks of a job: one rule per cause.
 
-All bounds of a job refer to the timed step, and no cost is in two of them: waiting for a late rank belongs to the
-finding about that rank, and not to the communication of the ranks that wait.
+All bounds of a job refer to the timed step, and no cost is counted twice: waiting for a late rank belongs to the
+finding about that rank, not to the communication of the ranks that wait.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.host import LateWork
 from perfnb.ranks.summary import RanksSummary
 
-#: How many times the mean number of samples a rank may have.
+#: Largest number of samples of a rank, as a multiple of the mean, that counts as balanced.
 _MORE = 1.05
-#: Least share of a step that is worth a finding, and from which copies and communication alone are.
+#: Least share of a step that is worth a finding, and the same for exposed copies and communication.
 _WORTH, _BINDS = 0.02, 0.05
 #: Most ranks named for one finding.
 _MOST_NAMED = 8
@@ -33,30 +33,30 @@ _MEASURED: Confidence = "medium"
 
 @dataclass(frozen=True)
 class RanksFacts:
-    """What the rules about a job argue from."""
+    """The facts that the rules about a job use."""
 
     ranks: RanksSummary
     buckets: BucketSizes | None
-    #: The step that bounds refer to: the timed one, if all ranks timed theirs.
+    #: The step that bounds refer to: the timed step, if all ranks have one.
     step_ms: float
 
     @cached_property
     def scale(self) -> float:
-        """Factor from the traced steps of `ranks` to that step."""
+        """Factor from the traced steps of `ranks` to the step that bounds refer to."""
         return self.step_ms / float(self.ranks.times["wall_ms"].mean())
 
     @cached_property
     def waiting_ms(self) -> pd.Series:
-        """By rank, its mean wait in collectives for the last rank, if that is known."""
+        """Mean wait of each rank in collectives for the last rank, where known."""
         waiting = self.ranks.times.groupby("rank")["waiting_ms"].mean().dropna().astype(float)
         return waiting * self.scale
 
     def part_ms(self, part: str) -> float:
-        """How long the ranks spend in a part of their mean step, see `RanksSummary.parts`; 0 if that is not known."""
+        """Time of the ranks in a part of their mean step, see `RanksSummary.parts`; 0 if unknown."""
         return (fmt.known(self.ranks.parts[part].mean()) or 0.0) * self.scale
 
     def others_wait_ms(self, rank: int) -> float:
-        """How long the other ranks wait per step."""
+        """Wait of the other ranks per step."""
         return float(self.waiting_ms.drop(rank).mean())
 
 
@@ -66,7 +66,7 @@ def _straggler_words(job: RanksFacts) -> tuple[str, str]:
 
 @rule("straggler", "Held up by a slow rank", words=_straggler_words)
 def straggler(job: RanksFacts) -> Iterator[Finding]:
-    """The rank that arrives last at collectives, so that the others wait for it, as far as its input is not why."""
+    """The rank that arrives last at collectives and makes the others wait, unless its input is the cause."""
     rank = job.ranks.straggler
     if rank is None:
         return
@@ -80,11 +80,11 @@ def straggler(job: RanksFacts) -> Iterator[Finding]:
         where = rows("phase", [late.phase]) + rows("layer", [late.layer] if late.layer else [])
     yield Finding(
         f"Rank {rank} arrives last at collectives: the others wait {fmt.duration(waited)} per step for it "
-        f"({fmt.share(waited / job.step_ms)} of the step); it waits {fmt.duration(own) if own > 0 else 'for none'}."
+        f"({fmt.share(waited / job.step_ms)} of the step); it waits {fmt.duration(own) if own > 0 else 'for nobody'}."
         f"{_late(late, job.scale)}",
         waited - explained,
-        "Check what this rank does more of, or slower: its share of the data, its host, GPU clocks and links; and "
-        "its own findings.",
+        "Check where this rank does more work, or works more slowly: its share of the data, its host, GPU clocks and "
+        "links; and its own findings.",
         "medium",
         f"From the starts of matched collectives; clocks are compared by their ends.{_evidence(job)}",
         "Collectives that could not be matched between the ranks.",
@@ -93,7 +93,7 @@ def straggler(job: RanksFacts) -> Iterator[Finding]:
 
 
 def _evidence(job: RanksFacts) -> str:
-    """On what the verdict rests, in words."""
+    """The evidence for the verdict, in words."""
     late = job.ranks.lateness
     if late is None:
         return ""
@@ -105,17 +105,17 @@ def _evidence(job: RanksFacts) -> str:
 
 
 def _late(late: LateWork | None, scale: float) -> str:
-    """Where it was late, in words."""
+    """The place where it was late, in words."""
     if late is None:
         return ""
     phase = "code outside model, loss and optimizer" if late.phase == "other" else late.phase.replace("_", " ")
     layer = f", most of all in {late.layer} ({fmt.duration(late.layer_ms * scale)})" if late.layer else ""
-    return f" It is late in {phase}, which takes it {fmt.duration(late.more_ms * scale)} longer than the others{layer}."
+    return f" It is late in {phase}, where it takes {fmt.duration(late.more_ms * scale)} longer than the others{layer}."
 
 
-@rule("unbalanced input", "Held up by unbalanced input", "giving each rank equally much")
+@rule("unbalanced input", "Held up by unbalanced input", "giving each rank the same amount")
 def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
-    """A rank that gets more samples than others, or else a late rank that waits longer for them."""
+    """A rank with more samples than the others, or a late rank that waits longer for its data."""
     if len(job.waiting_ms) < 2:
         return
     samples = {rank: count for rank, count in job.ranks.samples.items() if rank in job.waiting_ms.index}
@@ -131,8 +131,8 @@ def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
             f"collectives the others wait {fmt.duration(max(bound, 0.0))} per step longer than it does."
         )
         advice = (
-            "Give each rank equally much: torch.utils.data.DistributedSampler with drop_last=True, or batches of equal "
-            "cost."
+            "Give each rank the same amount: torch.utils.data.DistributedSampler with drop_last=True, or batches of "
+            "equal cost."
         )
     elif slowest is not None and slowest == job.ranks.straggler and len(data) > 1:
         rank, confidence = slowest, _MEASURED
@@ -153,14 +153,14 @@ def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
         advice,
         confidence,
         "From the samples in each rank's batches, or its waits for data, and the waits of the others in collectives.",
-        "Whether samples cost equally much: sequences of other lengths do not.",
+        "Whether all samples cost the same: sequences of different lengths do not.",
         rows("rank", [rank]),
     )
 
 
-@rule("bucket sizes", "Communication-bound by the latency of its buckets", "sending fewer and larger ones")
+@rule("bucket sizes", "Communication-bound by the latency of its buckets", "sending fewer, larger buckets")
 def larger_buckets(job: RanksFacts) -> Iterator[Finding]:
-    """DDP's buckets are so many that their latencies add up."""
+    """DDP has so many buckets that their latencies add up."""
     buckets = job.buckets
     if buckets is None or buckets.fewer_ms is None:
         return
@@ -173,14 +173,14 @@ def larger_buckets(job: RanksFacts) -> Iterator[Finding]:
         "them is hidden.",
         "medium",
         "From a line through the transfers of buckets of several sizes, without waiting for the last rank.",
-        "How much more of larger buckets backward would hide.",
+        "How much of the larger buckets backward would hide.",
         rows("phase", ["communication"]),
     )
 
 
-@rule("copies", "Bound by copies", "removing those that nothing hides")
+@rule("copies", "Bound by copies", "removing the exposed copies")
 def copies(job: RanksFacts) -> Iterator[Finding]:
-    """Copies that run while the GPUs do nothing else."""
+    """Copies that run while the GPUs are otherwise idle."""
     copying = job.part_ms("copying_ms")
     if copying < _BINDS * job.step_ms:
         return
@@ -191,15 +191,15 @@ def copies(job: RanksFacts) -> Iterator[Finding]:
         "Find the copies in the timeline and the findings of one rank (ranks[0]): keep data on the GPU, copy less, or "
         "start copies earlier, from pinned memory and on a stream of their own.",
         "medium",
-        "The time in which a GPU does nothing but copy was measured; how much of it can be hidden was not.",
+        "The time when a GPU does nothing but copy was measured; how much of it can be hidden was not.",
         "Which code starts the copies.",
         rows("phase", ["host_to_device"]),
     )
 
 
-@rule("communication", "Communication-bound", "hiding it behind computation, or sending less,")
+@rule("communication", "Communication-bound", "hiding it behind computation or sending less")
 def communication(job: RanksFacts) -> Iterator[Finding]:
-    """Communication alone, apart from waiting for the last rank."""
+    """Exposed communication, without waiting for the last rank."""
     waiting = float(job.waiting_ms.mean()) if len(job.waiting_ms) else 0.0
     transfers = job.part_ms("exposed_ms") - waiting
     if transfers < _BINDS * job.step_ms:
@@ -214,21 +214,21 @@ def communication(job: RanksFacts) -> Iterator[Finding]:
         "Start collectives earlier, send less (gradients in lower precision), or do more work between them (larger "
         "batches, gradient accumulation with no_sync()).",
         "medium" if len(job.waiting_ms) else "low",
-        "The time in which collectives run and nothing computes was measured.",
-        "How much of it computation could hide.",
+        "The time when collectives run and nothing computes was measured.",
+        "How much of the communication computation could hide.",
         rows("phase", ["communication"]),
     )
 
 
 RULES: tuple[Rule, ...] = (straggler, unbalanced_input, larger_buckets)
-#: What the findings of each rank say already, for jobs whose ranks are not asked.
+#: Findings that each rank has itself, for jobs whose ranks are not analysed one by one.
 IN_ALL: tuple[Rule, ...] = (copies, communication)
 _OF_JOB = {rule.name: rule for rule in (*RULES, *IN_ALL)}
 _BY_NAME = BY_NAME | _OF_JOB
 
 
 def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
-    """The findings that could save most, one for each bottleneck and with the ranks that have it, and the verdict.
+    """The findings with the largest savings, one per bottleneck with its ranks, and the verdict.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
 
 
 def _worst(findings: pd.DataFrame) -> pd.DataFrame:
-    """The row with the highest bound of each bottleneck, which it names together with the ranks that have it."""
+    """The row with the highest bound of each bottleneck, named together with the ranks that have it."""
     table = findings.drop_duplicates("bottleneck", ignore_index=True)
     names = []
     for name, first in zip(table["bottleneck"], table["rank"], strict=True):
@@ -269,14 +269,14 @@ def _worst(findings: pd.DataFrame) -> pd.DataFrame:
 
 
 def listed(ranks: Sequence[int], word: str = "ranks") -> str:
-    """``rank 3``, ``ranks 0, 1, 2``; only the first of many."""
+    """``rank 3``, ``ranks 0, 1, 2``; only the first ones if there are many."""
     numbers = ", ".join(map(str, ranks[:_MOST_NAMED]))
     more = f" and {len(ranks) - _MOST_NAMED:,} more" if len(ranks) > _MOST_NAMED else ""
     return f"{word.removesuffix('s') if len(ranks) == 1 else word} {numbers}{more}"
 
 
 def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: Finding) -> pd.DataFrame:
-    """A rank's findings, where those about communication leave out its waiting for a rank that arrives late.
+    """A rank's findings, where those about communication exclude the wait for a late rank.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: F
         Its collectives, from `collective_calls`, with ``waiting_ns``.
     rank : int
     late : Finding
-        The one about the late rank, which waits for none.
+        The finding about the late rank.
     """
     name = late.rows[0].name
     if name == str(rank):

@@ -1,4 +1,4 @@
-"""What the hosts of ranks did whose collectives run there: the times of each step, and where the straggler was late."""
+"""Ranks whose collectives run on the host: the times of each step, and the place where the straggler was late."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perfnb.ranks.lanes import host_lane
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES
 
-#: Phases in which a step does its own work.
+#: Phases of a step's own work.
 _COMPUTES = ("host_to_device", "forward", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
 class HostRank:
-    """What the host of a rank did in its traced steps.
+    """The work of a rank's host in its traced steps.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class LateWork:
 
 
 def host_rank(recording: Recording) -> HostRank:
-    """Attribute a rank's steps."""
+    """Attribute the steps of a rank."""
     attribution = attribute(recording)
     traced = recording.steps[recording.steps["pass"] == "traced"]["step"].to_numpy(dtype=np.int64)
     cells = pd.DataFrame(
@@ -74,7 +74,7 @@ def host_rank(recording: Recording) -> HostRank:
 
 
 def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
-    """A rank's times per step with what its host computed and communicated."""
+    """A rank's times per step, with the computation and communication of its host."""
     own = host.phases.reindex(times["step"].astype("int64"))
     numbers = dict(enumerate(host.phases.index))
     flying: dict[int, float] = {}
@@ -95,13 +95,13 @@ def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
 
 
 def waits_alone(host: HostRank, base_ns: int) -> IntervalSet:
-    """When a rank did nothing but wait for collectives, with `base_ns` added to times."""
+    """The times when a rank only waited for collectives, with `base_ns` added."""
     mine = host.lane[(host.lane["part"] == "communication").to_numpy()]
     return union(mine["start_ns"].to_numpy() + base_ns, mine["end_ns"].to_numpy() + base_ns)
 
 
 def late_work(hosts: Mapping[int, HostRank], straggler: int | None) -> LateWork | None:
-    """The phase, and the layer in it, in which the straggler takes longest beyond the mean of the others."""
+    """The phase, and the layer in it, where the straggler exceeds the mean of the others most."""
     if straggler is None or straggler not in hosts or len(hosts) < 2:
         return None
     means = pd.DataFrame({rank: one.phases.mean() for rank, one in hosts.items()}).drop("communication")

@@ -1,4 +1,4 @@
-"""One step of all ranks on one clock: what each did when, and when each arrived at the collectives."""
+"""One step of all ranks on one clock: the work of each rank, and its arrivals at the collectives."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from perfnb.attribution.blocks import Kind
 from perfnb.attribution.device_work import step_windows, work_alone
 from perfnb.attribution.interval_sets import IntervalSet, difference, intersection, union
 
-#: Stretches of a lane that are drawn at most; shorter gaps than the span by this number are closed.
+#: Most stretches drawn per lane; gaps shorter than the span divided by this number are closed.
 _FINEST = 800
 
 
 @dataclass(frozen=True)
 class StepLanes:
-    """One step of the ranks, in milliseconds from the start of the first of them, on the clock of the first rank.
+    """One step of the ranks, in milliseconds from the earliest start, on the clock of the first rank.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ def host_lane(attribution: Attribution, numbers: np.ndarray) -> pd.DataFrame:
 
 
 def gpu_lane(events: pd.DataFrame) -> pd.DataFrame:
-    """What the GPUs of a rank did: the same columns; each moment is in the step in which it lies."""
+    """The work of a rank's GPUs: the same columns; each moment belongs to the step around it."""
     work = work_alone(events)
     communicates = work.sort == 1
     computing = union(work.start[work.sort == 0], work.end[work.sort == 0])
@@ -79,7 +79,7 @@ def gpu_lane(events: pd.DataFrame) -> pd.DataFrame:
 def step_lanes(
     lanes: Mapping[int, pd.DataFrame], collectives: pd.DataFrame, times: pd.DataFrame, ahead_ns: Mapping[int, int]
 ) -> StepLanes | None:
-    """The lanes of the step that took the ranks their median time; ``None`` if they have no step in common.
+    """The lanes of the step with the median time; ``None`` if the ranks have no step in common.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def step_lanes(
     times : DataFrame
         As in `RanksSummary`.
     ahead_ns : mapping of int to int
-        To be taken from the times of each rank's lane.
+        Subtracted from the times of each rank's lane.
     """
     steps = [set(lane["step"].unique().tolist()) for lane in lanes.values() if len(lane)]
     common = set.intersection(*steps) - {-1} if steps else set()
@@ -130,7 +130,7 @@ def step_lanes(
 
 
 def _closed(lane: pd.DataFrame, gap_ns: int) -> pd.DataFrame:
-    """A lane whose stretches of one part are joined across gaps too small to see."""
+    """Join stretches of one part across gaps too small to see."""
     joined = []
     for part in dict.fromkeys(lane["part"]):
         mine = lane[lane["part"] == part]

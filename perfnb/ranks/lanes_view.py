@@ -1,4 +1,4 @@
-"""One step of all ranks on one clock, and who waited for whom: a picture that no other section can show."""
+"""One step of all ranks on one clock, and who waited for whom: a picture of its own kind."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from perfnb.draw.document import Picture
 from perfnb.draw.palette import Mark
 from perfnb.ranks.lanes import StepLanes
 
-#: Most ranks and collectives that are drawn.
+#: Most ranks and collectives in the picture.
 _MOST, _MOST_LINES = 64, 40
-#: Width of pictures, room for the ranks' numbers, and the height of all lanes or rows within bounds.
+#: Width of pictures, room for the ranks' numbers, and bounds on the height of lanes and rows.
 _WIDTH, _LEFT, _LOW, _HIGH, _ALL = 900, 46, 9, 26, 640
 _LINES = (
     "Lines join the arrivals of the ranks at a collective, a dot marks the last; the rank above or below it that is "
@@ -22,13 +22,13 @@ _LINES = (
 
 
 def lanes_picture(lanes: StepLanes) -> Picture:
-    """What each rank did when, in one step on one clock."""
+    """One step of all ranks on one clock."""
     title = f"Step {lanes.step:,} of all ranks on one clock, {fmt.duration(lanes.span_ms)}"
     return Picture("lanes", title, lambda width: _lanes_text(lanes, width), lambda: _lanes_html(lanes, title))
 
 
 def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
-    """A bar of signs per rank, and who was last at the collective that was waited for longest."""
+    """A bar of characters per rank, and the last rank at the collective with the longest wait."""
     room, lines = max(20, width - 7), []
     scale = room / max(lanes.span_ms, 1e-9)
     for rank in _ranks(lanes):
@@ -77,7 +77,7 @@ def _on_hover(words: str) -> str:
 
 
 def _longest(lanes: StepLanes) -> str:
-    """The collective of the step that was waited for longest, in words."""
+    """The collective with the longest wait in the step, in words."""
     if not len(lanes.arrivals):
         return ""
     place = lanes.arrivals["place"].iloc[int(lanes.arrivals["waiting_ms"].to_numpy().argmax())]
@@ -86,7 +86,7 @@ def _longest(lanes: StepLanes) -> str:
     if not rows["waiting_ms"].max() > 0:
         return ""
     return (
-        f"Waited for longest: {escape.plain(last['kind'], 40)}, reached by rank {first['rank']} at "
+        f"Longest wait: {escape.plain(last['kind'], 40)}, reached by rank {first['rank']} at "
         f"{fmt.duration(first['at_ms'])} and by rank {last['rank']}, the last, at {fmt.duration(last['at_ms'])}."
     )
 
@@ -96,7 +96,7 @@ def _ranks(lanes: StepLanes) -> list[int]:
 
 
 def _marks(lanes: StepLanes) -> list[Mark]:
-    """What is drawn, without patterns, which lanes have no room for."""
+    """The drawing, without patterns, because lanes have no room for them."""
     return [replace(_mark(part), pattern="solid") for part in dict.fromkeys(lanes.lanes["part"])]
 
 

@@ -1,4 +1,4 @@
-"""Whether the evidence carries the verdict that a rank is waited for: pure figures."""
+"""Whether the evidence is enough to name the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-#: Chance that one of several equal ranks is called a straggler.
+#: Probability that one of several equal ranks is called a straggler.
 _ERROR = 0.1
 #: Fewest steps that give an interval.
 _STEPS = 3
@@ -16,7 +16,7 @@ _STEPS = 3
 
 @dataclass(frozen=True)
 class Lateness:
-    """How much longer than a rank another one waited in the collectives that both share.
+    """How much longer the other ranks waited than this one, in the collectives they share.
 
     Attributes
     ----------
@@ -26,13 +26,13 @@ class Lateness:
     low_ms, high_ms : float or None
         Interval of this mean over steps; ``None`` with fewer than three steps, or if it does not exclude 0.
     longer : int
-        Collectives in which the other waited longer.
+        Collectives where the other waited longer.
     steps, collectives : int
-        How many there are.
+        Numbers of steps and collectives.
     certain : bool
-        Whether that is more than chance: by the interval over steps, or because nearly all collectives agree.
+        Whether this is unlikely to be chance: by the interval over steps, or because nearly all collectives agree.
     too_few : bool
-        Whether even equal values would not be enough.
+        Whether there are too few values for any verdict.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class Lateness:
 
 
 def judge_lateness(rank: int, more: pd.DataFrame, ranks: int) -> Lateness:
-    """Judge the differences of `waited_beyond`; the more `ranks`, the more likely one of them is late by chance."""
+    """Judge the differences of `waited_beyond`; with more `ranks`, one of them is more likely to be late by chance."""
     error = _ERROR / max(ranks, 2)
     each = more["more_ms"].to_numpy(dtype=float)
     by_step = more.groupby("step")["more_ms"].sum().to_numpy(dtype=float)
@@ -57,7 +57,7 @@ def judge_lateness(rank: int, more: pd.DataFrame, ranks: int) -> Lateness:
         low, high = float(by_step.mean() - half), float(by_step.mean() + half)
     longer, shorter = int((each > 0).sum()), int((each < 0).sum())
     by_interval = low is not None and low > 0
-    # The chance of so many or more, if either were as likely.
+    # The probability of at least so many, if both directions were equally likely.
     by_sign = longer > 0 and float(special.bdtr(shorter, longer + shorter, 0.5)) <= error
     return Lateness(
         rank,

@@ -33,14 +33,14 @@ from perfnb.recording.schema import conform
 from perfnb.recording.store import SavedFolder
 from perfnb.trace.trace_file import Limits
 
-#: Most ranks whose own findings the report asks for: each is analysed as a whole.
+#: Most ranks whose own findings appear in the report, because each needs a whole analysis.
 _MOST_ASKED = 8
 
 
 class Ranks(Documented):
-    """Profiles of several ranks of one job. A notebook displays it; ``ranks[3]`` is the profile of rank 3.
+    """Profiles of several ranks of one job. A notebook displays the report; ``ranks[3]`` is the profile of rank 3.
 
-    The tables are those of the profiles one after another, with the column ``rank``.
+    Each table concatenates the tables of the profiles and adds the column ``rank``.
     """
 
     def __init__(self, profiles: Sequence[Profile]) -> None:
@@ -48,7 +48,7 @@ class Ranks(Documented):
 
     @property
     def ranks(self) -> list[int]:
-        """Numbers of the ranks."""
+        """The rank numbers."""
         return list(self._profiles)
 
     def __getitem__(self, rank: int) -> Profile:
@@ -74,7 +74,7 @@ class Ranks(Documented):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """Every step of each rank."""
+        """All steps of each rank."""
         return pd.concat([profile.steps for profile in self], ignore_index=True)
 
     @property
@@ -99,7 +99,7 @@ class Ranks(Documented):
 
     @property
     def collectives(self) -> pd.DataFrame:
-        """`Profile.collectives` per rank, with waiting for the last rank and transfer apart where ranks match."""
+        """`Profile.collectives` of each rank, with waiting and transfer separated where ranks match."""
         return self._collectives.copy()
 
     @cached_property
@@ -116,7 +116,7 @@ class Ranks(Documented):
         return pd.concat(parts, ignore_index=True)
 
     def _calls(self, rank: int) -> tuple[pd.DataFrame, int]:
-        """A rank's collectives, with their waiting, and the number of its steps."""
+        """The collectives of a rank, with their waiting, and its number of steps."""
         analysis = self._profiles[rank]._analysis
         assert analysis.attribution is not None  # callers leave out ranks without events
         assert analysis.collectives is not None
@@ -124,7 +124,7 @@ class Ranks(Documented):
 
     @cached_property
     def _buckets(self) -> BucketSizes | None:
-        """What other sizes of DDP's buckets could save, from the first rank that has matching collectives."""
+        """The possible saving of other DDP bucket sizes, from the first rank with matching collectives."""
         return bucket_sizes(*self._calls(self._summary.matched[0])) if self._summary.matched else None
 
     @property
@@ -144,9 +144,9 @@ class Ranks(Documented):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """The findings of each rank, and with ``rank`` missing those about all ranks.
+        """The findings of each rank, and those about the whole job, where ``rank`` is missing.
 
-        Those are a straggler, unbalanced input and bucket sizes.
+        Findings about the job cover a straggler, unbalanced input, bucket sizes, and exposed copies and communication.
         """
         return self._findings_of_job_and(self._profiles)
 
@@ -163,7 +163,7 @@ class Ranks(Documented):
 
     @cached_property
     def _facts(self) -> RanksFacts:
-        """What is argued from: of the mean timed step of the ranks if all have timed theirs, else of the traced one."""
+        """The facts for the rules: about the mean timed step if all ranks have one, else about the traced step."""
         medians = [fmt.known(profile.timing.median_ms) for profile in self]
         known = [ms for ms in medians if ms is not None]
         is_timed = known and len(known) == len(medians)
@@ -175,7 +175,7 @@ class Ranks(Documented):
         return found_by(RULES, self._facts, self._facts.step_ms)
 
     def _findings_of(self, rank: int) -> pd.DataFrame:
-        """The findings of a rank, which leave out what those about the job cover."""
+        """The findings of a rank, without the costs that findings about the job cover."""
         profile = self._profiles[rank]
         late = next((one for one in self._found_in_job if one.rows[0].kind == "rank"), None)
         if late is None or profile._is_reduced or profile._recording.events.empty:
@@ -184,7 +184,7 @@ class Ranks(Documented):
 
     @property
     def times(self) -> pd.DataFrame:
-        """What each rank's GPUs did in each step, in ms; its host where that runs the collectives (gloo, MPI).
+        """The time of each rank's GPUs in each step, in ms, or of its host where that runs the collectives (gloo, MPI).
 
         Computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``), copying, copying
         alone (``copying_ms``), idle, and waiting in collectives for the last rank to arrive (``waiting_ms``, if
@@ -194,16 +194,16 @@ class Ranks(Documented):
 
     @property
     def clocks(self) -> pd.DataFrame:
-        """How far each rank's clock is ahead of that of rank ``reference``, from the ends of matching collectives.
+        """How far each rank's clock is ahead of the clock of rank ``reference``, from the ends of matching collectives.
 
-        ``reference`` is the first of the ranks it shares collectives with, directly or through others. Missing if no
-        collectives matched, or several offsets fit.
+        ``reference`` is the first of the ranks that it shares collectives with, directly or through others. Missing if
+        no collectives matched, or several offsets fit.
         """
         return self._summary.clocks.copy()
 
     @property
     def straggler(self) -> int | None:
-        """The rank that the others wait for in collectives, if one stands out among those loaded."""
+        """The loaded rank that the others wait for in collectives, if one stands out."""
         return self._summary.straggler
 
     @property
@@ -212,7 +212,7 @@ class Ranks(Documented):
         return {rank: profile.meta for rank, profile in self._profiles.items()}
 
     def compare(self, other: object) -> NoReturn:
-        """Ranks are compared one by one: ``a[0].compare(b[0])``.
+        """Always raises an error, because ranks are compared one by one: ``a[0].compare(b[0])``.
 
         Raises
         ------
@@ -220,7 +220,7 @@ class Ranks(Documented):
             Always.
         """
         raise TypeError(
-            "Several ranks cannot be compared at once, since what a rank waits for depends on the others. Compare one "
+            "Several ranks cannot be compared at once, because the waits of a rank depend on the others. Compare one "
             "rank with one: a[0].compare(b[0])."
         )
 
@@ -230,7 +230,7 @@ class Ranks(Documented):
         Raises
         ------
         RecordingError
-            If something else stands there, or it cannot be written.
+            If something else is there, or it cannot be written.
         """
         parts = {rank_folder(rank): profile.save for rank, profile in self._profiles.items()}
         return store.save(RANKS, {}, {"ranks": self.ranks}, path, parts=parts)
@@ -254,7 +254,7 @@ class Ranks(Documented):
         traced = self._summary.times
         count = min((len(times[rank].samples_ms) for rank in timed), default=0)
         steps = JobSteps(timed, count, traced["step"].nunique(), float(traced["wall_ms"].mean()))
-        if len(timed) == len(self) <= _MOST_ASKED:  # perfnb profiled a few ranks: their own findings are cheap
+        if len(timed) == len(self) <= _MOST_ASKED:  # few ranks that perfnb profiled itself: cheap
             table = self._findings_of_job_and(self._profiles)
         else:
             table = self._findings_of_job_and((), *found_by(IN_ALL, facts, facts.step_ms))
@@ -262,9 +262,9 @@ class Ranks(Documented):
 
 
 def load_ranks(path: Path) -> Ranks:
-    """Read what `Ranks.save`, or each rank of a job, wrote.
+    """Read the files that `Ranks.save`, or each rank of a job, wrote.
 
-    Ranks of a job that saved nothing there are left out.
+    Ranks that saved nothing there are left out.
 
     Raises
     ------
@@ -288,7 +288,7 @@ def load_ranks(path: Path) -> Ranks:
 
 
 def of_recordings(recordings: Sequence[Recording]) -> Ranks:
-    """The ranks that one trace file holds."""
+    """The ranks in one trace file."""
     return Ranks(list(map(Profile, in_rank_order(recordings))))
 
 

@@ -1,4 +1,4 @@
-"""Several ranks of one job: what each computed and waited for, who held the others up, and whether they match."""
+"""Several ranks of one job: computation and waits of each, the straggler, and doubts about their match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import is_one_of
 from perfnb.trace_names import DEVICE_WORK
 
-#: How much longer than the straggler the others must have waited, as a share of the step.
+#: Least extra wait of the others for a straggler, as a share of the step.
 _STRAGGLES = 0.01
 _TIMES = ("computation_ms", "communication_ms", "overlap_ms", "memcpy_ms", "busy_ms", "idle_ms")
 #: Placeholder for a device without a name in the trace.
@@ -29,24 +29,24 @@ _NAMELESS = re.compile(r"GPU \d+")
 
 @dataclass(frozen=True)
 class Doubts:
-    """Reasons not to read traces as all ranks of one job; empty or 0 if there are none.
+    """Reasons why the traces may not be all ranks of one job; empty or 0 if there are none.
 
     Attributes
     ----------
     absent : int
-        Ranks of the job that are not loaded.
+        Number of ranks that are not loaded.
     world_size : int or None
-        Ranks of the job, if the traces say so and agree.
+        Ranks of the job, if the traces name it and agree.
     world_sizes : dict of int to tuple of int
         Ranks by the world size in their traces, if these differ.
     devices : dict of str to tuple of int
         Ranks by the names of their GPUs, if these differ.
     one_rank : dict of int to tuple of int
-        Renumbered ranks, by the one rank that their traces or file names all give.
+        Renumbered ranks, by the rank that all their traces or file names name.
     on_host : bool
-        Whether none of them recorded work of a GPU, so that no collectives can be seen.
+        Whether none of them recorded GPU work, so that no collectives are visible.
     reduced : bool
-        Whether some were reduced to their tables, which have no events.
+        Whether some profiles were reduced to their tables, which have no events.
     """
 
     absent: int
@@ -60,7 +60,7 @@ class Doubts:
 
 @dataclass(frozen=True)
 class RanksSummary:
-    """Everything that is shown about several ranks.
+    """All facts about several ranks that the report shows.
 
     Attributes
     ----------
@@ -75,29 +75,29 @@ class RanksSummary:
         Indexed by ``rank``: ``ahead_us`` of the clock of rank ``reference`` (the first of the ranks it shares
         collectives with, directly or through others), ``spread_us``, ``collectives``.
     straggler : int or None
-        The rank that the ranks it shares collectives with waited for, if one stands out.
+        The rank that others waited for in shared collectives, if one stands out.
     lateness : Lateness or None
-        The evidence for that, or why it is not enough, if they waited for one at all.
+        The evidence for the straggler, or why it is not enough; ``None`` if nobody waited.
     doubts : Doubts
-        Reasons not to read them as all ranks of one job.
+        Reasons why these may not be all ranks of one job.
     matched : tuple of int
-        Ranks with collectives that were found on others too.
+        Ranks with collectives that were also found on other ranks.
     parts : DataFrame
-        What the GPUs of each rank did in the mean step, indexed by ``rank``, in milliseconds that do not overlap:
+        The mean step of each rank's GPUs, indexed by ``rank``, in milliseconds that do not overlap:
         ``computing_ms`` (while not communicating), ``both_ms``, ``exposed_ms``, ``copying_ms``, ``idle_ms``. On the
         host, computing is the time in forward, loss, backward and the optimizer, and idle is what is neither that nor
         communicating alone.
     collectives : DataFrame
-        Those found on several ranks: ``rank``, ``step``, ``kind``, ``group``, ``start_ns``, ``end_ns`` (on the rank's
-        own clock), ``on_host``, ``place`` (the same for the same collective), ``waiting_ns``, ``is_last``.
+        Collectives found on several ranks: ``rank``, ``step``, ``kind``, ``group``, ``start_ns``, ``end_ns`` (on the
+        rank's own clock), ``on_host``, ``place`` (the same for the same collective), ``waiting_ns``, ``is_last``.
     late : LateWork or None
-        Where the straggler was late, if it can be told.
+        The place where the straggler was late, if known.
     host : mapping of int to HostRank or None
-        What the host did, for ranks whose collectives it ran.
+        The work of the host, for ranks whose collectives it ran.
     samples : mapping of int to float
         Mean number of samples in a step, for ranks that recorded it.
     base_ns : mapping of int to int
-        What was added to the times of each rank's events.
+        The offset added to the times of each rank's events.
     lanes : StepLanes or None
         One step of all ranks on one clock, if their clocks are known.
     """
@@ -119,7 +119,7 @@ class RanksSummary:
 
 
 def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
-    """Compare recordings of different ranks."""
+    """Compare the recordings of different ranks."""
     parts: list[pd.DataFrame] = []
     tables: dict[int, pd.DataFrame] = {}
     lanes: dict[int, pd.DataFrame] = {}
@@ -166,7 +166,7 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
 
 
 def with_waits(calls: pd.DataFrame, summary: RanksSummary, rank: int) -> pd.DataFrame:
-    """A rank's collectives, from `collective_calls`, with ``waiting_ns`` where they were found on other ranks."""
+    """The collectives of a rank, from `collective_calls`, with ``waiting_ns`` where they were found on other ranks."""
     mine = summary.collectives[summary.collectives["rank"] == rank]
     base = summary.base_ns[rank]
     known = pd.DataFrame(
@@ -205,15 +205,15 @@ def _parts(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def _only_step(recording: Recording) -> int | None:
-    """The number of the one step that stands for the whole trace, if the trace marks no steps."""
+    """The number of the single step that represents the whole trace, if the trace marks no steps."""
     whole = recording.is_from_trace and not recording.meta["trace"]["steps_marked"]
     return int(recording.steps["step"].iloc[0]) if whole and len(recording.steps) else None
 
 
 def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
-    """The rank for which every rank it shares collectives with waited clearly longer than it did, if there is one.
+    """The rank that waited clearly less than every rank it shares collectives with, if there is one.
 
-    Of several, as with groups of ranks that have nothing in common, the one that was clearly waited for the most.
+    If there are several (groups of ranks with nothing in common), the one with the longest clear wait.
     """
     mean = times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
     if len(mean) < 2 or mean["waiting_ms"].isna().any():
@@ -226,7 +226,7 @@ def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
 
 
 def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
-    """What the recordings say about themselves that does not fit together."""
+    """Contradictions in the recordings' own descriptions."""
     sizes = _grouped((_told(one, "world_size"), one.rank) for one in recordings)
     size = next(iter(sizes)) if len(sizes) == 1 else None
     devices = _grouped((_devices(one), one.rank) for one in recordings)
@@ -243,7 +243,7 @@ def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
 
 
 def _grouped(pairs: Iterable[tuple[Hashable, int]]) -> dict[Any, tuple[int, ...]]:
-    """Ranks by what is known of them; unknown ones are left out."""
+    """Ranks grouped by a known value; ranks without one are left out."""
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for key, rank in pairs:
         if key is not None:
@@ -259,7 +259,7 @@ def _told(recording: Recording, name: str) -> int | None:
 def _devices(recording: Recording) -> str | None:
     names = {str(name) for name in recording.meta.get("environment", {}).get("gpus", [])}
     named = sorted(name for name in names if not _NAMELESS.fullmatch(name))
-    if not named:  # a trace may name other devices of the machine, of the same kind as the one in use
+    if not named:  # a trace may also name unused devices of the same kind
         others = [device for device in recording.meta.get("devices", []) if isinstance(device, dict)]
         named = sorted({device["name"] for device in others if isinstance(device.get("name"), str)})
     return ", ".join(named) or None

@@ -1,4 +1,4 @@
-"""Several ranks of one job as a document: what holds them up, what each did per step, and who waited for whom."""
+"""Several ranks of one job as a document: the cause of delay, each rank's step, and who waited for whom."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from perfnb.ranks.findings import listed
 from perfnb.ranks.lanes_view import lanes_picture
 from perfnb.ranks.summary import RanksSummary
 
-#: Most ranks and steps that are drawn, and findings that are shown.
+#: Most ranks and steps in pictures, and most findings in the table.
 _MOST, _MOST_STEPS, _MOST_FINDINGS = 64, 60, 4
-#: How many times as long as timed steps the traced ones may take before a note says so.
+#: How many times as long as timed steps the traced ones may take without a note.
 _UNLIKE = 1.5
 _COLUMNS = {
     "wall_ms": Column("step", "ms"),
@@ -32,7 +32,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class JobSteps:
-    """The steps of a job: medians of timed ones by rank, how many each timed, and how many were traced."""
+    """The steps of a job: median timed step by rank, number of timed steps, and number of traced steps."""
 
     timed_ms: dict[int, float]
     timed: int
@@ -43,7 +43,7 @@ class JobSteps:
 def ranks_document(
     summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None = None
 ) -> Document:
-    """What holds a job up, what each rank did in its mean step, and who waited for whom."""
+    """The cause of a job's delay, the mean step of each rank, and who waited for whom."""
     count, size = fmt.counted(len(summary.names), "rank"), summary.doubts.world_size
     return Document(
         "ranks",
@@ -67,7 +67,7 @@ def _figures(steps: JobSteps) -> Iterator[Figure]:
 
 
 def _verdict(summary: RanksSummary, findings: Findings) -> Verdict:
-    """The finding that decides, or else whether a rank is waited for."""
+    """The decisive finding, or else whether the ranks wait for one."""
     if (place := findings.verdict.finding) is not None:
         return verdict_of_finding(findings, place)
     if not summary.matched:
@@ -79,8 +79,8 @@ def _verdict(summary: RanksSummary, findings: Findings) -> Verdict:
 def _why_unmatched(summary: RanksSummary) -> str:
     if summary.doubts.reduced:
         return (
-            "These profiles were reduced to their tables when they were made, so what the GPUs did at the same time, "
-            "waiting times and clocks are not known. Make them with keep_trace=True."
+            "These profiles were reduced to their tables when they were made, so overlap, waiting times and clocks are "
+            "not known. Make them with keep_trace=True."
         )
     if summary.doubts.on_host:
         return (
@@ -92,7 +92,7 @@ def _why_unmatched(summary: RanksSummary) -> str:
 
 
 def _undecided(summary: RanksSummary) -> str:
-    """Why the rank that was waited for the most is not called a straggler."""
+    """Why the rank with the longest waits is not called a straggler."""
     late = summary.lateness
     if late is None or late.certain:
         return ""
@@ -112,7 +112,7 @@ def _sections(summary: RanksSummary, findings: Findings) -> Iterator[Section]:
         yield Heat(title, "ms", [f"rank {rank}" for rank in waits.index], list(map(str, waits)), values, "step")
     if summary.lanes is not None:
         yield lanes_picture(summary.lanes)
-    if len(findings.table) > (findings.verdict.finding is not None):  # the verdict says all about a single one
+    if len(findings.table) > (findings.verdict.finding is not None):  # the verdict covers a single finding
         count = len(findings.table)
         of = f" ({_MOST_FINDINGS} of {count}; all are in .findings)" if count > _MOST_FINDINGS else ""
         cards = finding_cards(findings, f"What each finding costs at most per step{of}")
@@ -121,7 +121,7 @@ def _sections(summary: RanksSummary, findings: Findings) -> Iterator[Section]:
 
 
 def _bars(summary: RanksSummary) -> Bars:
-    """Where the mean step of each rank goes: its phases where the host runs the collectives, else its GPUs' time."""
+    """The mean step of each rank: its phases where the host runs the collectives, else the time of its GPUs."""
     hosts = {rank: host.phases.mean() for rank, host in summary.host.items() if host is not None}
     if len(hosts) == len(summary.names):
         parts = {rank: {palette.mark(str(phase)): ms for phase, ms in means.items()} for rank, means in hosts.items()}
@@ -156,7 +156,7 @@ def _table(summary: RanksSummary) -> Table:
 
 
 def _notes(summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None) -> Iterator[str]:
-    """Reasons for doubt, what buckets cost, how far the clocks are apart, and what the words mean."""
+    """Reasons for doubt, the cost of buckets, the offsets of the clocks, and the meaning of the words."""
     if steps.timed_ms:
         ms = max(steps.timed_ms.values())
         if not 1 / _UNLIKE <= steps.traced_ms / ms <= _UNLIKE:
@@ -186,7 +186,7 @@ def _clocks(summary: RanksSummary) -> Iterator[str]:
         parts = "; ".join(listed(list(part.index)) for _, part in known.groupby("reference"))
         yield (
             f"These groups share no collectives that could be matched: {parts}. Clocks are relative to the first rank "
-            "of each group; how far the groups are apart is not known."
+            "of each group; the offset between the groups is unknown."
         )
     others = known[(known["reference"] != known.index).fillna(False)]
     if len(others):
@@ -209,7 +209,7 @@ def _doubts(summary: RanksSummary) -> Iterator[str]:
             f"{doubts.absent:,} may have held these up."
         )
     elif doubts.world_size is not None and loaded > doubts.world_size:
-        yield f"The traces say the job has {fmt.counted(doubts.world_size, 'rank')}, but {loaded:,} are loaded."
+        yield f"By its traces, the job has {fmt.counted(doubts.world_size, 'rank')}, but {loaded:,} are loaded."
     if doubts.world_sizes:
         sizes = "; ".join(f"{size:,} ({listed(ranks)})" for size, ranks in sorted(doubts.world_sizes.items()))
         yield f"The traces disagree on the number of ranks, so they are not from one job: {sizes}."

@@ -46,7 +46,7 @@ _MOST_NAMES = 1000
 _CALL = re.compile(r"nn\.Module: (?P<name>.*)", re.DOTALL)
 _LIGHTNING = re.compile(r"\[pl\]\[module\](?:[\w<>]+\.)*(?P<kind>[\w<>]+): (?P<name>.+)")
 _NUMBER = re.compile(r"_[0-9]+$")
-#: The key beside the events under which perfnb writes layers.
+#: The key next to the events where perfnb writes layers.
 KEY = "perfnb"
 
 
@@ -58,7 +58,7 @@ def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.Dat
     trace : TraceColumns
     rows : ndarray
     spans : sequence of str
-        Categories in which perfnb's layer spans are. Their names lose their numbers, which ``span`` holds.
+        Categories of perfnb's layer spans. Their names lose their numbers, which ``span`` holds.
     """
     numbers = np.array([number_behind(LAYER_SPAN, name) for name in trace.names], dtype=np.int64)
     names = [LAYER_SPAN if number != MISSING else name for number, name in zip(numbers, trace.names, strict=True)]
@@ -98,7 +98,7 @@ def categorical(labels: Sequence[str], codes: Ints) -> pd.Categorical:
 def with_places(trace: TraceColumns) -> TraceColumns:
     """Give device ranges without a device and stream those of work with the same pid and tid.
 
-    torch writes such ranges beside their work without saying which stream they are on.
+    torch writes such ranges next to their work without naming their stream.
     """
     lost = np.flatnonzero(is_in(trace, DEVICE_RANGES) & (trace.device == MISSING) & (trace.stream == MISSING))
     known = np.flatnonzero(is_in(trace, DEVICE_WORK) & (trace.device != MISSING) & (trace.stream != MISSING))
@@ -334,7 +334,7 @@ def _depths(parents: Sequence[int]) -> list[int]:
 
 
 def _names(label: list[str], parent: list[int], whole: bool) -> list[str]:
-    """Return the path to each layer; layers of several processes are told apart by a number."""
+    """Return the path to each layer; a number distinguishes layers of several processes."""
     names: list[str] = []
     taken: dict[str, int] = {}
     for text, above in zip(label, parent, strict=True):

@@ -1,4 +1,4 @@
-"""The folder of a job: each rank saves its own profile there, beside a small file that says so."""
+"""The folder of a job: each rank saves its own profile there, and a small file marks the folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.recording.store import SavedKind, facts_text
 
 
 class SavedRanks(TypedDict):
-    """What saved ranks say beside their profiles."""
+    """What saved ranks hold apart from their profiles."""
 
     ranks: Annotated[list[Rank], Meta(min_length=1)]
     #: Whether each rank saves its own, so that some may be missing: not saved yet, or elsewhere.

@@ -36,7 +36,7 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Forest:
     """Find the smallest interval around each interval of the same thread.
 
     Intervals of a thread nest, like those of a call stack. Of two equal intervals the first in the arrays is the outer.
-    An interval that starts where another ends is beside it.
+    An interval that starts where another ends is next to it.
     """
     forest = Forest(np.full(len(start), NONE, dtype=np.int64), np.zeros(len(start), dtype=np.int64))
     # An empty interval lasts a nanosecond here, so that it is inside the one that starts with it.

@@ -1,7 +1,7 @@
-"""What was found when something was saved: a few dated facts, by which a list of many saved things is made.
+"""What was found when something was saved: a few dated facts, which make a list of many saved things possible.
 
-They stand in the JSON file of a saved profile, run or report under ``outcome``, and are never computed again: they say
-what perfnb found then. Any reader of JSON can list them.
+They are in the JSON file of a saved profile, run or report under ``outcome``, and are never computed again: they record
+perfnb's findings at that time. Any reader of JSON can list them.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def trace_files(folder: Path) -> list[Path]:
     whole = {path.name.removesuffix(_XSPACE) for path in files if path.name.endswith(_XSPACE)}
     copies = {"perfetto_trace.json.gz" if whole else "", *(f"{name}.trace.json.gz" for name in whole)}
     files = [path for path in files if path.name not in copies]
-    # Other programs keep SQLite files, too, beside traces or not.
+    # Other programs keep SQLite files, too, next to traces or not.
     exports = [path for path in files if path.name.lower().endswith((".sqlite", ".sqlite.gz"))]
     files = [path for path in files if path not in exports] or [path for path in exports if reader_of(path) is not None]
     return sorted(
@@ -194,7 +194,7 @@ def _gathered(tasks: Sequence[Future[list[Recording] | str]], sizes: Sequence[in
 
 
 class _Processes(ThreadPoolExecutor):
-    """Python processes that each read a file and run none of the caller's code; killed if the block fails."""
+    """Python processes that each read a file and run no code of the caller; killed if the block fails."""
 
     def __init__(self) -> None:
         super().__init__(os.cpu_count())

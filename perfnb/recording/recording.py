@@ -85,7 +85,7 @@ class PythonRecord:
     ----------
     tree : DataFrame
         One row per call, after the call around it: ``parent`` (its row, -1 for none), ``kind`` (``phase``, ``layer``,
-        ``worker``, ``own`` for a function of the user's, ``other``), ``name``, ``file``, ``line`` (-1 for none),
+        ``worker``, ``own`` for a user function, ``other``), ``name``, ``file``, ``line`` (-1 for none),
         ``code`` (the line's text in the user's functions), ``self_ns`` and ``samples`` of those that ended in it, of
         all steps.
     """
@@ -226,7 +226,7 @@ class Recording:
         return replace(self, events=events)
 
     def frames(self) -> dict[str, pd.DataFrame]:
-        """Return the frames by name, as they are saved."""
+        """Return the frames by name, in saved form."""
         frames = {"events": self.events, "steps": self.steps, "modules": self.modules, "spans": self.spans}
         for name in PARTS:
             part = getattr(self, name)

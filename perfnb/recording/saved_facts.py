@@ -1,6 +1,6 @@
 """The facts saved with frames: their types and ranges, by which msgspec checks a file that may have been altered.
 
-Keys that are not listed here are kept as they are.
+Keys that are not listed here are kept unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Plain = bool | Whole | Number | str | None
 
 
 class Noise(TypedDict, total=False):
-    """What happened beside the steps, as `perfnb.step.environment` reports it."""
+    """What happened next to the steps, as `perfnb.step.environment` reports it."""
 
     cpus: Count | None
     load_before: Amount

@@ -1,4 +1,4 @@
-"""Saving and loading recordings: the frames of a saved profile, decoded as far as they are asked for."""
+"""Saving and loading recordings: the frames of a saved profile, decoded only where needed."""
 
 from __future__ import annotations
 

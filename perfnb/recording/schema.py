@@ -19,7 +19,7 @@ from perfnb.telemetry.metrics import METRIC_WORDS
 #: Phases of a step, in their usual order. Communication is what nothing hides: the step only waits for it.
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "communication", "other")
 
-#: The passes in which a step is executed. ``lead_in`` opens the trace and is not analysed; ``trial`` runs with one
+#: The passes that execute a step. ``lead_in`` opens the trace and is not analysed; ``trial`` runs with one
 #: thread per core if torch uses another number; in ``recompiled``, models are compiled once more; Python's stacks are
 #: taken in ``sampled``.
 PASSES = ("warmup", "timed", "trial", "recompiled", "lead_in", "traced", "sampled", "counted")

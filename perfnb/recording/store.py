@@ -43,7 +43,7 @@ class SavedKind:
     word : str
         Its name: ``profile``.
     facts : type
-        The type of the facts, as msgspec checks it. Facts that it does not list are kept as they are.
+        The type of the facts, as msgspec checks it. Facts that it does not list are kept unchanged.
     frames : mapping of str to Columns
         The frames it may hold, and their columns.
     parts : SavedKind, optional
@@ -185,7 +185,7 @@ class SavedFolder:
         return self.file(name).frame()
 
     def damaged(self, file: str, why: str) -> RecordingError:
-        """Return the error for a file in which something is wrong."""
+        """Return the error for a damaged file."""
         return RecordingError(f"{self.source / file} is damaged: {why}.")
 
 

@@ -1,6 +1,6 @@
-"""Text in frames: one type under every pandas, in which missing text is ``NaN`` and stays missing.
+"""Text in frames: one type under every pandas, where missing text is ``NaN`` and stays missing.
 
-The type is pandas 3's ``str``. In pandas 2 that name means Python objects, in which ``None``, ``NaN`` and ``NA`` mix
+The type is pandas 3's ``str``. In pandas 2 that name means Python objects, where ``None``, ``NaN`` and ``NA`` mix
 and a conversion turns each into a word; the same type exists there under another name, and needs pyarrow. Questions
 about the text of events are asked once per distinct text rather than once per event.
 """

@@ -66,7 +66,7 @@ class RooflineLevels:
     others: float = 0.0
     #: The dtype whose ceiling `utilisation` is a share of.
     dtype: str | None = None
-    #: Measured FLOP/s of the dtypes in which part of this step computed faster. Its rate then replaces the peak: how
+    #: Measured FLOP/s of the dtypes where part of this step computed faster. Its rate then replaces the peak: how
     #: much faster large products would be is unknown.
     refuted: Mapping[str, float] = field(default_factory=dict)
     #: Means of a watched GPU's hardware counters over the timed steps, 0 to 1, by column of ``samples``.

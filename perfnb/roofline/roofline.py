@@ -38,7 +38,7 @@ class Roofline(Documented, RooflineLevels):
     dtype : str or None
         The dtype whose peak `utilisation` is a share of.
     refuted : mapping of str to float
-        Measured FLOP/s of the dtypes in which part of this step was faster; `peaks` has its rate.
+        Measured FLOP/s of the dtypes where part of this step was faster; `peaks` has its rate.
     others : float
         Share of the CPUs that other programs used while the peaks were measured, 0 to 1.
     counters : mapping of str to float

@@ -55,7 +55,7 @@ def roofline_verdict(roofline: RooflineLevels) -> Verdict:
     reached, parts = roofline.reached, roofline.parts
     if reached is None:
         known = "Nothing that was counted has a roof" if roofline.peaks else "The machine's ceilings are not known"
-        return Verdict("open", f"{known}, so nothing says how close the step comes to the machine's limits.")
+        return Verdict("open", f"{known}, so how close the step comes to the machine's limits is unknown.")
     who = "ops" if (parts["kind"] == "op").all() else "layers"
     what = f"the {who} reach {fmt.share(reached)} of what the machine allows"
     if reached < _FAR:

@@ -11,7 +11,7 @@ import numpy as np
 from perfnb.recording.nesting import NONE, Floats
 from perfnb.stacks.tree import CallTree, Function
 
-#: Most calls of a tree, and the least share of the whole that is a call of its own: the same function comes in many
+#: Most calls of a tree, and the least share of the whole that is drawn as a call: the same function comes in many
 #: stacks, so that all of them could be endless.
 _MOST_CALLS, _LEAST = 5_000, 1 / 20_000
 
@@ -21,9 +21,9 @@ def tree_of_callers(
 ) -> CallTree | None:
     """Divide the time of each function among its callers, as if it took every one of them the same way.
 
-    A function's time inside a caller is that of the calls between the two, as a share of the caller's; it is divided
-    among the function itself and what it calls as all of its time is. A function inside itself is left out, and what
-    takes little stays in its caller. ``None`` if no time is known.
+    A function's time inside a caller is that of the calls between the two, as a share of the caller's time. It is
+    divided among the function itself and its callees in the same proportions as all of its time. A function inside
+    itself is left out, and what takes little stays in its caller. ``None`` if no time is known.
 
     Parameters
     ----------

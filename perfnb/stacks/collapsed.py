@@ -69,10 +69,10 @@ def read(path: Path, limits: Limits) -> HostRecord:
         samples = 0 if in_us else round(value)
         builder.add([functions[place] for place in frames], value / 1e3 if in_us else value, samples)
     notes = [
-        "The file does not say what its counts are. They are read as microseconds, because the calls are named as by "
-        "torch's export_stacks."
+        "The file does not name the unit of its counts. They are read as microseconds, because the calls are named "
+        "as by torch's export_stacks."
         if in_us
-        else "The file does not say what its counts are. They are read as samples; how long one stands for is n/a."
+        else "The file does not name the unit of its counts. They are read as samples of unknown length."
     ]
     if 0 < idle < 2**62:
         notes.append(f"{idle:,.0f} counts without a stack, as py-spy writes of an idle thread: left out.")

@@ -77,7 +77,7 @@ class Format:
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """Every format, in the order in which they are asked."""
+    """Every format, in the order they are asked."""
     return tuple(resolve_name(name) for name in FORMATS)
 
 

@@ -86,7 +86,7 @@ class CallTree:
         return total
 
     def with_outer(self, values: Sequence[int]) -> Ints:
-        """The sum over each call and all around it of what its function has in `values`."""
+        """The sum over each call and all around it of its function's entry in `values`."""
         total = np.array(values, dtype=np.int64)[self.function] if len(self) else self.function.copy()
         for level in self.levels[1:]:
             total[level] += total[self.parent[level]]

@@ -22,7 +22,7 @@ BLOCKS, FEWEST_BLOCKS, SHORTEST = 20, 6, 5
 FINE_BLOCKS = 60
 #: A change that chance gives more often than this is none.
 _LEVEL = 0.01
-#: Fewest blocks on either side of a change, and most changes told apart.
+#: Fewest blocks on either side of a change, and most changes that are separated.
 _FEWEST_ASIDE, _MOST_CHANGES = 3, 3
 
 

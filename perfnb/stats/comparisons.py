@@ -45,7 +45,7 @@ class PairedComparison:
     pairs : int
         Number of pairs.
     correlation : float
-        Lag-1 autocorrelation of the log ratios, for which the intervals are widened; 0 if it is not above chance.
+        Lag-1 autocorrelation of the log ratios, which widens the intervals; 0 if it is not above chance.
     confidence : float
         Confidence of `ratio_ci`.
     """
@@ -235,7 +235,7 @@ def compare_all(
     dict
         By (baseline, candidate). ``ratio_ci`` and ``equivalence_ci`` are simultaneous (Bonferroni): each of m
         comparisons leaves out an m-th part of 5 % (or 10 %). ``p_value`` is Holm's, which rejects more often than those
-        intervals; there is a difference if either says so, so an interval can just include 1 although the verdict is
+        intervals; there is a difference if either finds one, so an interval can just include 1 although the verdict is
         "faster" or "slower".
     """
     logs = {name: np.log(np.asarray(samples, dtype=float)) for name, samples in times.items()}

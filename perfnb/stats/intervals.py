@@ -36,7 +36,7 @@ def interval_of_median(samples: Samples, confidence: float = 0.95) -> Interval |
     `quantile_interval`, unless samples are autocorrelated. The number of samples below the median of a stationary
     sequence has mean n/2 and variance V n/4, where V = n / `effective_size`; the interval then ends at the order
     statistics where a normal of that variance leaves out what `confidence` allows (Sen, 1968, for dependent processes).
-    If those ranks are outside the sample, the range is returned and ``method`` says so. A moving-block bootstrap with
+    If those ranks are outside the sample, the range is returned and ``method`` names it. A moving-block bootstrap with
     blocks of n^(1/3) is slower and covers less: with autocorrelation 0.6 and n = 50, in 85 of 100 cases instead of 95.
     """
     from scipy.special import ndtri

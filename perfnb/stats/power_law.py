@@ -93,7 +93,7 @@ class PowerLaw:
 
     @property
     def warning(self) -> str | None:
-        """A sentence that says where one law does not hold; ``None`` if it does."""
+        """A sentence about where one law does not hold; ``None`` if it does."""
         return None if self.broken is None else str(self.broken)
 
     @cached_property
@@ -147,7 +147,7 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
         richer = _fitted(x, y, errors, np.append(fit.unknowns, y.min() - 1.0))
         left = float(np.sum((richer.residuals / fit.sigma) ** 2))
         gain = max(0.0, fit.squares - left) / max(left / richer.freedom, _LEAST_SQUARES)
-        # A constant below a thousandth of the least cost is none, and beside a falling cost it means nothing.
+        # A constant below a thousandth of the least cost is none, and next to a falling cost it means nothing.
         there = richer.unknowns[2] >= y.min() - math.log(1000) and richer.unknowns[1] > 0
         if there and fdtrc(1, richer.freedom, gain) < _CONSTANT and _find_break(x, y, richer, errors) is None:
             fit, broken = richer, None
@@ -169,10 +169,10 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
 
 
 def _bends_upwards(x: Floats, fit: _Fit) -> bool:
-    """Whether the residuals curve the way a constant beside the power makes them."""
+    """Whether the residuals curve the way a constant added to the power makes them."""
     if len(np.unique(x)) < 3:
         return False
-    # Divided by the spread, so that no power is too small beside the others.
+    # Divided by the spread, so that no power is too small next to the others.
     place = (x - fit.centre) / x.std()
     return bool(np.polyfit(place, fit.residuals, 2, w=1 / fit.sigma)[0] > 0)
 
@@ -227,7 +227,7 @@ def _slopes(unknowns: Floats, x: Floats) -> Floats:
 
 
 def _fitted(x: Floats, y: Floats, errors: Floats | None, start: Floats | None = None) -> _Fit:
-    """Fit a straight line through the logarithms, or from `start` a power beside a constant.
+    """Fit a straight line through the logarithms, or from `start` a power plus a constant.
 
     Where the errors of the log costs are known, sizes are weighted by them and by the scatter that they do not explain.
     """

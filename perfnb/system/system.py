@@ -35,7 +35,7 @@ class SystemCheck(Documented):
         """One row per check, all text: ``check``, ``found``, ``expected``, ``verdict``, ``why``, ``how``.
 
         ``verdict`` is "ok", "attention" (may cost speed or make timings unsteady), "info" (neither good nor bad by
-        itself) or "unknown" (could not be read; ``found`` says why).
+        itself) or "unknown" (could not be read; ``found`` has the reason).
         """
         return self._checks.copy()
 

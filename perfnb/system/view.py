@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: What the verdicts of checks mean, problems first.
 RESULTS = {"attention": "needs attention", "unknown": "not known", "info": "for information", "ok": "as expected"}
-#: Lengths of a test for which the smallest detectable difference is shown, in seconds.
+#: Lengths of a test whose smallest detectable difference is shown, in seconds.
 _SECONDS = (10, 60)
 #: Most checks that the verdict names.
 _NAMED = 3
@@ -154,7 +154,7 @@ def _answer(found: Resolution) -> tuple[State, str, str]:
         sentence = f"A step compared with itself looks {found.verdict}: a false positive, as happens in 1 of 20 runs"
         return "bad", sentence, again
     if short is None or long is None:
-        return "open", "Too few pairs to say which differences can be resolved", "Raise budget_s."
+        return "open", "Too few pairs to tell the differences that can be resolved", "Raise budget_s."
     least = f"{fmt.share(short)} can be resolved in {_SECONDS[0]} s, and of {fmt.share(long)} in {_SECONDS[1]} s"
     noisy = ", although the machine is too noisy at the moment for a verdict" if found.verdict == "inconclusive" else ""
     return ("open" if noisy else "good"), f"A difference of {least}{noisy}", ""

@@ -20,8 +20,8 @@ MOST_BYTES = 32 * 2**20
 #: A table holds at least this many rows before any are joined, however many devices there are.
 FEWEST_ROWS = 512
 
-#: Columns beside the metrics: when the reading was taken, the time its rates cover, how long it took, how late it was,
-#: how many ticks were skipped before it, and how many readings the row stands for.
+#: Columns apart from the metrics: when the reading was taken, the time its rates cover, how long it took, how late it
+#: was, how many ticks were skipped before it, and how many readings the row stands for.
 _OWN = ("t_s", "window_s", "read_ms", "late_ms", "missed_ticks", "readings")
 _T, _WINDOW, _READ, _LATE, _MISSED, _READINGS = range(len(_OWN))
 #: Metrics that cannot be averaged: joined rows keep the later value, or the bits of both.
@@ -70,7 +70,7 @@ class History:
 
 
 class Exact(TypedDict):
-    """Figures of a metric over every reading in which it was known.
+    """Figures of a metric over every reading where it was known.
 
     `integral` is the sum of each value times the time it covers; those times add up to `known_s`.
     """

@@ -387,7 +387,7 @@ def _close(pipe: IO[bytes]) -> None:
 
 
 def _path() -> list[str]:
-    """Where modules come from: Python's own and those that the sampler needs, before any of the user's."""
+    """Where modules come from: Python's own and those that the sampler needs, before any others."""
     own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
     here = str(Path(__file__).resolve().parents[2])
     found = [find_spec(name) for name in ("psutil", "msgspec")]

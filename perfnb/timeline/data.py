@@ -15,8 +15,8 @@ import numpy.typing as npt
 from perfnb.draw import escape, palette
 from perfnb.timeline.timeline import Timeline, coarser, longest_of, size_of_coarser
 
-#: Most compressed bytes in a saved notebook, and in a page. A notebook stores them as base64, a third larger, beside
-#: the script, the report's data and the static twin: at most 2 MB in total.
+#: Most compressed bytes in a saved notebook, and in a page. A notebook stores them as base64, a third larger, next
+#: to the script, the report's data and the static twin: at most 2 MB in total.
 NOTEBOOK_BYTES, PAGE_BYTES = 1_000_000, 24_000_000
 #: Longest name.
 MAX_TEXT = 500
@@ -61,7 +61,7 @@ def timeline_bytes(
     layer_rows : sequence of int
         For each of its layers the row in the report's layer table; -1 for none.
     limit : int
-        Bytes. Only what a timeline holds beside its events (layer names, memory curves) can exceed it.
+        Bytes. Only what a timeline holds apart from its events (layer names, memory curves) can exceed it.
     whole_size : int, optional
         Approximate size of the whole timeline, if known.
 

@@ -91,7 +91,7 @@ def step_timeline(timeline: Timeline) -> StepTimeline | None:
     curves = tuple(_cut(curve, begin, begin + shown) for curve in timeline.memory)
     part_of = replace(timeline, tracks=tuple(tracks), rows=whole, memory=curves)
     facts = [_facts(part_of, track, shown) for track in tracks]
-    table = pd.DataFrame(facts, columns=list(_COLUMNS), dtype="object")  # a missing layer stays one beside texts
+    table = pd.DataFrame(facts, columns=list(_COLUMNS), dtype="object")  # a missing layer stays one next to texts
     return StepTimeline(timeline.names[int(chosen["name"])], duration, shown, part_of, table.astype(_COLUMNS))
 
 

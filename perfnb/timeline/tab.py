@@ -125,7 +125,7 @@ def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None
     timeline : Timeline or None
         ``None`` if only the browser has it.
     facts : mapping, optional
-        What the browser is told of the packed timeline; see `perfnb.timeline.data.timeline_bytes`.
+        The browser's description of the packed timeline; see `perfnb.timeline.data.timeline_bytes`.
     """
     step = None if timeline is None else step_timeline(timeline)
     if step is not None and not len(step.tracks):

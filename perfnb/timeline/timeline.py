@@ -107,7 +107,7 @@ class Timeline:
 
 
 class TextNumbers(dict[str, int]):
-    """Numbers texts in the order in which they are first requested."""
+    """Numbers texts in the order they are first requested."""
 
     def __missing__(self, text: str) -> int:
         self[text] = code = len(self)

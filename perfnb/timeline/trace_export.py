@@ -130,7 +130,7 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
 
 
 def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
-    """Names as they were in the trace."""
+    """Names from the trace."""
     codes, labels = text(events, "name")
     spans = np.flatnonzero(_own_spans(recording, events))
     numbers = column(events, "span")[spans]

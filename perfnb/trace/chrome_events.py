@@ -31,7 +31,7 @@ from perfnb.trace_names import OPS
 
 _TORCHS = {*WRITTEN, *OLD_CATEGORIES, "Trace", INSTANT, DERIVED, "ac2g", "fwdbwd", "async_cpu_to_gpu"}
 _TORCHS_JSON = frozenset(map(msgspec.json.encode, _TORCHS))
-#: Keys beside the events that only torch.profiler writes.
+#: Keys next to the events that only torch.profiler writes.
 _TORCHS_KEYS = re.compile(rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|perfnb)"\s*:')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,80})"')
 _EVENT = re.compile(rb'"ph"\s*:\s*"')

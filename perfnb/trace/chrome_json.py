@@ -36,7 +36,7 @@ Loose = int | float | str | None
 NO_TEXT = Raw(b"")
 
 
-#: The argument in which perfnb keeps its own name of an event that it writes under a readable one.
+#: The argument where perfnb keeps its own name of an event that it writes under a readable one.
 OWN_NAME = "perfnb name"
 
 
@@ -132,7 +132,7 @@ _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
 _START_OF_EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 #: How many places where the events may start are tried.
 _TRIES = 20
-#: Bytes in which the place of a damage is looked for.
+#: Bytes that are searched for the place of a damage.
 _SEARCHED = 4 * 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NOT_BLANK = re.compile(rb"[^ \t\r\n]")

@@ -24,7 +24,7 @@ class TextColumn(NamedTuple):
 
 
 class Json(NamedTuple):
-    """As `TextColumn`, with texts that spell JSON values: valid JSON is written as it is, anything else as text."""
+    """As `TextColumn`, with texts that spell JSON values: valid JSON is written unchanged, anything else as text."""
 
     texts: Sequence[str]
     codes: Ints

@@ -107,7 +107,7 @@ class TraceColumns:
     thread_names : dict of (int, int) to str
         By numbers in `process` and `thread`.
     perfnb : object
-        What perfnb wrote beside the events, as it is in the file.
+        What perfnb wrote next to the events, unchanged.
     caveats : list of str
         What this file cannot tell, besides what its format cannot.
     of_torch : bool

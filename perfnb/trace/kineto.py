@@ -213,7 +213,7 @@ def _count(job: Any, key: str) -> int | None:
 
 
 class Codes(dict[Any, int]):
-    """Number keys from 0 in the order in which they are first looked up."""
+    """Number keys from 0 in the order they are first looked up."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = code = len(self)
@@ -433,7 +433,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def text_of(json: bytes) -> str:
-    """Return the text that a JSON value spells: a string's own, anything else as it is, evenly spaced."""
+    """Return the text that a JSON value spells: a string's own, anything else unchanged, evenly spaced."""
     try:
         text = msgspec.json.decode(json, type=str) if json.startswith(b'"') else json.decode()
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
 """Nsight Systems: SQLite exports of any version, and reports that ``nsys export`` turns into one.
 
-Tables and columns come and go between versions: what a file has is taken, what it lacks is missing. Ids are per
+Tables and columns come and go between versions: those that exist are read, the others are missing. Ids are per
 process, so each process is read on its own; those with work on a GPU are the ranks. Tables with the command line and
 the environment of the run are never read.
 """
@@ -55,7 +55,7 @@ _SYNC = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context 
 _ON_EVENT = (1, 2)
 _RUNTIME, _DRIVER = 0, 1
 _VERSION = re.compile(r"_v[0-9]+(?:_ptsz|_ptds)?$|_(?:ptsz|ptds)$")
-#: Names of ops among torch's ranges with numbers; other names with numbers are ranges of the user's.
+#: Names of ops among torch's ranges with numbers; other names with numbers are user ranges.
 _OP = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")
 #: A module call as hooks for NVTX write it: ``{'Module': 'model.layers.0', 'Inputs': ...``.
 _HOOK = re.compile(r"\{'Module': '(?P<name>[^']{1,500})'")
@@ -481,7 +481,7 @@ def _missing_work(export: _Export, columns: Mapping[str, Ints], categories: list
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Any SQLite file that could be an export, damaged ones too: `read` says what is wrong with them."""
+    """Any SQLite file that could be an export, damaged ones too: `read` reports their faults."""
     if not head.startswith(MAGIC):
         return False
     if is_packed(path):
@@ -503,5 +503,5 @@ _CAVEATS = (
     "modules, and operators torch.autograd.profiler.emit_nvtx or nsys profile --pytorch=autograd-nvtx.",
 )
 READER = Reader((".sqlite", ".sqlite.gz"), _recognise, read, _CAVEATS, guess_steps=True)
-# Not looked for in folders: an export usually stands beside its report.
+# Not looked for in folders: an export is usually next to its report.
 REPORT = replace(READER, endings=(), recognise=_recognise_report, read=read_report)

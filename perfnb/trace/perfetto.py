@@ -71,7 +71,7 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
 
 
 class _Sequence:
-    """What a sequence of packets has told so far: texts by their field and number, its track and its clock."""
+    """What is known of a sequence of packets so far: texts by their field and number, its track and its clock."""
 
     def __init__(self) -> None:
         self.texts: defaultdict[int, dict[int, str]] = defaultdict(dict)

@@ -27,7 +27,7 @@ MAGIC = b"SQLite format 3\0"
 NULL = -(2**63)
 #: Rows that are fetched at once, and bytes of one value.
 _ROWS, _MOST_VALUE = 5_000, 16 * 2**20
-#: Instructions of SQLite's machine between two looks at what the file has cost, and those it may cost: a row takes
+#: Instructions of SQLite's machine between two looks at the cost so far, and those it may cost: a row takes
 #: about four for each column that is read, and at least one byte for each.
 _LOOK = 100_000
 _COST, _COST_PER_BYTE = 20_000_000, 20
@@ -68,7 +68,7 @@ def opened(path: Path, limits: Limits, progress: OnProgress | None = None) -> It
             raise TraceError(
                 f"{path} was not read: it is {size(length)}, above {size(limits.most_bytes)}; raise max_bytes."
             )
-        # Immutable: neither locks nor the files beside this one count.
+        # Immutable: neither locks nor the files next to this one count.
         where = f"{plain.absolute().as_uri()}?mode=ro&immutable=1"
         try:
             connection = stack.enter_context(closing(sqlite3.connect(where, uri=True, isolation_level=None)))
@@ -237,7 +237,7 @@ def _require_finished(path: Path) -> None:
 
 
 class Texts(dict[Any, int]):
-    """Number texts from 0 in the order in which they are first looked up, as UTF-8; no text is -1.
+    """Number texts from 0 in the order they are first looked up, as UTF-8; no text is -1.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
-"""Steps that ranges of the user's mark, in traces whose format has no marks of its own, or as the user says.
+"""Steps that user ranges mark, in traces whose format has no marks of its own, or by the names that the user gives.
 
-Each becomes an event that torch's profiler would have written for it, ``ProfilerStep#3``, beside the range itself.
+Each becomes an event that torch's profiler would have written for it, ``ProfilerStep#3``, next to the range itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfnb.trace_names import OPS, RANGES, STEP_MARKS, TORCH_STEP, step_number
 
 #: A name and the number behind it: ``iteration 12``, ``step_3``, ``batch#7``, ``epoch 1 step 2``.
 _NUMBERED = re.compile(r"(?P<name>.*?)[\s_#:=\-\[(]*(?P<number>[0-9]{1,15})[\])]?", re.DOTALL)
-#: Names that say what a range is.
+#: Names that mark a kind of range.
 _SAYS_STEP = re.compile(r"(?:^|[^a-z])(?:step|iter|iteration|batch)s?(?:$|[^a-z])", re.IGNORECASE)
 #: Share of the time between the first range of a thread and the last that ranges of another name must fill to count.
 _FILLS = 0.8
@@ -74,7 +74,7 @@ def _numbers(trace: TraceColumns, rows: Ints) -> Ints:
 
 
 def _guessed(trace: TraceColumns) -> tuple[Ints, Ints, str]:
-    """Find the ranges that mark steps, on the thread with the most ranges: those whose name says so, else the most."""
+    """Find the ranges that mark steps, on the thread with the most ranges: those named so, else the most."""
     none = np.array([], dtype=np.int64)
     # Without numbered ops, what stands as ops are the user's ranges.
     rows = np.flatnonzero(is_in(trace, RANGES if (trace.external_id != MISSING).any() else (*RANGES, *OPS)))
@@ -137,7 +137,7 @@ def _others(trace: TraceColumns) -> str:
     """The ranges that repeat, for an error."""
     rows = np.flatnonzero(is_in(trace, RANGES)) if len(trace) else np.array([], dtype=np.int64)
     if not len(rows):
-        return ": it has no ranges of the user's"
+        return ": it has no user ranges"
     names = pd.Series([_split(one)[0] for one in trace.names], dtype=object)
     most = names.iloc[trace.name[rows]].value_counts().head(_MOST_LISTED)
     return "; it has " + ", ".join(f"{ascii(name)[:60]} ({count:,})" for name, count in most.items())

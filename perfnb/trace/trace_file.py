@@ -175,7 +175,7 @@ class Reader:
 
 @cache
 def readers() -> tuple[Reader, ...]:
-    """Every reader, in the order in which they are asked."""
+    """Every reader, in the order they are asked."""
     return tuple(resolve_name(name) for name in READERS)
 
 
@@ -192,7 +192,7 @@ def looks_like(path: Path) -> str:
 
 
 def head_of(path: Path) -> bytes:
-    """The first bytes of a file's content; as they are if they cannot be unpacked, none if they cannot be read."""
+    """The first bytes of a file's content; still packed if they cannot be unpacked, none if they cannot be read."""
     head = content = b""
     with suppress(OSError, ValueError, TraceError), open_regular(path) as file:
         head = file.read(HEAD)

@@ -66,7 +66,7 @@ def _trace(data: Buffer, rows: Rows) -> TraceColumns:
 
 
 def _add_paths(data: Buffer, start: int, end: int, paths: Paths, kept: Kept) -> None:
-    """Add the paths of the ops of every compiled module: its HLO is beside the events."""
+    """Add the paths of the ops of every compiled module: its HLO is next to the events."""
     for entry in _messages(data, start, end, 4):
         for kind in _messages(data, *entry, 2):
             for stat in _messages(data, *kind, 5):

@@ -60,13 +60,13 @@ _KINDS: Mapping[str, _Kind] = {
         "CPU throttled by the cgroup",
         ("throttled_percent",),
         ("cgroup",),
-        "share of time in which its CPU limit paused the cgroup",
+        "share of time when its CPU limit paused the cgroup",
     ),
     "memory": _Kind("Memory", ("memory_bytes",), ("process", "cgroup", "host"), limit="memory_bytes"),
     "gpu": _Kind(
         "GPU busy (any kernel)",
         ("busy_percent",),
-        note="share of the driver's last 1/6 to 1 s in which any kernel ran, not how full the GPU was",
+        note="share of the driver's last 1/6 to 1 s when any kernel ran, not how full the GPU was",
     ),
     "counters": _Kind(
         "GPU hardware counters",

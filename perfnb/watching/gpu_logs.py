@@ -1,6 +1,6 @@
 """Logs of ``nvidia-smi``, as job scripts keep them: ``--query-gpu=... --format=csv`` and ``dmon``.
 
-Neither says in which time zone its clock is, and ``dmon`` has no time unless it was asked for. Units are those that
+Neither gives the time zone of its clock, and ``dmon`` has no time unless it was asked for. Units are those that
 ``nvidia-smi`` writes for each column, whether or not they stand behind the values too.
 """
 

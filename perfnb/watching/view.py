@@ -241,7 +241,7 @@ def _names(summary: MachineSummary, device: str, metric: str) -> tuple[str, str]
 
 
 def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> list[tuple[Any, ...]]:
-    """Marks in the order in which they began, each with the one around it."""
+    """Marks in the order they began, each with the one around it."""
     rows: list[tuple[Any, ...]] = []
     around: list[str] = []
     for name, depth, start, end, more in sorted(bands, key=lambda band: (band[2], band[1])):

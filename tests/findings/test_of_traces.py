@@ -95,7 +95,7 @@ ARGUED = {
     "sampled_rank_1": (1238.54, 0.468, "unexplained idle time", SENDS),
     "compare_base": (222.447, 0.008, "unexplained idle time", "The GPU is idle for 99 % of the step"),
     "compare_test": (222.447, 0.008, "unexplained idle time", "The GPU is idle for 99 % of the step"),
-    "rank_not_found": (75.473, 0.0, "synchronisation", "Nothing stands out. The step is bound by what the host does"),
+    "rank_not_found": (75.473, 0.0, "synchronisation", "Nothing stands out. The step is bound by the host's work"),
 }
 #: What cannot be more than the time in which the GPU does not work.
 WAITS = {"launch overhead", "host work", "input pipeline", "allocator", "synchronisation", "unexplained idle time"}

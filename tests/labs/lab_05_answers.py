@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import pandas as pd
-import torch
-from torch import nn
 
 from perfnb.models.architectures import ArchitectureComparison
-
-CNN = nn.Linear(54, 479, bias=False)  # 25,866 parameters, to which the MLP of width 127 (25,791) comes nearest
-
 
 SHARES = {"64": 0.56, "512": 0.83}
 
@@ -42,12 +37,3 @@ USES = {"mlp": 0.98974, "cnn": 23.258, "transformer": 16.219}
 
 
 RATIO = 164_225_024 / 229_834_752
-
-
-def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    mode = model.training
-    model.eval()
-    with torch.no_grad():
-        right = model(images).argmax(1) == labels
-    model.train(mode)
-    return float(right.float().mean())

@@ -210,7 +210,7 @@ def test_empty_facts_verify_nothing(exercise: Exercise) -> None:
         ("3.7", {"cases": [], "uses": [], "ratio": 50.0}),
         ("4.5", {"cases": [], "ratio": 0.1}),
         ("4.8", {"said": [], "wanted": [], "training": True, "allocated": 0.0, "process": None, "batch": 1}),
-        ("5.2", {"said": {}}),
+        ("5.1", {"said": {}}),
         ("7.6", {"cases": [], "first_s": None, "can": False}),
         ("8.2", {"cases": {}}),
         ("8.8", {"said": {}}),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from perfnb import labs
 from perfnb.errors import LabError
@@ -79,7 +78,7 @@ def test_a_check_names_the_cell_to_run_first(capsys: pytest.CaptureFixture[str],
 
         assert capsys.readouterr().err == (
             '2.2 Backward divided by forward: not yet. First run the cell with "%%profile_step --into p" in the '
-            'section "2.1 A prediction", then this one again. If that cell failed, its error says why.\n'
+            'section "2.1 A prediction", then this one again. If that cell failed, its error has the reason.\n'
         )
 
 
@@ -161,9 +160,8 @@ def test_what_is_exported_tells_no_answer(tmp_path: Path) -> None:
     """The facts of a wrong answer hold what was wanted; those of a right one hold what its reader knows."""
     wrong: dict[str, tuple[Any, dict[str, Any]]] = {
         "1.2": (lambda times, warmup: times[0], {}),
-        "5.1": (64, {"like": torch.nn.Linear(54, 479, bias=False)}),
-        "5.5": (lambda length, width: (1, 2), {}),
-        "5.8": (lambda lengths, times, length: 1.0, {}),
+        "5.3": (lambda length, width: (1, 2), {}),
+        "5.7": (lambda lengths, times, length: 1.0, {}),
     }
     wanted = set()
     for number, (answer, evidence) in wrong.items():
@@ -175,7 +173,7 @@ def test_what_is_exported_tells_no_answer(tmp_path: Path) -> None:
 
     assert len(wanted) > 20
     results = json.loads(path.read_text())["results"]
-    assert [(each["right"], each["facts"]) for each in results] == [(False, {})] * 5
+    assert [(each["right"], each["facts"]) for each in results] == [(False, {})] * 4
     assert not [each for each in wanted if each in json.dumps(results)]
     assert labs.verify(path).unchanged
     assert set(labs.verify(path).verdicts.values()) == {"not yet"}

@@ -118,7 +118,7 @@ def test_the_stop_button_ends_what_runs_and_nothing_else(told: Told, trier: Call
     tries.stop()  # nothing runs: an interrupt would end this test
     tries.press("compile", 0)
 
-    assert told.states[-1]["answers"] == {"compile": {"error": "Stopped. Everything is as it was before."}}
+    assert told.states[-1]["answers"] == {"compile": {"error": "Stopped. Everything was restored."}}
 
 
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.default_int_handler])
@@ -136,7 +136,7 @@ def test_an_interrupt_ends_it(told: Told, trier: Callable[[Trier], None], before
         signal.signal(signal.SIGINT, earlier)
 
     assert told.states[-1]["running"] is None
-    assert told.states[-1]["answers"]["compile"]["error"] == "Stopped. Everything is as it was before."
+    assert told.states[-1]["answers"]["compile"]["error"] == "Stopped. Everything was restored."
 
 
 @pytest.fixture

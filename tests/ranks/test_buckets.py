@@ -77,7 +77,7 @@ def test_a_negative_latency_is_none() -> None:
         (calls([MIB, 3 * MIB]), "only two sizes"),
         (calls([MIB, 2 * MIB, 3 * MIB], steps=1), "too few steps were traced"),
         (calls([MIB, 2 * MIB, 3 * MIB]).assign(waiting_ns=pd.NA), "not all buckets were found on another rank"),
-        (calls([MIB, 2 * MIB, NONE]), "the bytes of the buckets are not known"),
+        (calls([MIB, 2 * MIB, NONE]), "the sizes of the buckets are not known"),
     ],
 )
 def test_where_there_is_no_bound_it_is_said_why(given: pd.DataFrame, why: str) -> None:
@@ -86,7 +86,7 @@ def test_where_there_is_no_bound_it_is_said_why(given: pd.DataFrame, why: str) -
     assert found is not None
     assert found.fewer_ms is None
     assert why in found.why
-    assert bucket_sentence(found).startswith("What other bucket sizes would save is n/a: ")
+    assert bucket_sentence(found).startswith("The saving of other bucket sizes is n/a: ")
 
 
 def test_without_buckets_nothing_is_said(tmp_path: Path) -> None:
@@ -96,5 +96,5 @@ def test_without_buckets_nothing_is_said(tmp_path: Path) -> None:
 def test_ranks_say_it(tmp_path: Path) -> None:
     ranks = job(tmp_path, (0, 2000))
 
-    assert "What other bucket sizes would save is n/a: the buckets have one size" in " ".join(str(ranks).split())
+    assert "The saving of other bucket sizes is n/a: the buckets have one size" in " ".join(str(ranks).split())
     assert "bucket sizes" not in set(ranks.findings["bottleneck"])

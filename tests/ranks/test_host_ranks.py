@@ -48,7 +48,7 @@ def test_the_sleep_of_a_rank_is_the_others_waiting_and_its_late_phase(tmp_path: 
     assert late is not None
     assert (late.phase, late.more_ms) == ("forward", pytest.approx(2.0))
     (one,) = ranks.findings[ranks.findings["bottleneck"] == "straggler"].itertuples()
-    assert "It is late in forward, which takes it 2.00 ms longer than the others" in str(one.evidence)
+    assert "It is late in forward, where it takes 2.00 ms longer than the others" in str(one.evidence)
 
 
 def test_waiting_for_the_last_rank_is_told_from_the_transfer(tmp_path: Path) -> None:

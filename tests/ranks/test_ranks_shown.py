@@ -47,7 +47,7 @@ def test_copies_that_nothing_hides_are_in_bar_table_and_verdict(tmp_path: Path) 
     assert ranks.times["copying_ms"].tolist() == pytest.approx([8.5, 8.5]), "half a millisecond of it is hidden"
     document = ranks._document()
     assert document.verdict.sentence == (
-        "Bound by copies: removing those that nothing hides could save up to 8.50 ms of 10.0 ms per step, 85 %"
+        "Bound by copies: removing the exposed copies could save up to 8.50 ms of 10.0 ms per step, 85 %"
     )
     assert (
         document.verdict.why
@@ -63,7 +63,7 @@ def test_communication_that_nothing_hides_is_the_verdict_if_nobody_is_late(tmp_p
     document = perfnb.load(written(tmp_path, [rank_trace(0), rank_trace(0)]))._document()
 
     assert document.verdict.sentence.startswith(
-        "Communication-bound: hiding it behind computation, or sending less, could"
+        "Communication-bound: hiding it behind computation or sending less could"
     )
     assert "The ranks communicate for 0.800 ms of a step of 5.00 ms while nothing computes" in document.verdict.why
 
@@ -109,7 +109,7 @@ def test_times_in_notes_are_written_as_everywhere(tmp_path: Path) -> None:
 
     text = " ".join(str(perfnb.load(written(tmp_path, list(slow)))).split())
 
-    assert "the others wait 6.00 s per step for it (12 % of the step); it waits for none" in text
+    assert "the others wait 6.00 s per step for it (12 % of the step); it waits for nobody" in text
     assert "e+0" not in text
 
 

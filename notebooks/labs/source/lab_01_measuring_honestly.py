@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 1 · Measuring honestly
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 40 to 50 minutes, almost all of it
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 60 to 75 minutes, almost all of it
 # thinking; the cells themselves take less than a minute.
 #
 # **Afterwards you can**

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 2 · Where does a step's time go?
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves take
 # about a minute. It helps to have done [lab 1](01_measuring_honestly.ipynb), but it is not required.
 #
 # **Afterwards you can**

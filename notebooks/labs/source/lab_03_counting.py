@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 3 · Counting
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves take
 # about a minute. Paper and pencil help. It helps to have done [lab 2](02_where_does_a_step_go.ipynb), but it is not
 # required.
 #

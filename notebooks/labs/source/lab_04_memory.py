@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 4 · Memory
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves take
 # about a minute. You should know what a forward and a backward pass are, as after [lab
 # 2](02_where_does_a_step_go.ipynb).
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 6 · Feeding the model
 #
-# **Runs on** Linux or macOS: two CPU cores, 2 GB of memory, no GPU. **Takes** 50 to 60 minutes; the cells themselves
+# **Runs on** Linux or macOS: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves
 # take about a minute (about two where each worker starts empty and imports torch again, as on macOS). It helps to have
 # done [lab 1](01_measuring_honestly.ipynb) and [lab 2](02_where_does_a_step_go.ipynb).
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 8 · Reading someone else's trace
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 45 to 60 minutes; the cells themselves take
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves take
 # about half a minute. You should know what a profile is, for example from [lab 2](02_where_does_a_step_go.ipynb).
 #
 # **Afterwards you can**

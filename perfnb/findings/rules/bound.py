@@ -276,8 +276,8 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         + (f"lower precision ({how}), " if how else f"kernels tuned to these sizes{facts.for_torch(_TUNED)}, ")
         + f"another algorithm, or less to compute.{note}",
         "low",
-        "Inferred from kernel names; a trace does not say how much arithmetic they do, so how close they are to the "
-        "roof is unknown. The bound is all of their time: a change can remove only part of it.",
+        "Inferred from kernel names; a trace does not count their arithmetic, so how close they are to the roof is "
+        "unknown. The bound is all of their time: a change can remove only part of it.",
         "FLOPs and bytes: such kernels may wait for memory too, as products with few rows do. And the precision of "
         "kernels whose names do not give it.",
         _heaviest(gpu, products),

@@ -23,7 +23,7 @@ _DDP = "DistributedDataParallel"
 
 @rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,", worth=0.05)
 def exposed_on_host(facts: Facts) -> Iterator[Finding]:
-    """Time in which the step only waits for collectives that the host runs."""
+    """Time when the step only waits for collectives that the host runs."""
     exposed = facts.phases_ms["communication"]
     calls = facts.collectives
     if facts.gpu is not None or not len(calls):
@@ -143,7 +143,7 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
 
 
 def _in_flight(calls: pd.DataFrame) -> IntervalSet:
-    """The time in which any collective is in flight."""
+    """The time when any collective is in flight."""
     return union(calls["start_ns"].to_numpy(dtype=np.int64), calls["end_ns"].to_numpy(dtype=np.int64))
 
 
@@ -157,6 +157,6 @@ def _exposed_ms(facts: Facts, calls: pd.DataFrame) -> float:
 
 
 def _exposed_beside_others_ms(facts: Facts, calls: pd.DataFrame, others: pd.DataFrame) -> float:
-    """The part of it in which no other collective is in flight."""
+    """The part of it when no other collective is in flight."""
     alone = difference(_in_flight(calls), _in_flight(others))
     return min(_exposed_ms(facts, calls), alone.length / 1e6 / facts.steps)

@@ -102,7 +102,7 @@ def attention_ops(facts: Facts) -> Bools:
 
 
 def _advice(facts: Facts, layers: list[str]) -> str:
-    """What to change: torch's own layer only has to be told that its weights are not needed."""
+    """What to change: torch's own layer only has to know that its weights are not needed."""
     own = [name for name in layers if facts.kinds.get(name) == "MultiheadAttention"]
     if own:
         return (
@@ -214,7 +214,7 @@ class Chains:
     one_pass_ns: float
     #: Number of chains.
     count: int
-    #: By block: time between two ops of a chain, in which memory is freed; at most as long as the first op took and no
+    #: By block: time between two ops of a chain, when memory is freed; at most as long as the first op took and no
     #: more than the block's ops leave.
     gaps_ns: Floats
 

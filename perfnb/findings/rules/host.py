@@ -28,7 +28,7 @@ from perfnb.trace_names import LAYER_SPAN
 _WORTH, _LEAST_MS = 0.1, 0.2
 #: Share of the step above which the host's own code is always accounted for, by sampled stacks if they can be taken.
 WORTH_SAMPLING = 0.15
-#: Fewest traced steps that are sure to show what a step does every time.
+#: Fewest traced steps that are sure to show a step's regular work.
 _SURE = 2
 #: Fewest small operators per step worth reporting.
 _FEWEST = 30
@@ -113,7 +113,7 @@ def _rounds(facts: Facts) -> float:
 
 
 def _together_ms(facts: Facts, rounds: float) -> float:
-    """The most that one call of the model in place of so many could save: all but one round, less the arithmetic.
+    """The most that a single call to the model in place of so many could save: all but one round, less the arithmetic.
 
     Python code after the last call counts as freeing the results of the calls, as far as that may take so long.
     """
@@ -179,7 +179,7 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
 
 @rule("host code", "Bound by code outside the model", "moving it out of the step", worth=_WORTH)
 def host_code(facts: Facts) -> Iterator[Finding]:
-    """The host's own work: time in which no op runs, and ops outside model, loss, backward pass and optimizer."""
+    """The host's own work: time when no op runs, and ops outside model, loss, backward pass and optimizer."""
     cells, work = facts.attribution.cells, host_time(facts, _WHERE if len(facts.lines_of_code) else _OUTSIDE)
     if not work.chosen.any():
         return
@@ -224,7 +224,7 @@ def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
     """Python code between the ops of some phases, and the ops outside model, loss, backward pass and optimizer.
 
     Long ops before the last backward pass may be the step's purpose, and do not count. Inside the other phases only
-    long stretches of Python count, and in the model only those for which stacks can name a line.
+    long stretches of Python count, and in the model only those whose line stacks can name.
     """
     cells, modules = facts.attribution.cells, facts.recording.modules
     nothing = np.zeros(len(cells))
@@ -286,7 +286,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
         advice,
         "high" if known and gpu.idle_share > 0.5 else "medium",
         "The host had launched nothing that the GPU could have run"
-        + ("." if known else ", but for most of that time the trace does not show what the host did."),
+        + ("." if known else ", but for most of that time the trace does not show the host's work."),
         "What the host did outside recorded ops, calls and functions; work that is missing from the trace.",
         rows("op", [longest] if longest else []),
         code=code,
@@ -304,7 +304,7 @@ def _seen(gpu: GpuFacts) -> str:
     if not parts:
         return "The trace does not show what."
     rest = 1 - doing.seen
-    left = f"; for {fmt.duration(rest * bound)} the trace does not show what it did" if rest >= 0.01 else ""
+    left = f"; for {fmt.duration(rest * bound)} the trace does not show its work" if rest >= 0.01 else ""
     return f"It spent {', '.join(parts)}{left}."
 
 
@@ -328,7 +328,7 @@ def _advice(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
         how, code = "none of the recorded ops, calls and functions takes most of it", ""
     elif facts.live:
         how, code = "profile with stacks=True to record Python functions too", ""
-    return f"Find out what the host does there: {how}.", code
+    return f"Find out how the host spends that time: {how}.", code
 
 
 @rule("unexplained idle time", "", explained=False, worth=_WORTH)

@@ -228,7 +228,7 @@ def uneven_steps(facts: Facts) -> Iterator[Finding]:
         "Look for what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
         if period
         else "Profile again on a quiet machine. If it persists, look for work that is done only now and then; "
-        "watch=True shows what the machine does during the slow steps.",
+        "watch=True shows the state of the machine during the slow steps.",
         "medium" if period else "low",
         f"The slow steps recur every {period} steps." if period else "Other work on the machine looks the same.",
         "What these steps did: the timed pass runs without instrumentation.",

@@ -41,7 +41,7 @@ def host_device_copies(facts: Facts) -> Iterator[Finding]:
         "The host was certainly blocked, but the GPU may have been idle for another reason: the copy may have waited, "
         "too."
         if unsure
-        else "Idle time is attributed to what the host did during it; part of a copy may already be hidden.",
+        else "Idle time is attributed to the host's work during it; part of a copy may already be hidden.",
         "Whether a copy waited for earlier work on its stream"
         + (", such as work launched before the trace began or by another process." if unsure else "."),
         rows("phase", ["host_to_device"]),
@@ -97,7 +97,7 @@ def _advice(facts: Facts, gpu: GpuFacts) -> str:
 
 @rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,", worth=0.05)
 def exposed_communication(facts: Facts) -> Iterator[Finding]:
-    """Time in which a GPU communicates and computes nothing."""
+    """Time when a GPU communicates and computes nothing."""
     gpu = facts.gpu
     if gpu is None or not gpu.communication_ms:
         return

@@ -191,7 +191,7 @@ class SimulatedAllocator(TorchDispatchMode):
         self.trained |= self.numbers([parameter])
 
     def before_op(self) -> None:
-        """Work out in which phase the op runs."""
+        """Work out the phase of the op."""
         if torch._C._current_autograd_node() is not None:
             if self._between != "backward":
                 self._between, self.trains = "backward", True
@@ -286,7 +286,7 @@ _MAKERS = {"arange", "full", "zeros", "ones", "scalar_tensor"}
 
 
 class KnownNumbers:
-    """Tracks integer and boolean values from the inputs through the ops, at the size of the user's batch."""
+    """Tracks integer and boolean values from the inputs through the ops, at the size of the real batch."""
 
     def __init__(self) -> None:
         self._of: Any = WeakIdKeyDictionary()
@@ -309,7 +309,7 @@ class KnownNumbers:
                 self._sizes = int(fake.shape[0]), int(real.shape[0])
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Compute for the known values what the op did with their stand-ins."""
+        """Repeat on the known values the op that ran on their stand-ins."""
         if not self._of:
             return
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -327,7 +327,7 @@ class KnownNumbers:
         if "device" in real_kwargs:
             real_kwargs["device"] = torch.device("cpu")
         simulated, held = self._sizes or (None, None)
-        # The user's batch size may stand in place of the simulated one, as in x.view(n, -1).
+        # The user's batch size may replace the simulated one, as in x.view(n, -1).
         at_size_held = tree_map_only(
             int, lambda n: held if n == simulated and type(n) is int else n, (real_args, real_kwargs)
         )
@@ -336,7 +336,7 @@ class KnownNumbers:
                 with unset_fake_temporarily():
                     numbers = func(*positional, **named)
             except (RuntimeError, IndexError, NotImplementedError):
-                continue  # sizes of the simulated batch, not of the user's
+                continue  # sizes of the simulated batch, not of the real one
             pairs = zip(result.shape, numbers.shape, strict=False)
             if result.dim() == numbers.dim() and all(a == b or (a, b) == self._sizes for a, b in pairs):
                 self._of[result] = numbers

@@ -39,8 +39,8 @@ _MOST = 2**40
 class MemoryEstimate(Documented):
     """Estimated memory of one step. A notebook displays it.
 
-    To say which batch is the largest that fits, showing it estimates a few more sizes of the batch, once, unless an
-    estimate takes more than 5 seconds.
+    To find the largest batch that fits, displaying it estimates a few more batch sizes, once, unless an estimate takes
+    more than 5 seconds.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class MemoryEstimate(Documented):
 
     @cached_property
     def _largest(self) -> int | None:
-        """The largest batch for this machine, if it can be told without making the reader wait."""
+        """The largest batch for this machine, if it can be found without making the reader wait."""
         if self._took_s > _PATIENT_S:
             return None
         with suppress(Exception), redirect_stdout(io.StringIO()):
@@ -184,7 +184,7 @@ def estimate_memory(
 
     Pass either a model, or the step that you train with. With a model, the step is ``zero_grad``, forward, loss,
     backward and the optimizer's step; it is not the first one, so the optimizer's state exists. Model and optimizer may
-    be on any device, ``meta`` included, and stay as they are.
+    be on any device, ``meta`` included, and stay unchanged.
 
     ``estimate_memory(step=step, batch=batch)`` simulates your own step with everything that it keeps alive. Its Python
     code really runs, twice for each batch size, on fake tensors, which have a shape but no data. If it accumulates

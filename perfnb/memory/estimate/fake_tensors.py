@@ -1,6 +1,6 @@
 """Running a step on fake tensors: their mode, stand-ins for a model's own tensors, and why a step cannot run so.
 
-Whatever is replaced is put back, and afterwards everything is as it was.
+Whatever is replaced is put back, and afterwards everything is unchanged.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def pretending() -> Iterator[None]:
 def explained(model: nn.Module | None) -> Iterator[None]:
     """Say in one sentence why a step cannot be simulated; any other error is the user's own.
 
-    Without a `model`, the place is given as a line of the user's code.
+    Without a `model`, the place is given as a line of user code.
     """
     __tracebackhide__ = True
     try:
@@ -97,7 +97,7 @@ def _needs_numbers(what: str, where: str) -> str:
 
 def _where(traceback: TracebackType | None, model: nn.Module | None) -> str:
     """The innermost module of the model that was running when an error was raised; without a model, the innermost line
-    of the user's own code, and the library module that was running in it, if any."""
+    of user code, and the library module that was running in it, if any."""
     names = {} if model is None else {id(module): name for name, module in model.named_modules()}
     where, inside = "the step" if model is None else type(model).__name__, ""
     while traceback is not None:

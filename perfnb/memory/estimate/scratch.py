@@ -98,7 +98,7 @@ def _block() -> int:
 
 
 def _blocked(t: Tensor, block: int, *, first: bool = False) -> int:
-    """Bytes of `t` in oneDNN's layout, with channels in full blocks; few input channels (`first`) stay as they are."""
+    """Bytes of `t` in oneDNN's layout, with channels in full blocks; few input channels (`first`) stay unblocked."""
     channels = t.shape[1]
     if first and channels < block:
         return 0
@@ -147,7 +147,7 @@ class _Call:
 
     @property
     def block(self) -> int:
-        """Channels per block; 0: oneDNN takes the tensors as they are."""
+        """Channels per block; 0: oneDNN takes the tensors unblocked."""
         if self.groups == 1 or self.depthwise:
             return _block()
         return next((size for size in (_block(), 8, 4) if self.into % size == self.out % size == 0), 0)

@@ -98,7 +98,7 @@ def leak_figures(
     steps : int
         Number of steps whose allocations were watched.
     later_bytes : sequence of number
-        Resident memory after each step of a round after that, in which growth must have continued to be a leak. Two
+        Resident memory after each step of a later round, where growth must have continued to be a leak. Two
         rounds alone cannot tell: a cache of tensors that fills in the first one grows in the process and not in torch.
     """
     process, early = memory_slope(process_bytes), None

@@ -44,7 +44,7 @@ _STRETCH = 4096
 
 
 class _Damaged(Exception):
-    """The bytes are not a pickle of plain data; says why."""
+    """The bytes are not a pickle of plain data, with the reason."""
 
 
 def decode(data: bytes, source: str = "the pickle", limits: PickleLimits = LIMITS) -> Plain:

@@ -278,7 +278,7 @@ class Stacks:
         The operator, such as ``aten::mm``: the outermost one below the last Python function. Only stacks recorded with
         C++ frames have it.
     made_at : list of str or None
-        ``file:line function`` of the user's innermost Python function, or else of a library's.
+        ``file:line function`` of the innermost Python function in user code, or else of a library's.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ __all__ = ["Unread", "read_system"]
 def read_system(data: str = ".", root: str = "/", platform: str = sys.platform) -> dict[str, Any]:
     """Read what `perfnb.system_check` judges.
 
-    By name a value, or an `Unread` that says why there is none. `data` is a file or folder; `root` holds ``sys``,
+    By name a value, or an `Unread` with the reason why there is none. `data` is a file or folder; `root` holds ``sys``,
     ``proc`` and ``dev``; `platform` is as in `sys.platform`.
     """
     tree = SystemTree(root, platform)

@@ -88,7 +88,7 @@ class _Host:
         rows = [line.partition(":") for line in self._tree.text("proc/cpuinfo").splitlines()]
         flags = [value.split() for name, _, value in rows if name.strip() == "flags"]
         if not flags:
-            raise Unreadable("/proc/cpuinfo does not say whether this is a virtual machine")
+            raise Unreadable("/proc/cpuinfo does not show if this is a virtual machine")
         return "hypervisor" in flags[0]
 
     def cpus(self) -> int:

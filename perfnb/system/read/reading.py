@@ -18,7 +18,7 @@ class Unread(NamedTuple):
 
 
 class Unreadable(Exception):
-    """Something cannot be read; the message says why."""
+    """Something cannot be read; the message has the reason."""
 
 
 def read_all(readers: Mapping[str, Reader]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def reason(error: Exception) -> str:
 
 
 class SystemTree:
-    """The files in which Linux describes itself, below `root`; nothing can be read on another `platform`."""
+    """The files where Linux describes itself, below `root`; nothing can be read on another `platform`."""
 
     def __init__(self, root: str, platform: str) -> None:
         self.root, self.platform = root, platform

@@ -9,7 +9,7 @@ import pynvml
 
 from perfnb.telemetry.sampler.source import Values
 
-#: NVML's numbers of the counters: the share of time in which multiprocessors were active, in which their Tensor Cores
+#: NVML's numbers of the counters: the share of time when multiprocessors were active, when their Tensor Cores
 #: were, and the memory bandwidth in use as a share of the most there is.
 GPM_METRICS = {"sm_active_percent": 2, "tensor_active_percent": 5, "dram_active_percent": 10}
 #: Over less time the counters say little.

@@ -111,8 +111,8 @@ def _is_whole_disk(name: str) -> bool:
 class HostSource(Source):
     """The whole machine; see `Source`.
 
-    A sensor that cannot be read gives ``None`` and one note; the others go on. Linux counts CPU time in steps of 10 ms
-    per core, so that at 10 Hz a single reading is coarse and only the mean of several is exact.
+    A sensor that cannot be read gives ``None`` and one note; the others continue. Linux counts CPU time in steps of
+    10 ms per core, so that at 10 Hz a single reading is coarse and only the mean of several is exact.
     """
 
     name = "host"

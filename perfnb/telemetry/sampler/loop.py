@@ -1,4 +1,4 @@
-"""The sampler's loop: read every device at each tick and send the result down a pipe, until told to stop or orphaned.
+"""The sampler's loop: read every device at each tick and send the result down a pipe, until asked to stop or orphaned.
 
 Lines of JSON go out; the only input is one line, ``stop``. Times are `time.perf_counter_ns`, a clock that all processes
 on a machine share and that also times the trace's steps.
@@ -91,7 +91,7 @@ class Sampler:
         self._zero = 0
 
     def run(self) -> None:
-        """Read until told to stop."""
+        """Read until asked to stop."""
         facts = {device: _plain(source.facts(device)) for source, device in self._devices}
         self._zero = time.perf_counter_ns()
         self._outbox.send({"hello": {"zero_ns": self._zero, "devices": facts, "absent": self._absent}})
@@ -117,7 +117,7 @@ class Sampler:
             before = time.perf_counter_ns()
             try:
                 values = source.read(device, before)
-            except Exception as error:  # also a bug of ours or of a library: report it and go on with the others
+            except Exception as error:  # also a bug of ours or of a library: report it and continue with the others
                 self._devices.remove((source, device))
                 words = f"{device} can no longer be read: {type(error).__name__}: {error}"
                 self._outbox.send({"lost": device, "note": _text(str(error) if isinstance(error, Lost) else words)})

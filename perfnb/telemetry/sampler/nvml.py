@@ -50,7 +50,7 @@ def absence(error: pynvml.NVMLError) -> str:
 class NvmlSource(Source):
     """NVIDIA GPUs, and the MIG slices of those that are partitioned, as NVML sees them.
 
-    Memory is that of all processes on the device, and ``busy_percent`` the share of the last 1/6 to 1 s in which any
+    Memory is that of all processes on the device, and ``busy_percent`` the share of the last 1/6 to 1 s when any
     kernel ran. Nothing is broken down by process: NVML gives the host's process ids, useless in a container.
 
     `visible` is the value of CUDA_VISIBLE_DEVICES, ``None`` if unset; see `let_through` for its integers.

@@ -14,11 +14,11 @@ DeviceFacts = dict[str, str | int | float | bool | None]
 
 
 class Absent(Exception):
-    """This machine lacks a source; the message says why, such as ``no NVIDIA driver``."""
+    """This machine lacks a source; the message has the reason, such as ``no NVIDIA driver``."""
 
 
 class Lost(Exception):
-    """A device can no longer be read; the message says why. The others go on."""
+    """A device can no longer be read; the message has the reason. The others continue."""
 
 
 class Source:
@@ -118,7 +118,7 @@ class KeptFiles:
         self._open: dict[str, int] = {}
 
     def text(self, path: str, size: int = 8192) -> bytes:
-        """The first `size` bytes of a file as it is now.
+        """The first `size` bytes of a file now.
 
         Raises
         ------
