@@ -191,6 +191,8 @@ def _of_hidden(names: str, recording: Recording) -> str:
         return f"{hidden}: they are known only for graphs that Inductor can cache, and its cache was off or bypassed."
     if recording.is_from_trace or len(recording.compiled.kernels):
         return f"{hidden}: their graphs do not tell which kernel computes what."
+    if recording.meta.get("frozen"):
+        return f"{hidden}: gc.freeze() hides compiled code from perfnb. Call gc.unfreeze() before profiling."
     if "recompiled" in recording.meta:
         return f"{hidden}: only models that Inductor compiled as a whole can be compiled once more."
     return (

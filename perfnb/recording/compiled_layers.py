@@ -545,7 +545,7 @@ def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
 
 
 def run_kernels(events: pd.DataFrame, graphs: Iterable[Graph]) -> bool:
-    """Whether a kernel of some graphs runs inside a call to its graph."""
+    """Whether one of some graphs runs one of its kernels."""
     host = _Host(events)
     calls = ((call, graph) for graph in graphs for call in np.flatnonzero(host.key == graph.key).tolist())
     return any(True for call, graph in calls for _ in matched(host, call, graph.kernels))

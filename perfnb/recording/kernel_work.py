@@ -1,7 +1,7 @@
 """The operations that each kernel of a compiled graph computes, and the bytes that they read from and write to memory.
 
 Inductor names more with a kernel than it computes: also operations whose results an earlier kernel has stored, and
-operators of libraries whose inputs it only arranges. What a kernel computes therefore follows from the graph:
+operators of libraries whose inputs it arranges. What a kernel computes therefore follows from the graph:
 
 - A kernel of a library computes the operator that it is named after, which no other kernel computes.
 - The first kernel that is named with another operation stores its result if the caller of the graph needs it, an

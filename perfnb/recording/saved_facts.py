@@ -285,6 +285,8 @@ class ProfileFacts(TypedDict, total=False):
     #: Models that were compiled once more for the traced steps, and what torch lacks to tell layers.
     recompiled: list[str]
     compiler_lacks: str
+    #: Whether `gc.freeze` kept compiled code from being found.
+    frozen: bool
     timed_cut_short: bool
     traced_cut_short: bool
     stacks: bool

@@ -66,6 +66,8 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: What newer versions of torch call a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
+#: Objects that the interpreter itself may freeze; importing torch makes ten times as many.
+_FROZEN = 10_000
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
 _ATTRIBUTE = "_perfnb_operations_5"
 
@@ -317,6 +319,11 @@ def profiling_block() -> Iterator[None]:
     finally:
         _blocks.pop()
         end_for_profiling()
+
+
+def objects_are_frozen() -> bool:
+    """Whether `gc.freeze` hides objects, among them compiled code, from those who search for them."""
+    return gc.get_freeze_count() > _FROZEN
 
 
 def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:

@@ -20,7 +20,7 @@ from perfnb.recording.samples import watch_record
 from perfnb.recording.text import TEXT
 from perfnb.step.arithmetic import OpCall
 from perfnb.step.capture import Capture
-from perfnb.step.compiler import compiled_code, compiled_graphs, missing_names
+from perfnb.step.compiler import compiled_code, compiled_graphs, missing_names, objects_are_frozen
 from perfnb.step.data_waits import ExecutedStep, total
 from perfnb.step.environment import place_in_job
 from perfnb.step.layers import Layer
@@ -68,6 +68,8 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
     events = _no_events() if trace is None else _steps_of_trace(trace)[0]
     if region_ids(events) and (missing := missing_names()):
         meta["compiler_lacks"] = missing[0]
+    if region_ids(events) and objects_are_frozen():
+        meta["frozen"] = True
     steps = _steps(capture)
     if trace is not None:
         # A traced step lasts as long as its mark, to which its phases add up, or longer if it waits for a device.

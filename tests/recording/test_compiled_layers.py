@@ -470,3 +470,9 @@ def test_the_gpu_time_of_a_shared_kernel_is_divided_among_its_layers() -> None:
     assert counts["net"] == 4
     assert counts[f"net.{OVERHEAD}"] == 1
     assert us(recording, "gpu_ms")["net"] == 63
+
+
+def test_frozen_objects_are_named_as_the_reason_for_hidden_layers() -> None:
+    hidden = told(one_region().recording(frozen=True), [])
+
+    assert "gc.freeze() hides compiled code from perfnb" in " ".join(str(Profile(hidden)).split())
