@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from perfnb.loop.driver import LoopProfiler
     from perfnb.loop.script_steps import ScriptSteps
 
+#: Those whose open run is found; the module that finds it takes long to import.
+_TRACKERS = ("mlflow", "wandb")
+
 
 def _options(parser: argparse.ArgumentParser) -> None:
     from perfnb.loop.script_steps import BY
@@ -58,6 +61,12 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", metavar="N", type=int, help="Profile again after this many steps, over and over.")
     parser.add_argument(
         "--save", metavar="DIR", help="Folder for the profiles (default: runs/SCRIPT_DATE_TIME, in this folder)."
+    )
+    parser.add_argument(
+        "--log",
+        metavar="TRACKER",
+        choices=_TRACKERS,
+        help=f"Log the results to the script's run of {' or '.join(_TRACKERS)}.",
     )
     parser.add_argument(
         "--steps-by", metavar="WHAT", choices=BY, default=BY[0], help=f"What ends a step: {', '.join(BY)}."
@@ -96,6 +105,7 @@ def _for_each(options: argparse.Namespace) -> list[str]:
     """The options for each process of a launcher, which share a folder."""
     given = ["--at", ",".join(map(str, options.at)), "--steps-by", options.steps_by]
     given += [] if options.every is None else ["--every", str(options.every)]
+    given += [] if options.log is None else ["--log", options.log]
     folder = Path(options.save or _dated(Path(options.program[0]).name))
     return [*given, "--save", str(folder.absolute())]
 
@@ -166,6 +176,7 @@ class _Report:
         # Only now: they load torch, which a script without it should not pay for, and which can end the process.
         from perfnb.loop.kept_run import keep_run
         from perfnb.loop.run import summarise
+        from perfnb.profile.trackers import log_at_once, open_runs
 
         if steps.optimizers > 1 and by == "first":
             yield sentences(
@@ -190,6 +201,10 @@ class _Report:
         elif driver.planned_at is not None:
             sooner = min(max(driver.done - driver.length, 0), 10)
             notes.append(f"perfnb run: no profile: the script {driver.why_no_profile('its end')}. Try --at {sooner}.")
+        if self._options.log is not None and self._is_first:
+            results = [(profile, profile.meta["loop"]["step"]) for profile in driver.profiles]
+            logged = [*results, *([] if run is None else [(run, None)])]
+            notes += log_at_once(logged, open_runs([self._options.log]))
         yield sentences(*notes)
 
     def _short(self, path: Path) -> Path:
@@ -205,7 +220,7 @@ class _Report:
 COMMAND = SubCommand(
     name="run",
     summary="Run a training script unchanged, and profile some of its steps.",
-    usage="perfnb run [--at N] [--every N] [--save DIR] [--steps-by WHAT] [LAUNCHER] SCRIPT ARGS",
+    usage="perfnb run [OPTIONS] [LAUNCHER] SCRIPT ARGS",
     more=__doc__,
     add_options=_options,
     run=_run,

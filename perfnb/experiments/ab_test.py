@@ -34,11 +34,12 @@ from perfnb.experiments.compared_figures import (
     metrics,
     side_of,
 )
-from perfnb.experiments.report_files import read_report, save_report
+from perfnb.experiments.report_files import outcome_of_test, read_report, save_report
 from perfnb.profile.profile import Profile
 from perfnb.profile.profiling import profile_step
 from perfnb.profile.timing import Timing
 from perfnb.profile.timing import shown as shown_timing
+from perfnb.profile.trackers import Logged, log_result
 
 #: Shares of the budget that the pairs and each of the two profiles may take, if both steps are profiled.
 PAIRS_SHARE, PROFILE_SHARE = 0.6, 0.2
@@ -149,6 +150,14 @@ class ABTest(PairedTimes, Documented):
             If `path` holds something else, or cannot be written.
         """
         return save_report(self, path)
+
+    def log_to(self, target: Any, step: int | None = None) -> list[str]:
+        """Log the figures, the report and the decision to the run of an experiment tracker, as `Profile.log_to` does.
+
+        Figures are called ``perfnb/ab_test/ratio`` and so on; step time, throughput and memory are the candidate's.
+        """
+        more = {"samples_per_s": self.candidate.throughput_per_s}
+        return log_result(Logged("ab_test", self, outcome_of_test(self), more), target, step)
 
     @cached_property
     def _metrics(self) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from perfnb.errors import RecordingError
 from perfnb.experiments.compared_figures import SIDES, Quality
 from perfnb.recording import store
 from perfnb.recording.frame_files import SavedColumn
-from perfnb.recording.outcome import make_outcome
+from perfnb.recording.outcome import Outcome, make_outcome
 from perfnb.recording.saved_facts import Above0, Amount, Count, Environment, Noise
 from perfnb.recording.saved_profile import PROFILE, SavedProfile
 from perfnb.recording.store import SavedFolder, SavedKind
@@ -99,7 +99,13 @@ def save_report(test: ABTest, path: str | Path) -> Path:
         },
         "quality": {name: getattr(test.quality, name) for name in _QUALITY},
     }
-    outcome = make_outcome(
+    parts = {name: profile.save for name, profile in test.profiles.items()}
+    return store.save(REPORT, frames, facts, path, outcome=outcome_of_test(test), parts=parts)
+
+
+def outcome_of_test(test: ABTest) -> Outcome:
+    """Make the outcome of a test: its decision, and the figures of the candidate."""
+    return make_outcome(
         test.change or test.b_name,
         test.environment,
         verdict=test.decision,
@@ -110,8 +116,6 @@ def save_report(test: ABTest, path: str | Path) -> Path:
         peak_bytes=test.table["candidate"].get("peak_memory_bytes"),
         batch_size=test.batch_size,
     )
-    parts = {name: profile.save for name, profile in test.profiles.items()}
-    return store.save(REPORT, frames, facts, path, outcome=outcome, parts=parts)
 
 
 def read_report(path: str | Path) -> tuple[PairedTimes, dict[str, SavedProfile], dict[str, Any]]:

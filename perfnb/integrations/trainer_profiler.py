@@ -18,6 +18,7 @@ from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept_run import KeptRun
 from perfnb.loop.loop_steps import LoopSteps
 from perfnb.loop.run import RunSummary, summarise
+from perfnb.profile.trackers import log_at_once, open_runs, require_log
 from perfnb.remedies.try_levers import LeverRequest
 
 if TYPE_CHECKING:
@@ -44,26 +45,30 @@ class TrainerProfiler:
         on_done: Callable[[Profile], Any] | None = None,
         try_levers: bool | str | Iterable[str] = False,
         levers_budget_s: float = 60.0,
+        log: Any = False,
         **options: Any,
     ) -> None:
         super().__init__()
+        require_log(log)
         if unknown := sorted(options.keys() - signature(LoopProfiler).parameters.keys()):
             raise TypeError(
-                f"ProfileCallback has no option {shown(unknown[0])}; it takes those of perfnb.profiled, try_levers and "
-                "levers_budget_s."
+                f"ProfileCallback has no option {shown(unknown[0])}; it takes those of perfnb.profiled, try_levers, "
+                "levers_budget_s and log."
             )
         at = at if isinstance(at, int) else tuple(at)
         self._options: dict[str, Any] = {"at": at, "every": every, "save": save, "on_done": on_done, **options}
         #: What to try, ``False`` for nothing, and the seconds for it.
         self._levers = _levers(try_levers), levers_budget_s
         require_seconds("levers_budget_s", levers_budget_s)
+        #: The run of a tracker to log to, ``True`` for those that are open, ``False`` for none.
+        self._log = log
         self._installed = ExitStack()
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
         """For strategies that start processes."""
         levers, budget_s = self._levers
-        return {**self._options, "try_levers": levers, "levers_budget_s": budget_s}
+        return {**self._options, "try_levers": levers, "levers_budget_s": budget_s, "log": self._log}
 
     def __setstate__(self, options: dict[str, Any]) -> None:
         self.__init__(**options)  # type: ignore[misc]
@@ -88,7 +93,8 @@ class TrainerProfiler:
         self._tried: LeverTrials | None = None
         self._to_try = self._levers[0] is not False
         self._seen: deque[list[Any]] = deque(maxlen=_SEEN)
-        driver = LoopProfiler(**{"name": "training", **own, **self._options})
+        logs = {} if self._log is False else {"on_done": self._profiled}
+        driver = LoopProfiler(**{"name": "training", **own, **self._options, **logs})
         self._steps = LoopSteps(driver, optimizers_end_steps=optimizers_end_steps)
         # A trainer's own output is enough, unless there is something to find.
         self._kept_run = KeptRun(driver, asked=True)
@@ -107,6 +113,18 @@ class TrainerProfiler:
         """A step of the trainer has these batches: the last ones of a window are kept for the levers."""
         if self._to_try and self._steps.driver.is_open:
             self._seen.append(batches)
+
+    def _profiled(self, profile: Profile) -> None:
+        """A window has ended."""
+        self._log_result(profile, profile.meta["loop"]["step"])
+        if self._options["on_done"] is not None:
+            self._options["on_done"](profile)
+
+    def _log_result(self, result: Profile | RunSummary | None, step: int | None = None) -> None:
+        """Log a result if that is wanted, and print the parts that the tracker did not take."""
+        if self._log is not False and result is not None:
+            for note in log_at_once([(result, step)], open_runs() if self._log is True else [self._log]):
+                print(f"perfnb: {note}", file=sys.stderr)
 
     def _refuse_levers(self, reason: str) -> None:
         """Warn that levers cannot be tried on this training, if that is wanted."""
@@ -138,6 +156,7 @@ class TrainerProfiler:
         self._steps.pause()
         driver = self._steps.driver
         driver.close()
+        self._log_result(self.run)
         if not driver.profiles and driver.planned_at is not None:
             warnings.warn(
                 f"perfnb: no profile was made: the training {driver.why_no_profile('a validation or its end')}. Fewer "

@@ -19,6 +19,7 @@ from perfnb.loop.run_summary import RunFigures, memory_frame, steps_frame
 from perfnb.loop.run_view import comparison_document, run_document
 from perfnb.loop.thinning import COLUMNS, READING_COLUMNS, WINDOW_COLUMNS
 from perfnb.profile.outcome import origin
+from perfnb.profile.trackers import Logged, log_result
 from perfnb.recording import store
 from perfnb.recording.frame_files import SavedColumn
 from perfnb.recording.job import RANKS
@@ -164,6 +165,13 @@ class RunSummary(RunFigures, Documented):
             for name, columns in _TABLES.items()
         }
         return store.save(RUN, frames, kept.facts, path, outcome=self._first_outcome or self._outcome())
+
+    def log_to(self, target: Any, step: int | None = None) -> list[str]:
+        """Log the figures, the report and the verdict to the run of an experiment tracker, as `Profile.log_to` does.
+
+        Figures are called ``perfnb/run/step_ms`` and so on.
+        """
+        return log_result(Logged("run", self, self._first_outcome or self._outcome()), target, step)
 
     def _outcome(self) -> Outcome:
         """What held the run back, as dated facts."""

@@ -39,6 +39,7 @@ from perfnb.profile.reduced import ReducedProfile, reduced, summary_of_tables
 from perfnb.profile.report import report_document
 from perfnb.profile.summary import Summary, summarize
 from perfnb.profile.timing import Timing, shown
+from perfnb.profile.trackers import Logged, log_result
 from perfnb.quantities import durations
 from perfnb.recording import saved_profile
 from perfnb.recording.outcome import Outcome
@@ -391,6 +392,35 @@ class Profile(Documented):
             If `path` holds something other than a profile, or cannot be written.
         """
         return saved_profile.save(self._recording, path, self._tables(), analysis_version(), self._outcome())
+
+    def log_to(self, target: Any, step: int | None = None) -> list[str]:
+        """Log the figures, the layers, the report and the verdict to the run of an experiment tracker.
+
+        Figures are called ``perfnb/profile/step_ms`` and so on; one that is unknown is not logged.
+
+        Parameters
+        ----------
+        target : object
+            An MLflow run or the module ``mlflow`` with an open run, a run of Weights & Biases, a ``SummaryWriter`` of
+            TensorBoard, or a run of Aim.
+        step : int, optional
+            The training step at which they are logged.
+
+        Returns
+        -------
+        list of str
+            A sentence for each part that the tracker did not take; empty if it took everything.
+
+        Raises
+        ------
+        TypeError
+            If `target` is something else.
+        PerfnbError
+            If the tracker has no open run.
+        """
+        summary = self._summary
+        more = {"samples_per_s": summary.timing.throughput_per_s, "flops_utilisation": summary.mfu}
+        return log_result(Logged("profile", self, self._outcome(), more, self.layers), target, step)
 
     def _outcome(self) -> Outcome:
         """What was found when the profile was first saved, or now."""

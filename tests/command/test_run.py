@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pandas as pd
 import pytest
 
 import perfnb as package
-from tests.command.processes import called, command, environment, perfnb
+from tests.command.processes import ROOT, called, command, environment, perfnb
 from tests.tracebacks import frames_of_perfnb
 
 pytestmark = pytest.mark.slow
@@ -194,6 +195,37 @@ def test_a_loop_without_an_optimizer_is_told_what_ends_its_steps(tmp_path: Path)
     assert done.returncode == 0
     assert "--steps-by batch" in done.stderr
     assert "--at" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_is_logged_to_the_tracker_that_the_script_uses(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.py").write_text(
+        "class Run:\n"
+        "    run_id = 'abc'\n"
+        "run = Run()\n"
+        "run.info = run\n"
+        "active_run, last_active_run = (lambda: None), (lambda: run)\n"
+        "def log(*words, **more):\n"
+        "    print('logged', *words, *more.values(), file=open('logged.txt', 'a'))\n"
+        "class MlflowClient:\n"
+        "    log_metric = log_table = log_artifact = set_tag = staticmethod(log)\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "import sys, torch, mlflow\n"
+        "x = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(x.parameters(), 0.1)\n"
+        "for _ in range(60):\n"
+        "    x(torch.ones(2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+
+    done = perfnb("run", "--at", "5", "--log", "mlflow", "train.py", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert done.returncode == 0, done.stderr
+    logged = (tmp_path / "logged.txt").read_text()
+    assert re.search(r"^logged abc perfnb/profile/step_ms \S+ 5$", logged, re.MULTILINE)
+    assert re.search(r"^logged abc perfnb/run/step_ms \S+ 0$", logged, re.MULTILINE)
+    done = perfnb("run", "--at", "5", "--log", "wandb", "train.py", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert "Nothing was logged, because the tracker has no run in this process." in " ".join(done.stderr.split())
 
 
 @pytest.mark.deep

@@ -21,6 +21,7 @@ NOT_RUN = {
     "a configuration file of nbgrader's": 1,
     "needs Ray": 1,
     "needs a GPU": 1,
+    "needs an experiment tracker": 1,
     "needs a cluster": 2,
     "needs a launcher": 1,
     "needs a running loop": 1,

@@ -1,0 +1,285 @@
+"""What `log_to` hands to each experiment tracker: stand-ins that record calls, and the real ones where installed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import perfnb
+from perfnb.errors import PerfnbError
+from perfnb.experiments.ab_test import ABTest
+from perfnb.integrations.trainer_profiler import TrainerProfiler
+from perfnb.profile.trackers import Logged, log_result, open_runs
+from perfnb.recording.outcome import make_outcome
+from tests.experiments.ab_samples import ENVIRONMENT, SAME, experiment
+from tests.loop.planted_runs import run, usual
+from tests.profile import tracker_standins as standins
+from tests.step.models import three_linears, training_step
+
+FIGURES = {"step_ms", "step_ms_low", "step_ms_high", "data_share", "samples_per_s", "peak_bytes"}
+
+
+@pytest.fixture(scope="module")
+def profile() -> perfnb.Profile:
+    step = training_step(three_linears(), torch.ones(4, 8))
+    return perfnb.profile_step(
+        lambda batch: step(), [torch.ones(4)] * 4, warmup=1, steps=8, traced=1, stacks=False, name="mine"
+    )
+
+
+def names(profile: perfnb.Profile) -> dict[str, float]:
+    summary = profile._summary
+    more = {"samples_per_s": summary.timing.throughput_per_s, "flops_utilisation": summary.mfu}
+    return Logged("profile", profile, profile._outcome(), more).scalars
+
+
+def test_names_are_valid_in_every_tracker_and_figures_those_of_the_profile(profile: perfnb.Profile) -> None:
+    found = names(profile)
+    assert {f"perfnb/profile/{what}" for what in FIGURES} <= found.keys()
+    assert all(re.fullmatch(r"[a-z/_]{1,40}", name) for name in found)
+    low, high = profile.timing.ci_ms or (0.0, 0.0)
+    assert found["perfnb/profile/step_ms"] == profile.timing.median_ms
+    assert (found["perfnb/profile/step_ms_low"], found["perfnb/profile/step_ms_high"]) == (low, high)
+    assert found["perfnb/profile/samples_per_s"] == pytest.approx(4e3 / found["perfnb/profile/step_ms"])
+
+
+def test_what_is_unknown_is_never_logged(profile: perfnb.Profile) -> None:
+    writer, calls = standins.tensorboard()
+    unknown = Logged("profile", profile, make_outcome("x", {}, step_ms=2.0, data_share=float("nan")), {"a": None})
+    log_result(unknown, writer)
+    assert calls == [("add_scalar", {"tag": "perfnb/profile/step_ms", "scalar_value": 2.0, "global_step": None})]
+
+
+@pytest.mark.parametrize("given", ["module", "run"])
+def test_mlflow_takes_everything(profile: perfnb.Profile, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, open_run, calls = standins.mlflow(monkeypatch)
+    assert profile.log_to(module if given == "module" else open_run, step=7) == []
+
+    logged = {one["key"]: one["value"] for one in calls.of("log_metric")}
+    assert logged == names(profile)
+    assert all((one["run_id"], one["step"]) == ("abc", 7) for one in calls.of("log_metric"))
+    (table,), (page,), (tag,) = calls.of("log_table"), calls.of("log_artifact"), calls.of("set_tag")
+    assert (table["artifact_file"], table["data"]["layer"].tolist()) == (
+        "perfnb/profile_step_7_layers.json",
+        profile.layers.index.tolist(),
+    )
+    assert (page["local_path"][0], page["artifact_path"]) == ("profile_step_7.html", "perfnb")
+    assert page["local_path"][1].lstrip().startswith("<!")
+    assert (tag["key"], tag["value"]) == ("perfnb/profile/verdict", profile._outcome().verdict)
+
+
+def test_wandb_takes_everything_and_is_warned_of_steps_in_the_past(
+    profile: perfnb.Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, open_run, calls = standins.wandb(monkeypatch, at=50)
+    assert profile.log_to(open_run, step=60) == profile.log_to(module) == []
+    late = profile.log_to(open_run, step=40)
+    assert late == [
+        "The tracker did not take step 40 as the place of the figures: W&B only goes forwards and is at 50, where "
+        "everything else was logged."
+    ]
+    assert [one["step"] for one in calls.of("log")] == [60, None, None]
+    first = calls.of("log")[0]["data"]
+    frame = first.pop("perfnb/profile/layers").frame
+    assert first == names(profile)
+    assert frame["layer"].tolist() == profile.layers.index.tolist()
+    unknown = profile.layers.isna().to_numpy()
+    assert unknown.any()
+    assert all(value is None for value in frame.drop(columns="layer").to_numpy()[unknown])
+    page = calls.of("log_artifact")[0]
+    assert (page["artifact_or_path"][0], page["name"], page["type"]) == (
+        "profile_step_60.html",
+        "perfnb-profile_step_60",
+        "profile",
+    )
+    assert calls.of("summary")[0] == {"d": {"perfnb/profile/verdict": profile._outcome().verdict}}
+
+
+def test_tensorboard_has_no_place_for_the_report(profile: perfnb.Profile) -> None:
+    writer, calls = standins.tensorboard()
+    notes = profile.log_to(writer, 3)
+    assert notes == ["The tracker did not take the report: TensorBoard shows no HTML, so write it with to_html."]
+    assert {one["tag"]: one["scalar_value"] for one in calls.of("add_scalar")} == names(profile)
+    layers, verdict = calls.of("add_text")
+    assert layers["tag"] == "perfnb/profile/layers"
+    assert len(layers["text_string"].splitlines()) == len(profile.layers) + 2
+    assert "NaN" not in layers["text_string"]
+    assert "<NA>" not in layers["text_string"]
+    assert verdict == {
+        "tag": "perfnb/profile/verdict",
+        "text_string": profile._outcome().verdict,
+        "global_step": 3,
+    }
+
+
+def test_aim_takes_the_report_if_it_has_a_place_for_files(
+    profile: perfnb.Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aim_run, calls = standins.aim(monkeypatch)
+    assert profile.log_to(aim_run) == [
+        "The tracker did not take the report: Aim stores files only after run.set_artifacts_uri(...)."
+    ]
+    tracked = {one["name"]: one["value"] for one in calls.of("track")}
+    assert "| layer |" in tracked.pop("perfnb/profile/layers").text
+    assert tracked == names(profile)
+    assert calls.of("set") == [{"key": "perfnb/profile/verdict", "value": profile._outcome().verdict}]
+
+    aim_run, calls = standins.aim(monkeypatch, "file:///somewhere")
+    assert profile.log_to(aim_run) == []
+    (page,) = calls.of("log_artifact")
+    assert (page["name"], page["block"], page["path"][0]) == ("profile.html", True, "profile.html")
+
+
+def test_a_part_that_fails_is_reported_and_costs_no_other(
+    profile: perfnb.Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, calls = standins.mlflow(monkeypatch, fails="no\x1b space.")
+    assert profile.log_to(module) == ["The tracker did not take the report: ValueError: no\\x1b space."]
+    assert calls.of("set_tag")
+
+
+def test_runs_and_ab_tests_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, calls = standins.mlflow(monkeypatch)
+    assert run(usual(200)).log_to(module) == []
+    assert ABTest(**vars(experiment(0.9)), quality=SAME, environment=ENVIRONMENT).log_to(module) == []
+    logged = {one["key"]: one["value"] for one in calls.of("log_metric")}
+    assert {"perfnb/run/step_ms", "perfnb/run/peak_bytes", "perfnb/ab_test/ratio"} <= logged.keys()
+    assert logged["perfnb/ab_test/ratio_low"] < logged["perfnb/ab_test/ratio"] < logged["perfnb/ab_test/ratio_high"]
+    assert {one["key"]: one["value"] for one in calls.of("set_tag")} == {
+        "perfnb/run/verdict": "Steady",
+        "perfnb/ab_test/verdict": "accept",
+    }
+
+
+def test_anything_else_is_refused_in_a_sentence(profile: perfnb.Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match=r"^log_to takes an MLflow run or the mlflow module, .* not 'mlflow'\.$"):
+        profile.log_to("mlflow")
+    with pytest.raises(ValueError, match="step"):
+        profile.log_to(standins.tensorboard()[0], step=-1)
+    module, _, _ = standins.mlflow(monkeypatch)
+    monkeypatch.setattr(module, "active_run", lambda: None)
+    with pytest.raises(PerfnbError, match=r"^MLflow has no open run to log to: call mlflow\.start_run\(\) first\.$"):
+        profile.log_to(module)
+    other, _, _ = standins.wandb(monkeypatch)
+    monkeypatch.setattr(other, "run", None)
+    with pytest.raises(PerfnbError, match=r"^W&B has no open run"):
+        profile.log_to(other)
+
+
+def test_open_runs_are_found_in_loaded_trackers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mlflow", "wandb"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert open_runs() == []
+    module, open_run, _ = standins.mlflow(monkeypatch)
+    other, its_run, _ = standins.wandb(monkeypatch)
+    assert open_runs() == [open_run, its_run]
+    assert open_runs(["wandb"]) == [its_run]
+    monkeypatch.setattr(module, "active_run", lambda: None)
+    assert open_runs(["mlflow"]) == [open_run]  # the script has closed it
+    monkeypatch.setattr(module, "last_active_run", lambda: None)
+    monkeypatch.setattr(other, "run", None)
+    assert open_runs() == []
+
+
+def test_a_callback_logs_profiles_at_their_steps_and_the_run(
+    profile: perfnb.Profile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, calls = standins.mlflow(monkeypatch)
+    writer, its_calls = standins.tensorboard()
+    of_loop = perfnb.Profile(replace(profile._recording, meta={**profile._recording.meta, "loop": {"step": 12}}))
+    done = list[perfnb.Profile]()
+    for log in (True, writer):
+        callback = TrainerProfiler(at=12, log=log, on_done=done.append)
+        assert callback.__getstate__()["log"] is log
+        callback._profiled(of_loop)
+        callback._log_result(run(usual(200)))
+    assert done == [of_loop, of_loop]
+    assert {(one["key"].split("/")[1], one["step"]) for one in calls.of("log_metric")} == {("profile", 12), ("run", 0)}
+    steps = {(one["tag"].split("/")[1], one["global_step"]) for one in its_calls.of("add_scalar")}
+    assert steps == {("profile", 12), ("run", None)}
+    assert capsys.readouterr().err.count("perfnb: The tracker did not take the report: TensorBoard shows no HTML") == 2
+    with pytest.raises(TypeError, match="log_to takes"):
+        TrainerProfiler(log="mlflow")
+    monkeypatch.delitem(sys.modules, "mlflow")
+    TrainerProfiler(log=True)._profiled(of_loop)
+    assert "Nothing was logged, because the tracker has no run" in capsys.readouterr().err
+    TrainerProfiler()._log_result(of_loop)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def real_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    module = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    module.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    module.set_experiment("perfnb")
+    yield module
+    while module.active_run() is not None:
+        module.end_run()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_real_mlflow_store_gives_it_back(profile: perfnb.Profile, real_mlflow: Any, tmp_path: Path) -> None:
+    with real_mlflow.start_run() as open_run:
+        assert profile.log_to(real_mlflow, step=7) == []
+        assert run(usual(200)).log_to(open_run) == []
+    assert open_runs(["mlflow"])[0].info.run_id == open_run.info.run_id
+
+    client = real_mlflow.MlflowClient()
+    kept = client.get_run(open_run.info.run_id)
+    assert names(profile).items() <= kept.data.metrics.items()
+    assert kept.data.tags["perfnb/profile/verdict"] == profile._outcome().verdict
+    assert [one.step for one in client.get_metric_history(open_run.info.run_id, "perfnb/profile/step_ms")] == [7]
+    paths = {one.path for one in client.list_artifacts(open_run.info.run_id, "perfnb")}
+    assert paths == {f"perfnb/{name}" for name in ("profile_step_7.html", "profile_step_7_layers.json", "run.html")}
+    page = Path(client.download_artifacts(open_run.info.run_id, "perfnb/profile_step_7.html", str(tmp_path)))
+    assert page.read_text("utf-8") == profile._page()
+    table = json.loads(
+        Path(
+            client.download_artifacts(open_run.info.run_id, "perfnb/profile_step_7_layers.json", str(tmp_path))
+        ).read_text("utf-8")
+    )
+    assert [row[0] for row in table["data"]] == profile.layers.index.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_real_tensorboard_log_gives_it_back(profile: perfnb.Profile, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path) as writer:
+        assert len(profile.log_to(writer, step=7)) == 1
+    log = EventAccumulator(str(tmp_path))
+    log.Reload()
+    for name, value in names(profile).items():
+        (event,) = log.Scalars(name)
+        assert (event.step, event.value) == (7, pytest.approx(value, rel=1e-6))
+    tag = "perfnb/profile/verdict/text_summary"
+    assert tag in log.Tags()["tensors"]
+    assert log.Tensors(tag)[0].tensor_proto.string_val[0].decode() == profile._outcome().verdict
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_real_run_of_wandb_takes_it_offline(
+    profile: perfnb.Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(mode="offline", dir=tmp_path, project="perfnb") as open_run:
+        assert profile.log_to(open_run) == []
+        assert open_run.summary["perfnb/profile/verdict"] == profile._outcome().verdict
+        assert dict(open_run.summary).items() >= names(profile).items()
+    assert importlib.import_module("wandb").run is None
