@@ -71,8 +71,10 @@ def warm_up(bench: Any, begin: float, budget_s: float) -> bool | None:
     return None if None in verdicts else all(verdicts)
 
 
-def planned_rounds(bench: Any, begin: float, budget_s: float, equal_within: float) -> tuple[Planned, Floats]:
-    """Plan from a pilot how many rounds tell any two of the steps apart, and run them.
+def planned_rounds(
+    bench: Any, begin: float, budget_s: float, equal_within: float, power: float = 0.9
+) -> tuple[Planned, Floats]:
+    """Plan from a pilot how many rounds tell any two of the steps apart with probability `power`, and run them.
 
     Returns
     -------
@@ -88,7 +90,7 @@ def planned_rounds(bench: Any, begin: float, budget_s: float, equal_within: floa
     logs = np.log(pilot)
     differences = [logs[b] - logs[a] for a, b in itertools.combinations(range(count), 2)] or [logs[0]]
     plans = [
-        plan_pairs(each, equal_within=equal_within, budget_s=left_s, pair_s=round_s, most=MOST_PAIRS)
+        plan_pairs(each, equal_within=equal_within, power=power, budget_s=left_s, pair_s=round_s, most=MOST_PAIRS)
         if len(each) > 1
         else plan_pairs_blindly(budget_s=left_s, pair_s=round_s, most=MOST_UNPLANNED)
         for each in differences

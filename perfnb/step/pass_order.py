@@ -7,6 +7,7 @@ alive.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
@@ -160,6 +161,40 @@ def loop_passes(
         capture = _named(session, variables)
         _name_parts(session, variables, batches, ())
         return capture
+
+
+def count_step(
+    step: Callable[..., Any],
+    batches: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
+    *,
+    warmup: int,
+    namespace: Mapping[str, Any] | None = None,
+) -> Capture:
+    """Warm `step` up and count its work: trace one step, record the memory of one, count the arithmetic of one.
+
+    How many steps run never depends on their time. Garbage is collected before, and not in between, so that it is freed
+    in the same place each time. Parameters and errors are those of `capture_step`.
+    """
+    __tracebackhide__ = True
+    plan = Plan(warmup=warmup, steps=1, traced=1, budget_s=_NO_BUDGET_S)
+    source = None if batches is None else BatchSource(batches)
+
+    def passes() -> Passes[Capture]:
+        __tracebackhide__ = True
+        with Session(plan, None, source, namespace or {}) as session:
+            yield from session.trace((yield from session.warm_up()), False)
+            yield from session.watch_memory(lead_in=True)
+            yield from session.count_arithmetic()
+            return _named(session, namespace or {})
+
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return StepRunner(step, source).drive(passes())
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:

@@ -1,0 +1,90 @@
+"""The work of a step, counted: figures that are the same in every run of the same code on the same kind of machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perfnb.compiled.tables import region_table
+from perfnb.findings.gpu_facts import WAITS
+from perfnb.memory.allocations import BEFORE, Watched
+from perfnb.profile.analysis import Analysis
+from perfnb.recording.recording import Recording
+from perfnb.recording.text import found
+from perfnb.trace_names import KERNELS
+
+#: Steps before the counted ones: the first ones allocate what stays, such as the state of optimizers.
+WARMUP = 3
+#: Operators that bring a result to the host: on a GPU, this waits. Others, such as ``item``, call the first.
+_READS = ("aten::_local_scalar_dense", "aten::nonzero")
+
+
+def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, int | None], str]:
+    """Count the work of one step, and name the things that the figures depend on.
+
+    Returns
+    -------
+    dict of str to int or None, str
+        ``peak_bytes``, ``flops``, ``ops``, ``kernels``, ``synchronisations`` and ``graph_breaks`` of one step
+        (``kernels`` is ``None`` without a GPU); and torch's version, the device and the number of threads.
+    """
+    from perfnb.step.checks import require_steps
+    from perfnb.step.device import random_state, set_random_state
+    from perfnb.step.namespace import step_variables
+    from perfnb.step.pass_order import count_step
+    from perfnb.step.to_recording import recording_of
+
+    __tracebackhide__ = True
+    require_steps({"step": step}, batches, "perf.step(step, loader)")
+    numbers = random_state()
+    try:
+        capture = count_step(step, batches, warmup=WARMUP, namespace=step_variables(step, {}, batches))
+    finally:
+        set_random_state(numbers)
+    recording = recording_of(capture, "step")
+    return _figures(recording), environment_of(recording.meta["environment"])
+
+
+def environment_of(facts: Mapping[str, Any]) -> str:
+    """What the counts of a step depend on besides its code, in words."""
+    threads = facts["threads"]
+    device = ", ".join(facts["gpus"]) or f"CPU ({facts['machine']})"
+    return f"torch {facts['torch']}, {device}, {threads} thread{'s' * (threads != 1)}"
+
+
+def _figures(recording: Recording) -> dict[str, int | None]:
+    analysis, events = Analysis(recording), recording.events
+    ops = analysis.ops["calls"]
+    on_gpu = bool(recording.meta["environment"]["gpus"])
+    waits = int(found(events["name"], WAITS.match).sum()) if on_gpu else int(ops.reindex(_READS).sum())
+    allocates = recording.memory is not None and len(recording.memory.changes) > 0
+    watched, counted = analysis.watched if allocates else None, analysis.counted
+    return {
+        "peak_bytes": 0 if watched is None else peak_bytes(watched),
+        "flops": 0 if counted is None else int(counted[2]["flops"].sum()),
+        "ops": int(ops.sum()),
+        "kernels": int(events["category"].isin(KERNELS).sum()) if on_gpu else None,
+        "synchronisations": waits,
+        "graph_breaks": int(region_table(recording)["broke"].notna().sum()),
+    }
+
+
+def peak_bytes(watched: Watched) -> int:
+    """Most bytes that the step has on one device: what it allocates, and its own memory from before.
+
+    Memory that was there before and does not belong to it is left out: other tests of the process may hold it.
+    """
+    blocks = watched.counted
+    blocks = blocks[~((blocks["start"] == BEFORE) & (blocks["category"] == "other"))]
+    return max((_peak(of_device) for _, of_device in blocks.groupby("device", observed=True)), default=0)
+
+
+def _peak(blocks: pd.DataFrame) -> int:
+    times = np.concatenate([blocks["start"], blocks["end"]])
+    changes = np.concatenate([blocks["bytes"], -blocks["bytes"]])
+    # What is freed and what is made at one time never was there together.
+    order = np.lexsort((changes, times))
+    return int(np.cumsum(changes[order]).max(initial=0))
