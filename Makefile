@@ -7,6 +7,7 @@
 #   make lab LAB_FLAGS=--allow-root   run as root, as in a container
 #   make test WORKERS=4               use more processes
 #   make accuracy SECTION=latency     run one section of tests/accuracy
+#   make accuracy SECTION=own_steps AGAINST=origin/main   compare two of perfnb's own steps with another revision
 #   make lowest-tests VENV_LOWEST=.venv-torch-28 LOWEST=torch=2.8.0   test another version than the lowest
 #   make lowest-tests VENV_LOWEST=.venv-pandas LOWEST=pandas          only pandas at its lowest version
 
@@ -16,6 +17,7 @@ LAB_FLAGS ?=
 PYTEST_FLAGS ?=
 WORKERS ?= 2
 SECTION ?=
+AGAINST ?= HEAD~1
 LOWEST ?=
 VENV_LOWEST ?= .venv-lowest
 VENV_NUMPY ?= .venv-numpy
@@ -136,11 +138,15 @@ test-all: style
 test-fast: style contracts fast-tests
 
 # In one process, because anything running alongside would be measured too. PYTEST_FLAGS=--write-table writes the
-# figures into docs/accuracy.md. SECTION=latency runs tests/accuracy/test_latency.py alone, and SECTION=labs only the labs'
-# solutions, whose exercises about times are judged here.
+# figures into docs/accuracy.md. SECTION=latency runs tests/accuracy/test_latency.py alone, SECTION=labs only the labs'
+# solutions, whose exercises about times are judged here, and SECTION=own_steps only the times of two of perfnb's own steps,
+# compared with another revision.
 accuracy: $(VENV)/.perfnb-test
-ifneq ($(SECTION),labs)
+ifeq ($(filter-out labs own_steps,$(or $(SECTION),all)),$(or $(SECTION),all))
 	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m accuracy $(if $(SECTION),tests/accuracy/test_$(SECTION).py,tests/accuracy)
+endif
+ifneq ($(filter own_steps,$(or $(SECTION),own_steps)),)
+	@$(PY) -m pytest -p no:xdist tests/gate/test_own_steps.py --perf-against $(AGAINST)
 endif
 ifneq ($(filter labs,$(or $(SECTION),labs)),)
 	@PERFNB_JUDGE_TIMES=1 $(PY) -m pytest -p no:xdist $(NBVAL) $(wildcard notebooks/labs/solutions/*.ipynb)

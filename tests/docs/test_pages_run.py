@@ -17,7 +17,8 @@ QUICK = "__import__('tests.docs.quick', fromlist=['shorten']).shorten()"
 
 #: How many blocks no test can run, by reason. Nothing tests these, so keep the numbers low.
 NOT_RUN = {
-    "a command for a terminal": 7,
+    "a command for a terminal": 9,
+    "a configuration file of GitHub's": 1,
     "a configuration file of nbgrader's": 1,
     "needs Ray": 1,
     "needs a GPU": 1,

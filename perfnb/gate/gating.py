@@ -1,0 +1,143 @@
+"""`Perf`, what the fixture gives a test: counts a step and compares it with its record, and with another revision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from perfnb.gate.counts import counts_of
+from perfnb.gate.plugin import PROPERTY, REVISION
+from perfnb.gate.records import Counts, differences, file_of, missing, read_records, stable, update_record
+from perfnb.gate.reports import seen_words, time_words
+from perfnb.gate.revisions import MissingTestError, Revision, compare_revisions
+
+if TYPE_CHECKING:
+    from perfnb.bench.paired_times import PairedTimes
+
+
+@dataclass(frozen=True)
+class GatedStep:
+    """What was found of a step.
+
+    Attributes
+    ----------
+    counts : mapping of str to int or None
+        The work of one step; ``None`` for a figure that its device lacks.
+    environment : str
+        What the counts depend on besides the code.
+    times : PairedTimes or None
+        The step of the working tree against that of the other revision, with ``--perf-against``.
+    """
+
+    counts: Counts
+    environment: str
+    times: PairedTimes | None
+
+
+class Perf:
+    """Gates the steps of a test. The fixture ``perf`` is one.
+
+    Parameters
+    ----------
+    item : pytest.Item
+        The test.
+    """
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item, self._config = item, item.config
+
+    def step(self, step: Callable[..., Any], batches: Iterable[Any] | None = None, *, name: str = "") -> GatedStep:
+        """Fail if a step does more or less than its test file's record allows, or takes longer than before.
+
+        The step runs a few times here, and is counted: bytes at the peak of memory, FLOPs, ops, GPU kernels,
+        synchronisations and graph breaks. These must be exactly the recorded ones. They are not compared, and the test
+        is skipped, if there is only a record for another environment.
+
+        With ``--perf-against REV`` the test is also run in two new processes, in the working tree and at that
+        revision, up to this call, where they take turns with the step.
+
+        Parameters
+        ----------
+        step : callable
+            ``step()``, or ``step(batch)`` with `batches`.
+        batches : iterable, or callable returning one, optional
+            Restarted when exhausted. Waiting for a batch is not timed.
+        name : str
+            Tells the steps of a test apart, if it has several.
+
+        Returns
+        -------
+        GatedStep
+        """
+        __tracebackhide__ = True
+        inside = self._item.nodeid.partition("::")[2]
+        counts, environment = counts_of(step, batches)
+        failures, skips, said = self._counted(f"{inside} {name}".strip(), counts, environment, step, batches)
+        times, gate = None, self._config.stash.get(REVISION, None)
+        facts: dict[str, Any] = {"test": self._item.nodeid, "name": name, "counts": counts}
+        if gate is not None:
+            try:
+                times, slower = self._timed(name, gate)
+            except MissingTestError as error:
+                skips = [*skips, f"its time is not compared: {error}"]
+                facts["time"] = f"time not compared: {error}"
+            else:
+                if slower:
+                    failures.append(f"the step takes {time_words(times)}, all of which is above {self._limit:g}.")
+                # What could not be counted is listed at the end.
+                skips = [] if times.ratio_ci else [f"{len(times.a_ms)} pairs are too few: raise --perf-budget"]
+                facts |= {"time": time_words(times), "seen": seen_words(times, self._limit), "ms": list(times.b_ms)}
+        elif self._config.getoption("--perf-json") is not None:
+            from perfnb.bench.timing import time_step
+
+            facts["ms"] = list(time_step(step, batches).samples_ms)
+        facts |= {"environment": environment, "said": said, "failures": failures, "skips": skips}
+        self._item.user_properties.append((PROPERTY, facts))
+        if failures:
+            pytest.fail("perf: " + "\nperf: ".join(failures), pytrace=False)
+        if skips:
+            pytest.skip("perf: " + "; ".join(skips))
+        return GatedStep(counts, environment, times)
+
+    @property
+    def _limit(self) -> float:
+        return float(self._config.getoption("--perf-limit"))
+
+    def _counted(
+        self, test: str, counts: Counts, environment: str, step: Callable[..., Any], batches: Any
+    ) -> tuple[list[str], list[str], str]:
+        """Failures, why nothing was compared, and what was done, of the counts of a step."""
+        file = file_of(self._item.path)
+        if self._config.getoption("--perf-update"):
+            kept, vary = stable(counts, counts_of(step, batches)[0])
+            update_record(file, test, environment, kept)
+            return [], [], f"recorded, without {', '.join(vary)}, which vary" if vary else "recorded"
+        records = read_records(file)
+        if test not in records:
+            words = f"no counts are recorded in {file.name}: run pytest --perf-update, and commit that file."
+            return [words], [], "not recorded"
+        if (reason := missing(records, test, environment)) is not None:
+            return [], [reason], f"not compared: {reason}"
+        if found := differences(records[test][environment], counts):
+            words = f"the step has changed: {', '.join(found)}. If that is meant to be, run pytest --perf-update."
+            return [words], [], ", ".join(found)
+        return [], [], "as recorded"
+
+    def _timed(self, name: str, revision: Revision) -> tuple[PairedTimes, bool]:
+        limit, budget_s = (self._config.getoption(f"--perf-{option}") for option in ("limit", "budget"))
+        return confirmed(lambda: compare_revisions(self._item, name, revision, limit, budget_s), limit)
+
+
+def confirmed(measure: Callable[[], PairedTimes], limit: float) -> tuple[PairedTimes, bool]:
+    """Measure, and if that is too slow, once more in new processes; whether both were too slow.
+
+    The place of a process's memory can make all of its steps faster or slower, however many are measured.
+    """
+    for _ in range(2):
+        times = measure()
+        if times.ratio_ci is None or times.ratio_ci[0] <= limit:
+            return times, False
+    return times, True

@@ -1,0 +1,309 @@
+"""The fixture `perf` in a test run: what it records, compares, skips and refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import perfnb.gate.gating
+from perfnb.bench.timing import time_step
+from perfnb.gate.counts import counts_of
+from perfnb.gate.revisions import paired
+from tests.gate.repositories import commit, git, nothing_is_left, repository, write_step
+from tests.waiting import wait_until
+
+pytest_plugins = ["pytester"]
+
+PLUGIN = ("-p", "perfnb.gate.plugin", "-p", "no:cacheprovider")
+SUM = """\
+import torch
+
+def test_sum(perf):
+    x = torch.ones({size})
+    perf.step(lambda: {step})
+"""
+#: A test that loads the package by its path, wherever the test is.
+BY_PATH = """\
+import importlib.util, sys
+
+spec = importlib.util.spec_from_file_location("package", {file!r})
+package = sys.modules["package"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+
+def test_step(perf):
+    perf.step(package.work)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Import here what the runs inside this process import, or each of them would do it again."""
+    counts_of(lambda: torch.ones(1))
+    time_step(lambda: None, steps=1)
+    paired(Sides(1.0), Sides(1.0), ("a", "b"), 1.03, 1.0)
+
+
+class Sides:
+    """A process whose steps take so many milliseconds, more or less."""
+
+    def __init__(self, ms: float) -> None:
+        self._ms, self._noise = ms, random.Random(0)
+
+    def turn(self, lead: int, steps: int) -> float:
+        """Milliseconds per step."""
+        return self._ms * (1 + self._noise.uniform(-0.01, 0.01))
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
+    """The counts of every step, and no other: counting takes a second."""
+    counts: dict[str, int | None] = {"peak_bytes": 100, "ops": 3, "kernels": None}
+    monkeypatch.setattr(perfnb.gate.gating, "counts_of", lambda *_: (dict(counts), "torch 2, CPU"))
+    return counts
+
+
+@pytest.fixture
+def runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("TMPDIR", str(pytester.mkdir("temporary")))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    # The processes of a revision must find perfnb, and the first test of a run imports much.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")])))
+    return pytester
+
+
+def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
+    return pytester.runpytest_inprocess(*PLUGIN, *options)
+
+
+def says(result: pytest.RunResult, *lines: str) -> None:
+    result.stdout.fnmatch_lines([f"*{line}*" for line in lines])
+
+
+def test_counts_are_recorded_then_compared_exactly(runs: pytest.Pytester) -> None:
+    test = runs.makepyfile(test_sum=SUM.format(size=100, step="x.sum()"))
+    result = run(runs)
+    result.assert_outcomes(failed=1)
+    says(result, "perf: no counts are recorded in test_sum.perf.json: run pytest --perf-update, and commit that file.")
+
+    run(runs, "--perf-update").assert_outcomes(passed=1)
+    ((environment, counts),) = json.loads((runs.path / "test_sum.perf.json").read_text())["tests"]["test_sum"].items()
+    assert (counts["synchronisations"], counts["kernels"]) == (0, None)
+    result = run(runs)
+    result.assert_outcomes(passed=1)
+    says(result, "test_sum.py::test_sum: counts as recorded")
+
+    test.write_text(SUM.format(size=100, step="x.sum().item()"))
+    result = run(runs)
+    result.assert_outcomes(failed=1)
+    says(result, "perf: the step has changed: ops*synchronisations 0 → 1.*If that is meant to be, run pytest --perf-up")
+
+    record = runs.path / "test_sum.perf.json"
+    record.write_text(record.read_text().replace(environment, "torch 1.0, CPU (abacus), 1 thread"))
+    result = run(runs, "-rs")
+    result.assert_outcomes(skipped=1)
+    says(result, f"recorded for another environment (torch 1.0, CPU (abacus), 1 thread), and this is {environment}")
+
+
+def test_a_figure_that_varies_is_not_recorded_and_the_other_ones_are(
+    runs: pytest.Pytester, counted: dict[str, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = itertools.count()
+    varying = lambda *_: ({**counted, "ops": next(ops)}, "torch 2, CPU")  # noqa: E731
+    monkeypatch.setattr(perfnb.gate.gating, "counts_of", varying)
+    runs.makepyfile(test_sum=SUM.format(size=100, step="x.sum()"))
+    result = run(runs, "--perf-update")
+    result.assert_outcomes(passed=1)
+    says(result, "counts recorded, without ops, which vary")
+    run(runs).assert_outcomes(passed=1)
+
+
+def test_steps_of_a_test_have_names_and_tests_have_parameters(
+    runs: pytest.Pytester, counted: dict[str, int | None]
+) -> None:
+    runs.makepyfile(
+        test_two="""
+        import pytest, torch
+
+        class TestIt:
+            @pytest.mark.parametrize("size", [1, 2])
+            def test_two(self, perf, size):
+                found = perf.step(lambda: torch.ones(size))
+                assert found.counts["peak_bytes"] == 100 and found.times is None
+                perf.step(lambda batch: torch.ones(batch), [3, 3], name="large")
+        """
+    )
+    run(runs, "--perf-update").assert_outcomes(passed=2)
+    run(runs).assert_outcomes(passed=2)
+    recorded = json.loads((runs.path / "test_two.perf.json").read_text())["tests"]
+    assert list(recorded) == [f"TestIt::test_two[{size}]{name}" for size in (1, 2) for name in ("", " large")]
+    assert all(found == {"torch 2, CPU": counted} for found in recorded.values())
+
+
+def test_json_and_markdown(runs: pytest.Pytester, counted: dict[str, int | None], clock: object) -> None:
+    runs.makepyfile(test_sum="import time\n" + SUM.format(size=100, step="(x.sum(), time.sleep(0.002))"))
+    run(runs, "--perf-update", "--perf-json=out.json", "--perf-summary=out.md").assert_outcomes(passed=1)
+    (benchmark,) = json.loads((runs.path / "out.json").read_text())["benchmarks"]
+    assert (benchmark["name"], benchmark["fullname"]) == ("test_sum", "test_sum.py::test_sum")
+    assert benchmark["extra_info"] == {**counted, "environment": "torch 2, CPU"}
+    stats = benchmark["stats"]
+    assert {name: stats[name] for name in ("min", "max", "mean", "median", "q1", "q3")} == pytest.approx(
+        dict.fromkeys(("min", "max", "mean", "median", "q1", "q3"), 0.002), rel=0.01
+    )
+    assert stats["ops"] == pytest.approx(500, rel=0.01)
+    assert stats["total"] == pytest.approx(stats["rounds"] * 0.002, rel=0.01)
+    run(runs, "--perf-summary=out.md")
+    tables = (runs.path / "out.md").read_text()
+    assert tables.count("## Steps") == 2
+    assert "| ✅ | `test_sum.py::test_sum` | as recorded | not compared |" in tables
+
+
+def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, sentence in (
+        (("--perf-against=HEAD",), "--perf-against: * is in no git repository (*)."),
+        (("--perf-limit=0.9",), "ERROR: --perf-limit must be between 1 and 2 (1.03 is 3 % slower)."),
+        (("--perf-budget=0",), "ERROR: --perf-budget must be a number of seconds above 0."),
+    ):
+        monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(runs.path.parent))
+        result = run(runs, *options)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"*{sentence}"])
+    repository(runs.path)
+    result = run(runs, "--perf-against=elsewhere/main")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: --perf-against: elsewhere/main is no revision of the repository *; a shallow clone needs its history*"]
+    )
+
+
+@pytest.mark.parametrize("option", ["--perf-against=HEAD", "--perf-update"])
+def test_nothing_is_timed_or_written_by_several_processes(runs: pytest.Pytester, option: str) -> None:
+    pytest.importorskip("xdist")
+    repository(runs.path)
+    result = run(runs, "-p", "xdist", "-n", "2", option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {option.partition('=')[0]} *, which other test processes would *without -n."])
+
+
+def test_loading_the_plugin_imports_nothing_that_takes_long() -> None:
+    code = (
+        "import sys, pytest, pluggy; before = set(sys.modules); import perfnb.gate.plugin\n"
+        "print(sorted(name for name in set(sys.modules) - before if not name.startswith('perfnb')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ms", "outcome"), [(5.0, "passed"), (5.5, "failed"), (4.0, "passed")])
+def test_a_step_is_compared_with_that_of_another_revision(
+    runs: pytest.Pytester, counted: dict[str, int | None], ms: float, outcome: str
+) -> None:
+    repository(runs.path, 5.0)
+    run(runs, "--perf-update").assert_outcomes(passed=1)
+    commit(runs.path)
+    write_step(runs.path, ms)  # in the working tree alone
+
+    result = run(runs, "--perf-against=HEAD", "--perf-json=out.json", "--perf-summary=out.md")
+    result.assert_outcomes(**{outcome: 1})
+    (found,) = re.findall(
+        r"test_step: counts as recorded; (\S+) × \[(\S+), (\S+)\] the time of HEAD, in \d+ pairs; 9 of 10 such "
+        r"runs fail from a slowdown of 3\.\d %",
+        result.stdout.str(),
+    )
+    ratio, low, high = map(float, found)
+    assert ratio == pytest.approx(ms / 5, rel=0.01)
+    assert low <= ratio <= high
+    if outcome == "failed":
+        says(result, "perf: the step takes 1.*, all of which is above 1.03.")
+    (benchmark,) = json.loads((runs.path / "out.json").read_text())["benchmarks"]
+    assert benchmark["stats"]["median"] == pytest.approx(ms / 1e3, rel=0.02)
+    assert ("❌" if outcome == "failed" else "✅") in (runs.path / "out.md").read_text()
+    assert nothing_is_left(runs.path, runs.path / "temporary")
+
+
+@pytest.mark.slow
+def test_what_the_other_revision_lacks_is_a_reason(runs: pytest.Pytester, counted: dict[str, int | None]) -> None:
+    tests = repository(runs.path) / "tests"
+    (tests / "test_new.py").write_text("import package\n\ndef test_new(perf):\n    perf.step(package.work)\n")
+    (tests / "test_step.py").write_text(
+        "import package\n\ndef test_step(perf):\n    perf.step(package.work, name='b')\n"
+    )
+    run(runs, "--perf-update").assert_outcomes(passed=2)
+    result = run(runs, "--perf-against=HEAD", "-rs")
+    result.assert_outcomes(skipped=2)
+    says(
+        result,
+        "its time is not compared: the test does not exist at HEAD",
+        "its time is not compared: the test does not come to this step at HEAD",
+    )
+    commit(runs.path)
+    (runs.path / "package.py").write_text("import nowhere\n")
+    commit(runs.path)
+    write_step(runs.path, 5.0)
+    result = run(runs, "--perf-against=HEAD", "tests/test_new.py")
+    result.assert_outcomes(failed=1)
+    says(result, "The test fails at HEAD: ModuleNotFoundError: No module named 'nowhere'")
+    assert nothing_is_left(runs.path, runs.path / "temporary")
+
+
+@pytest.mark.slow
+def test_code_that_comes_from_the_working_tree_is_refused(
+    runs: pytest.Pytester, counted: dict[str, int | None]
+) -> None:
+    repository(runs.path)
+    (runs.path / "tests" / "test_step.py").write_text(BY_PATH.format(file=str(runs.path / "package.py")))
+    run(runs, "--perf-update").assert_outcomes(passed=1)
+    commit(runs.path)
+    result = run(runs, "--perf-against=HEAD")
+    result.assert_outcomes(failed=1)
+    says(result, "HEAD cannot be measured: its test imports package from the working tree.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_neither_a_worktree_nor_a_process(
+    runs: pytest.Pytester, counted: dict[str, int | None], signum: signal.Signals
+) -> None:
+    repository(runs.path)
+    endless = "import time\n\ndef work():\n    time.sleep(0.05)\n"
+    (runs.path / "package.py").write_text(endless)
+    run(runs, "--perf-update").assert_outcomes(passed=1)
+    commit(runs.path)
+    command = [sys.executable, "-m", "pytest", *PLUGIN, "--perf-against=HEAD"]
+    children = list[psutil.Process]()
+    with subprocess.Popen(
+        [*command, "--perf-budget=1000"], cwd=runs.path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            wait_until(lambda: len(serving(process.pid, children)) == 2)
+            assert len(git(runs.path, "worktree", "list").splitlines()) == 2
+            process.send_signal(signum)
+            output, _ = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == {signal.SIGINT: 2, signal.SIGTERM: 143}[signum], output
+    assert not any(child.is_running() for child in children)
+    assert nothing_is_left(runs.path, runs.path / "temporary")
+
+
+def serving(pid: int, found: list[psutil.Process]) -> list[psutil.Process]:
+    """Find the processes that a test run has started to take turns; git's come and go."""
+    found.clear()
+    for one in psutil.Process(pid).children():
+        with suppress(psutil.Error):
+            found += [one] if "child.py" in " ".join(one.cmdline()) else []
+    return found
