@@ -60,7 +60,8 @@ def _figures(recording: Recording) -> dict[str, int | None]:
     ops = analysis.ops["calls"]
     on_gpu = bool(recording.meta["environment"]["gpus"])
     waits = int(found(events["name"], WAITS.match).sum()) if on_gpu else int(ops.reindex(_READS).sum())
-    watched, counted = analysis.watched, analysis.counted
+    allocates = recording.memory is not None and len(recording.memory.changes) > 0
+    watched, counted = analysis.watched if allocates else None, analysis.counted
     return {
         "peak_bytes": 0 if watched is None else peak_bytes(watched),
         "flops": 0 if counted is None else int(counted[2]["flops"].sum()),

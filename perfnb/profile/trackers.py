@@ -191,8 +191,7 @@ def _wandb(target: Any, logged: Logged, step: int | None) -> _Parts:
     values: dict[str, Any] = {**logged.scalars}
     if logged.layers is not None:
         # W&B writes missing values of pandas' own types as text.
-        plain = logged.layers.reset_index().astype(object).where(lambda frame: frame.notna(), None)
-        values[logged.name("layers")] = _module_of(run).Table(dataframe=plain)
+        values[logged.name("layers")] = _module_of(run).Table(dataframe=_known(logged.layers.reset_index(), None))
     yield "the figures and the table of layers", lambda: run.log(values, step=step)
     yield "the report", lambda: _page(logged, step, lambda path: _artifact(run, path))
     yield from _verdict(logged, lambda name, verdict: run.summary.update({name: verdict}))
@@ -252,5 +251,10 @@ def _file(logged: Logged, ending: str, step: int | None) -> str:
 
 
 def _markdown(table: pd.DataFrame) -> str:
-    rows = [table.columns, ["---"] * len(table.columns), *table.astype(object).fillna("n/a").to_numpy()]
+    rows = [table.columns, ["---"] * len(table.columns), *_known(table, "n/a").to_numpy()]
     return "\n".join(f"| {' | '.join(escape.markdown(cell) for cell in row)} |" for row in rows)
+
+
+def _known(table: pd.DataFrame, instead: str | None) -> pd.DataFrame:
+    """The table as plain objects, with something else for what is missing."""
+    return table.astype(object).where(table.notna(), instead)

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -283,16 +284,26 @@ def test_an_interrupt_leaves_neither_a_worktree_nor_a_process(
     run(runs, "--perf-update").assert_outcomes(passed=1)
     commit(runs.path)
     command = [sys.executable, "-m", "pytest", *PLUGIN, "--perf-against=HEAD"]
-    process = subprocess.Popen([*command, "--perf-budget=1000"], cwd=runs.path, stdout=subprocess.PIPE, text=True)
     children = list[psutil.Process]()
-
-    def both_are_there() -> bool:
-        children[:] = [one for one in psutil.Process(process.pid).children() if "child.py" in " ".join(one.cmdline())]
-        return len(children) == 2 and len(git(runs.path, "worktree", "list").splitlines()) == 2
-
-    wait_until(both_are_there)
-    process.send_signal(signum)
-    output, _ = process.communicate(timeout=120)
+    with subprocess.Popen(
+        [*command, "--perf-budget=1000"], cwd=runs.path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            wait_until(lambda: len(serving(process.pid, children)) == 2)
+            assert len(git(runs.path, "worktree", "list").splitlines()) == 2
+            process.send_signal(signum)
+            output, _ = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert process.returncode == {signal.SIGINT: 2, signal.SIGTERM: 143}[signum], output
     assert not any(child.is_running() for child in children)
     assert nothing_is_left(runs.path, runs.path / "temporary")
+
+
+def serving(pid: int, found: list[psutil.Process]) -> list[psutil.Process]:
+    """Find the processes that a test run has started to take turns; git's come and go."""
+    found.clear()
+    for one in psutil.Process(pid).children():
+        with suppress(psutil.Error):
+            found += [one] if "child.py" in " ".join(one.cmdline()) else []
+    return found
