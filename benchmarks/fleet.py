@@ -40,7 +40,8 @@ if __name__ == "__main__":
     else:
         opened = perfnb.load(max(paths, key=lambda path: path.stat().st_size), journal=journal)
     own, workers = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    print(len(opened), len(opened.damaged), own.ru_utime + own.ru_stime, own.ru_maxrss,
+    own_kb = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    print(len(opened), len(opened.damaged), own.ru_utime + own.ru_stime, own_kb,
           workers.ru_utime + workers.ru_stime, workers.ru_maxrss)
 """
 

@@ -25,7 +25,7 @@ import perfnb
 COUNT, CHANGE = 1000, 700
 
 _OPEN = """
-import resource, sys, time
+import sys, time
 import perfnb
 from perfnb.experiments.journal import journal
 import scipy.special
@@ -37,7 +37,8 @@ else:
     str(opened)
 seconds = [clock() - start for clock, start in zip((time.perf_counter, time.process_time), begin)]
 places = opened.trend().changes["number"].tolist()
-print(*seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, *places)
+peak_kb = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(*seconds, int(peak_kb) / 1024, *places)
 """
 
 
