@@ -85,11 +85,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Reports(config), "perfnb-reports")
 
 
+def _default_termination() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _end_on_termination(config: pytest.Config) -> None:
     """Have a signal to terminate end the tests, as an interrupt does, so that everything is removed."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        config.add_cleanup(lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        config.add_cleanup(_default_termination)
         signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated", returncode=128 + signal.SIGTERM))
 
 

@@ -326,4 +326,4 @@ def compare_revisions(item: pytest.Item, name: str, revision: Revision, limit: f
             stack.callback(sides[-1].close)
         for side in sides:
             side.wait()
-        return paired(*sides, (revision.name, "working tree"), limit, budget_s)
+        return paired(sides[0], sides[1], (revision.name, "working tree"), limit, budget_s)

@@ -72,13 +72,18 @@ _KEY = "perfnb_provenance"
 _Kernels = dict[str, tuple[list[str], list[str]]]
 
 
+def _row(operation: Operation) -> list[Any]:
+    """An operation as `_Operation` reads it."""
+    return list((operation._asdict() | {"source": operation.source or None}).values())
+
+
 def written(graphs: Iterable[Graph]) -> bytes:
     """The text of a provenance file about graphs."""
     described = [
         {
             "key": graph.key,
             "kernels": graph.kernels,
-            "operations": [each._replace(source=each.source or None) for each in graph.operations.values()],
+            "operations": [_row(each) for each in graph.operations.values()],
         }
         for graph in graphs
     ]

@@ -17,7 +17,7 @@ import linecache
 import math
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
@@ -361,7 +361,7 @@ def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> li
             where = getattr(reason, _REGION_OF_REASON, None) or (outer.filename, outer.name)
             found = _break_at(outer.lineno or 0, reason.reason, inner.filename, inner.lineno, inner.line or "")
             breaks.setdefault(where, []).append(found)
-    known, failed, backward_s = dict[str, Any](), dict[tuple[str, int], Any](), Counter[str]()
+    known, failed, backward_s = dict[str, Any](), dict[tuple[str, int], Any](), defaultdict[str, float](float)
     for each in _since_reset(utils):
         region, place = str(each.compile_id), (each.co_filename, each.co_firstlineno)
         failed.pop(place, None)

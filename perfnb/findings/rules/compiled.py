@@ -182,16 +182,16 @@ def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
     """What is compiled of such functions is what they call: small regions."""
     small, first = _small(facts), left.drop_duplicates("broke_at").head(_MOST)
     named = "; ".join(
-        f"{row.function} ({place_in_words(row.line)}), because its graph breaks at {place_in_words(row.broke_at)} "
-        f"({row.broke})"
-        for row in first.itertuples()
+        f"{row['function']} ({place_in_words(row['line'])}), because its graph breaks at "
+        f"{place_in_words(row['broke_at'])} ({row['broke']})"
+        for _, row in first.iterrows()
     )
     parts = f" What it calls is compiled in parts: {small.evidence}" if small is not None else ""
     return Finding(
         "torch.compile leaves a function uncompiled where it cannot resume behind a graph break, such as in a loop or "
         f"a with block: {named}.{parts}",
         None if small is None else small.cost.whole,
-        " ".join(f"At {place_in_words(row.broke_at)}: {_cure(row.broke)}." for row in first.itertuples()),
+        " ".join(f"At {place_in_words(row['broke_at'])}: {_cure(row['broke'])}." for _, row in first.iterrows()),
         "medium",
         "torch reported the break. Regions and kernels were measured while they were traced, which makes entering a "
         "region slower.",
