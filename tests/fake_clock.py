@@ -14,7 +14,7 @@ YIELD_NS = 5_000
 
 
 class FakeClock:
-    """Stands for `time.perf_counter`, `time.perf_counter_ns` and `time.sleep` of this process.
+    """Stands for `time.perf_counter`, `time.perf_counter_ns`, `time.time_ns` and `time.sleep` of this process.
 
     A sleep ends late by up to half a percent, as real ones do, but by the same in every run: statistics need some
     spread.
@@ -33,6 +33,10 @@ class FakeClock:
         """Seconds."""
         return self.perf_counter_ns() / 1e9
 
+    def time_ns(self) -> int:
+        """Nanoseconds since 1970, in a year when nothing real happened that torch keeps records of."""
+        return 946_684_800 * 10**9 + self.now_ns
+
     def sleep(self, seconds: float) -> None:
         """Let time pass, without waiting."""
         self.now_ns += round(seconds * 1e9 * (1 + 0.005 * self._late.random())) if seconds else YIELD_NS
@@ -47,5 +51,5 @@ class FakeClock:
         The machine's ceilings cannot be measured by it and are left out: a product would take no time.
         """
         monkeypatch.setattr("perfnb.step.ceilings._measure", lambda ceilings: {})
-        for name in ("perf_counter", "perf_counter_ns", "sleep"):
+        for name in ("perf_counter", "perf_counter_ns", "sleep", "time_ns"):
             monkeypatch.setattr(time, name, getattr(self, name))

@@ -39,8 +39,8 @@ IMPORT_NAMES = {"ipython": "IPython", "nvidia-ml-py": "pynvml", "pillow": "PIL"}
 COMES_WITH = {"traitlets": "ipywidgets"}
 # Installed with a driver, whose version it must fit.
 OF_THE_MACHINE = {"amdsmi"}
-# Used where the user has them; without one, what needs it says how to install it.
-OF_THE_USER = {"onnxruntime", "openvino", "torchao", "transformers"}
+# Used where the user has them; without one, what needs it says how to install it. pytest loads its plugin itself.
+OF_THE_USER = {"onnxruntime", "openvino", "pytest", "torchao", "transformers"}
 
 
 def machine_paths(path: Path) -> list[str]:

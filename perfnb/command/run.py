@@ -89,9 +89,14 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _names(levers: str | None) -> Any:
-    """The levers that the command line names, as `levers_for_loops` takes them."""
-    return False if levers is None else levers if levers == "auto" else levers.split(",")
+def _levers(names: str) -> list[str] | None:
+    """The levers that the command line names."""
+    from perfnb.remedies.blocks import levers_for_loops  # loads pandas, which other scripts should not pay for
+
+    try:
+        return levers_for_loops(names if names == "auto" else names.split(","))
+    except ValueError as error:
+        raise WrongUse(f"--try: {error}") from error
 
 
 def _numbers(text: str) -> list[int]:
@@ -103,16 +108,13 @@ _numbers.__name__ = "number"  # as argparse names it in its error
 
 def _run(options: argparse.Namespace) -> int | BaseException:
     from perfnb.loop.script_steps import ScriptSteps
-    from perfnb.remedies.blocks import levers_for_loops
 
     if any(not 0 <= steps <= 10**9 for steps in options.at):
         raise WrongUse("--at must be a number of steps, 0 or more.")
     if options.every is not None and not 1 <= options.every <= 10**9:
         raise WrongUse("--every must be a number of steps, 1 or more.")
-    try:
-        options.levers = levers_for_loops(_names(options.levers))
-    except ValueError as error:
-        raise WrongUse(f"--try: {error}") from error
+    if options.levers is not None:
+        options.levers = _levers(options.levers)
     if is_launched(options.program):
         program = launched(options.program, _for_each(options))
         sys.stdout.flush()

@@ -223,7 +223,8 @@ def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
 
 def _code_of(modules: Iterable[nn.Module], namespace: Mapping[str, Any]) -> list[CodeType]:
     """The code of the forward passes of modules, and of the functions among some variables that were compiled."""
-    functions = [type(wrapped_by_compiler(module) or module).forward for module in modules]
+    # A scripted module's class has no forward of its own.
+    functions = [getattr(type(wrapped_by_compiler(module) or module), "forward", None) for module in modules]
     compiled = (each for _, each in named_values(namespace, FunctionType) if is_compiled_function(each))
     functions += [each._torchdynamo_orig_callable for each in compiled]
     return list({code for each in functions if isinstance(code := getattr(each, "__code__", None), CodeType)})

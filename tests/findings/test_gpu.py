@@ -124,7 +124,7 @@ def test_host_work_says_where_the_host_was_seen(place: str, name: str, said: str
     work = Profile(hand.recording()).findings.set_index("bottleneck").loc["host work"]
 
     assert said in work["evidence"]
-    assert "for 0.999 ms the trace does not show what" in work["evidence"]
+    assert "for 0.999 ms the trace does not show its work" in work["evidence"]
     assert work["confidence"] == "high"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -63,6 +64,8 @@ def repository(folder: Path, ms: float = 5.0) -> Path:
 
 def write_step(folder: Path, ms: float) -> None:
     """Make the step take `ms`."""
+    # Python keeps the code of a file by its second and size, which two of these may have in common.
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
     (folder / "package.py").write_text(STEP.format(ms=ms, seed=int(ms * 1000)))
 
 

@@ -103,8 +103,8 @@ NOT_COUNTED = (
         (
             {"environment": ENVIRONMENT | {"untraced_accelerators": ["mps", "xpu"]}},
             ["torch's profiler cannot record work on mps and xpu. Step times include it, because steps are timed to "
-             "the end of their work; phases and layers show only what the host "
-             "did, and kernels and allocations there are n/a."],
+             "the end of their work; phases and layers show only the work of the host, and kernels and allocations "
+             "there are n/a."],
         ),
         (
             {"environment": ENVIRONMENT | {"debugger_or_tracer": True}},

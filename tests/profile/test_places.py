@@ -79,7 +79,7 @@ def test_the_users_code_is_what_is_not_installed() -> None:
     files = users_files()
     assert files[0] == __file__
     assert not any("site-packages" in file or "/perfnb/profile/" in file for file in files)
-    code = compile("place = users_place()", "/tmp/ipykernel_7/1.py", "exec")
+    code = compile("place = users_place()", "<ipython-input-7>", "exec")
     variables = {"users_place": users_place}
     exec(code, variables)
     assert variables["place"] == "line 1 of the cell"

@@ -114,14 +114,16 @@ def test_what_goes_wrong_ends_the_reading_of_all_files(
         begun.append(popen([sys.executable, str(slow), str(tmp_path)], **options))
         return begun[-1]
 
-    def interrupted(*args: Any, **options: Any) -> Any:
+    def interrupted(executor: Any, function: Any, questions: Any) -> Any:
+        for given in questions:
+            executor.submit(function, *given)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reading, "_PAYS", 1)
     monkeypatch.setattr(reading.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(reading.subprocess, "Popen", begin)
     if how == "interrupted":
-        monkeypatch.setattr(reading, "as_completed", interrupted)
+        monkeypatch.setattr(reading, "answers", interrupted)
 
     with pytest.raises(KeyboardInterrupt if how == "interrupted" else TraceError, match=None if bad < 0 else "is bad"):
         perfnb.load(paths)

@@ -303,7 +303,12 @@ def test_whatever_a_file_tells_the_layers_add_up_to_the_region(
     content = {"perfnb_provenance": {"version": 1, "graphs": [{"key": FORWARD, "kernels": kernels}]}}
     content["perfnb_provenance"]["graphs"][0]["operations"] = operations  # type: ignore[index]
 
-    p = load(tmp_path_factory.mktemp("any"), compiled(Chrome()), content)
+    try:
+        p = load(tmp_path_factory.mktemp("any"), compiled(Chrome()), content)
+    except TraceError as error:
+        if "names the trace's graphs, but other kernels" not in str(error):
+            raise
+        return
 
     inside = sum(us(p).values())
     assert inside == pytest.approx(100, abs=0.1) or inside == 0  # no layer is known
