@@ -73,7 +73,9 @@ def test_kernels_fuse_only_where_a_break_has_them_on_both_sides() -> None:
     assert found.bound_ms == pytest.approx((48 + 38 + 30 + 21 + 80) / 1000)
 
 
-def test_regions_of_one_call_belong_together_if_torch_left_the_function_around_them_uncompiled() -> None:
+@pytest.mark.parametrize("reported", [False, True])
+def test_regions_of_one_call_belong_together_if_torch_left_the_function_around_them_uncompiled(reported: bool) -> None:
+    """Whether or not torch reports that function as well, as it does one that calls them in a loop."""
     hand = ByHand().step(0, 600)
     root, *_ = net(hand)
     hand.call(root, 8, 590)
@@ -81,6 +83,7 @@ def test_regions_of_one_call_belong_together_if_torch_left_the_function_around_t
     region(hand, 410, sequence=6, name="1/0")  # far away, and in the same call
     recording = hand.recording()
     code = [CompiledCode(name, "forward", broke="Failed: print(h)", broke_at="model.py:9") for name in ("0/0", "1/0")]
+    code += [code[0]._replace(region="2/0", function="around", line="model.py:2")] * reported
     found = only(compiled.graph_breaks(facts(with_compiled_regions(recording, [SHARED, BACK], code))))
 
     assert "2 compiled regions per step run in place of 1" in found.evidence

@@ -170,11 +170,15 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
 
 
 def _left_uncompiled(facts: Facts) -> pd.DataFrame:
-    """The functions that torch left uncompiled because a graph breaks where it cannot resume, on the CPU."""
+    """The functions that torch left uncompiled because a graph breaks where it cannot resume, on the CPU.
+
+    Where regions of the steps end at the same break, it is theirs: torch resumes there, and gives up only around it.
+    """
     record = facts.recording.compiled
     code = pd.DataFrame(columns=CompiledCode._fields) if record is None or facts.gpu is not None else record.code
     ran = code["region"].isin(region_ids(facts.recording.events))
-    left: pd.DataFrame = code[(code["broke"] != "") & code["guards"].isna() & ~ran]
+    resumed = code["broke_at"].isin(code.loc[ran & (code["broke"] != ""), "broke_at"])
+    left: pd.DataFrame = code[(code["broke"] != "") & code["guards"].isna() & ~ran & ~resumed]
     return left
 
 
