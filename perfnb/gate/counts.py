@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.compiled.tables import region_table
 from perfnb.findings.gpu_facts import WAITS
 from perfnb.memory.allocations import BEFORE, Watched
@@ -50,9 +51,8 @@ def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, 
 
 def environment_of(facts: Mapping[str, Any]) -> str:
     """What the counts of a step depend on besides its code, in words."""
-    threads = facts["threads"]
     device = ", ".join(facts["gpus"]) or f"CPU ({facts['machine']})"
-    return f"torch {facts['torch']}, {device}, {threads} thread{'s' * (threads != 1)}"
+    return f"torch {facts['torch']}, {device}, {fmt.counted(facts['threads'], 'thread')}"
 
 
 def _figures(recording: Recording) -> dict[str, int | None]:

@@ -11,7 +11,7 @@ import numpy as np
 from perfnb.recording.nesting import NONE, Floats
 from perfnb.stacks.tree import CallTree, Function
 
-#: Most calls of a tree, and the least share of the whole that is drawn as a call: the same function comes in many
+#: Most calls in a tree, and the least share of the whole that is drawn as a call: the same function comes in many
 #: stacks, so that all of them could be endless.
 _MOST_CALLS, _LEAST = 5_000, 1 / 20_000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -159,13 +160,8 @@ def same_image(reader: Any, card: Any, count: int) -> Iterator[int]:
         new = card[:, -1:]
 
 
-def with_gradients(reader: Any, card: Any, count: int) -> Iterator[int]:
-    new, cache = card, None
-    for _ in range(count):
-        scores, cache = reader(new, cache)
-        character = int(scores[0, -1].argmax())
-        yield character
-        new = reader.printed[character].reshape(1, 1, 64)
+#: Without ``inference_mode``.
+with_gradients = inspect.unwrap(cached)
 
 
 @torch.inference_mode()

@@ -60,7 +60,7 @@ export function flameStore(data) {
   return store;
 }
 
-// The same calls with siblings in the order in which they were first seen.
+// The same calls with siblings in the order they were first seen.
 export function flameInOrder(data, { size, parent, depth }) {
   const inside = [[]];
   for (let i = 0; i < size; i += 1) (inside[parent[i] + 1] ??= []).push(i);

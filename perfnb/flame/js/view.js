@@ -120,7 +120,7 @@ function flameView(data) {
     store = stores[place];
     sandwich(-1);
   };
-  const orders = data.seen ? [["Heaviest first", order(0), "The widest calls first"], ["Time order", order(1), "Calls in the order in which they were first seen"]] : [];
+  const orders = data.seen ? [["Heaviest first", order(0), "The widest calls first"], ["Time order", order(1), "Calls in the order they were first seen"]] : [];
   const toolbar = h("div", { class: "pf-toolbar" }, h("span", { class: "pf-search" }, search, status), h("span", { class: "pf-buttons" },
     pressedOne(orders), pressedOne(choices.map(([key, word]) => [word, () => paint(key)])), h("button", { type: "button", title: "Show all calls (0)", click: showAll }, "All")));
   const note = data.left ? h("p", { class: "pf-quiet" }, `${grouped(data.left)} narrower calls are not drawn; their time is in the calls around them.`) : null;
