@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import wraps
+from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -66,6 +67,8 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: What newer versions of torch call a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
+#: The end of the path of torch's file with the function that is compiled in place of the forward of a torch.nn module.
+_WRAPPER = ("_dynamo", "external_utils.py")
 #: Objects that the interpreter itself may freeze; importing torch makes ten times as many.
 _FROZEN = 10_000
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
@@ -459,10 +462,11 @@ def _code(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]], backw
     if facts is None:
         return CompiledCode(region)
     broke = _break_of(region, facts, breaks)
+    wraps = Path(facts.co_filename).parts[-2:] == _WRAPPER
     return CompiledCode(
         region,
-        str(facts.co_name),
-        f"{facts.co_filename}:{facts.co_firstlineno}",
+        "" if wraps else str(facts.co_name),
+        "" if wraps else f"{facts.co_filename}:{facts.co_firstlineno}",
         facts.guard_count,
         None if facts.entire_frame_compile_time_s is None else facts.entire_frame_compile_time_s + backward_s,
         _first_line(getattr(facts, "recompile_reason", "")),  # torch 2.6 does not keep it

@@ -422,6 +422,18 @@ def test_every_version_of_a_function_is_reported_with_the_time_of_its_backward_p
     assert (code[2].broke, code[2].broke_at, code[2].guards) == ("Call to print", "model.py:9", None)
 
 
+def test_the_function_of_torch_around_its_own_modules_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name, ``inner``, is nothing that the user wrote."""
+    file = torch._dynamo.external_utils.__file__
+    monkeypatch.setattr(
+        torch._dynamo.utils, "get_compilation_metrics", lambda: [metrics("0/0", "inner", co_filename=file)]
+    )
+
+    (code,) = compiler.compiled_code(["0/0"])
+
+    assert (code.function, code.line, code.compile_s) == ("", "", 2.0)
+
+
 def test_what_other_threads_compile_is_not_put_down_to_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time_ns() // 1000
     own = traceback.extract_stack()[0]
