@@ -81,6 +81,16 @@ def test_a_few_reads_are_no_loop() -> None:
     assert found(metric(9, reads=True)).loc["synchronisation", "bound_ms"] < 9 * 0.03
 
 
+def test_reads_inside_an_operator_are_torchs_own() -> None:
+    """``aten::std`` of a small tensor calls ``aten::item``, which no line of the user's asks for."""
+    own, others = metric(100, reads=True), metric(100, reads=True)
+    around = others.events["name"] == "aten::argmax"
+    others.events.loc[around, "duration_ns"] = 45_000  # it now contains the read
+
+    assert "synchronisation" in found(own).index
+    assert "synchronisation" not in found(others).index
+
+
 def test_a_loop_of_small_ops_outside_the_model_is_host_code_with_its_ops() -> None:
     code = found(metric(100, reads=False)).loc["host code"]
 

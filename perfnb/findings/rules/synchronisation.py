@@ -23,6 +23,7 @@ _LEAST_MS = 0.05
 #: Nanoseconds of Python usual between a read and the next operator, and for each operator of the step if nothing
 #: follows: then the results of forward and backward are freed.
 _USUAL_NS, FREEING_NS = 20_000, 1_000
+_OF_TORCH = re.compile("aten::")
 #: Fewest reads in one block that are a loop.
 _FEWEST_ROUNDS = 10
 _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()", "aten::is_nonzero": "if tensor:"}
@@ -86,10 +87,14 @@ class Reads:
 
 @shared
 def reads_of(facts: Facts) -> Reads:
-    """The reads of a step on the CPU, except those of the optimizer, the loader and the clipping of gradients."""
+    """The reads of a step on the CPU, except those of the optimizer, the loader and the clipping of gradients.
+
+    A read inside another operator, as in ``aten::std``, is torch's own: no line of the user's asks for it.
+    """
     reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))
     claimed = clips_gradients(facts)[facts.lines[reads["block"].to_numpy()]]
-    reads = reads[~reads["phase"].isin(("optimizer", "data")) & ~claimed]
+    of_torch = np.append(found(facts.ops["op"], _OF_TORCH.match), False)[reads["around"].to_numpy()]
+    reads = reads[~reads["phase"].isin(("optimizer", "data")) & ~claimed & ~of_torch]
     if reads.empty:
         return Reads(reads, nothing, nothing, nothing)
     after, last = _until_next(facts, reads)
