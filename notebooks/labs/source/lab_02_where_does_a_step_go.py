@@ -545,8 +545,8 @@ print("measured:", speedup)
 # ## The night again
 #
 # How long would Tom's computer need with your layer? His computer is **planted**, so it does not matter how busy yours
-# is. A call to an operator takes 8 µs there, and the rest of the step, without the calls of the rescaling layer, takes
-# 16 ms. The number of calls is not planted: the next cell counts those of the two layers, forward and backward.
+# is. There, calling an operator takes 8 µs, and everything in the step but the rescaling layer takes 16 ms. The number
+# of operators is not planted: the next cell counts those that the two layers call, forward and backward.
 
 
 # %%
@@ -561,7 +561,7 @@ class Counter(TorchDispatchMode):
 
 
 def planted_ms(layer):
-    """The calls of a layer, forward and backward, and the time of the step on Tom's computer."""
+    """How many operators a layer calls, forward and backward, and the time of the step on Tom's computer."""
     features = torch.randn(128, 128, requires_grad=True)
     with Counter() as counter:
         if (rescaled := layer(features)) is None:
