@@ -220,8 +220,8 @@ def judge_small(facts: Facts) -> None:
     ratio, own = facts["big_ms"] / facts["small_ms"], facts["own_ms"][0] / facts["own_ms"][1]
     if not 1 / APART < ratio / own < APART:
         raise Hint(
-            "The check has just run both steps again, and their ratio is far from that of big and small. Were these the "
-            "timings of big_step and small_step, taken on an idle machine?"
+            "The check has just run both steps again, and their ratio is far from that of big and small. Were these "
+            "the timings of big_step and small_step, taken on an idle machine?"
         )
     arithmetic = big_flops / small_flops
     left = 1 - ratio / arithmetic
