@@ -141,7 +141,7 @@ TRIALS = {
     "plain": "Is every parameter counted, weights and biases?",
     "with a frozen first layer": "Which of the three does a frozen layer still have?",
     "with batch normalisation": "It has buffers, which count as parameters; do they have gradients?",
-    "in bfloat16": "How many bytes does each of its numbers have? tensor.element_size() tells.",
+    "in bfloat16": "How many bytes does each of its numbers have? tensor.element_size() returns it.",
     "with a weight that two layers share": "A tensor shared by two layers exists only once.",
 }
 
@@ -303,7 +303,7 @@ def judge_price(facts: Facts) -> None:
     judge_checked(facts["check"])
     others = "uses the column `total`, which includes `other`: tensors that this notebook keeps and no step needs. "
     others += "peak_bytes leaves them out."
-    as_many = "is 1: as many FLOPs as before? Recomputation has a column of its own."
+    as_many = "is 1, which would mean as many FLOPs as before. Recomputation has a column of its own."
     forward = "is only the forward pass; take the whole step."
     textbook = "is the textbook's 4/3. Is all of the forward pass repeated? Divide what was counted."
     flops = sum(before["flops"])
