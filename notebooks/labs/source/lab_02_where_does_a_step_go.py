@@ -67,7 +67,7 @@ picture({"Maya's script": 44.7})
 # yours.)
 #
 # Here is the Reader. Read it once. Start with `Reader.forward` at the end, and look up each layer that it calls: which
-# ones does a batch pass through, and in which order? The *stem* turns 64 pixels into 128 numbers, the *blocks* improve
+# ones does a batch pass through, and in what order? The *stem* turns 64 pixels into 128 numbers, the *blocks* improve
 # them, and the *head* gives a score for each of the ten digits. Before the head, Maya rescales the numbers of each
 # image, because some customers press hard with their pens, and others hardly at all.
 
@@ -379,8 +379,8 @@ ax.set_xlabel("self time in ms; layers without parameters in orange")
 plt.show()
 
 # %% [markdown]
-# **Look at** the longest orange bar. Then at the column `ops` of the table, the number of operators that a layer ran,
-# forward and backward, and at the class (`module`) of the row with the most. (Operators called by other operators
+# **Look at** the longest orange bar. Then look at the column `ops` of the table, the number of operators that a layer
+# ran, forward and backward, and at the class (`module`) of the row with the most. (Operators called by other operators
 # count, too: `std` alone is several.)
 #
 # Two of the columns do not quite match. The milliseconds are those of traced steps, and tracing adds time for every
@@ -487,7 +487,7 @@ def make_step(rescale):
 # **Exercise 2.8.** Compare the training step with `Rescale()` (first) and that with `RescaleAtOnce()` (second) by
 # `perfnb.ab_test(a, b, check=1e-3, budget_s=5)`; bind the result to `test`. `check=1e-3` compares the losses that the
 # steps return. Then give the speed-up: how many times as fast is the second? `test.ratio` is the time of the second
-# divided by the first. (The check briefly runs two such steps itself, to make sure that these are what you compared.)
+# divided by the first. (The check briefly runs two such steps itself, to make sure that you compared these two.)
 
 # %% answer 2.8
 test = ...
@@ -564,7 +564,7 @@ def planted_ms(layer):
     """How many operators a layer calls, forward and backward, and the time of the step on Tom's computer."""
     features = torch.randn(128, 128, requires_grad=True)
     with Counter() as counter:
-        if (rescaled := layer(features)) is None:
+        if not isinstance(rescaled := layer(features), torch.Tensor):
             return 0, None
         rescaled.sum().backward()
     return counter.calls, 16 + 0.008 * counter.calls

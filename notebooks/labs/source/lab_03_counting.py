@@ -108,9 +108,9 @@ labs.check("3.1", linear_flops)
 # %% [markdown]
 # ## 3.2 A convolution
 #
-# Maya's first Reader was a convolutional network. A convolution is a small linear layer that is applied at every
-# position of the image. At each position, each output channel is a sum over all input channels and over the `kernel ×
-# kernel` pixels. (At the edges there is padding. Products with 0 count, too, because they are computed.)
+# Before the Reader, Maya had tried a convolutional network. A convolution is a small linear layer that is applied at
+# every position of the image. At each position, each output channel is a sum over all input channels and over the
+# `kernel × kernel` pixels. (At the edges there is padding. Products with 0 count, too, because they are computed.)
 #
 # **Predict:** a layer with 3 × 3 kernels from 64 to 64 channels, on images of 32 × 32: does it need more or fewer FLOPs
 # than a linear layer from 4,096 to 4,096? And which of the two has more parameters?
@@ -205,10 +205,10 @@ print("by perfnb ", p.layers.loc["reader", ["forward_flops", "backward_flops"]].
 p.layers[["module", "forward_flops", "backward_flops", "parameters"]]
 
 # %% [markdown]
-# **Look at** the `backward_flops` of the stem. And at the layers without a count: `n/a` (`<NA>`) means that they were
-# not counted, which does not mean that nothing was computed. A GELU computes little, but it takes time. (The counts
-# come from a step of their own, the **counted pass** in the line *ran* of the report, which takes no times. So nothing
-# that is counted depends on how busy the machine is.)
+# **Look at** the `backward_flops` of the stem. Look also at the layers without a count: `n/a` (`<NA>`) means that they
+# were not counted, which does not mean that nothing was computed. A GELU computes little, but it takes time. (The
+# counts come from a step of their own, the **counted pass** in the line *ran* of the report, which takes no times. So
+# nothing that is counted depends on how busy the machine is.)
 #
 # ## 3.4 Bytes
 #
@@ -242,7 +242,7 @@ labs.check("3.4", linear_bytes, profile=p, network=(BATCH, WIDTHS))
 # - The **bias** of `outputs` numbers is read in forward. Its gradient is a sum over the batch: the gradient of the
 #   output is read once more, and `outputs` numbers are written.
 #
-# **Predict:** for which layer is `moved_bytes` less than three times your `linear_bytes`? And by how much will the sum
+# **Predict:** which layer has less than three times your `linear_bytes` in `moved_bytes`? And by how much will the sum
 # by hand be off?
 
 
@@ -286,7 +286,8 @@ for batch in (1, 16, 256):
 # ## 3.5 Under the roof
 #
 # A machine has a peak FLOP/s and a peak bytes/s. perfnb has measured both on yours, with large products and with a
-# large copy. In its reports, the peak of the arithmetic is called the **ceiling**: no layer can compute faster.
+# large copy. In its reports, the peak of the arithmetic is called the **ceiling**: do not expect a layer to compute
+# faster.
 
 # %%
 print({dtype: f"{peak / 1e9:.1f} GFLOP/s" for dtype, peak in p.roofline.peaks.items()})
@@ -547,7 +548,7 @@ else:
 # %% [markdown]
 # The dots are the same. On the right, both laws agree: there, the arithmetic takes nearly all of the time. On the left,
 # the time approaches that of the call, however narrow the layer is. In between, at a width of 100, the bytes take a
-# little longer than the arithmetic. Maya's idea was not wrong, but it ends where something else than arithmetic begins
+# little longer than the arithmetic. Maya's idea was not wrong, but it ends where something other than arithmetic begins
 # to count.
 #
 # ## Takeaways

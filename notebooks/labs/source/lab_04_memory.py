@@ -48,11 +48,11 @@ KIB, MIB = 2**10, 2**20
 #
 # You have joined the meter office of a small waterworks. Customers write the number of their water meter and its
 # reading on a card, a scanner cuts the card into small images, and the office's model, the *Reader*, recognises the
-# characters. Maya has trained a larger Reader: a linear layer (`stem`), a tower of eight blocks instead of three, and
-# ten scores (`head`). Its parameters take 4 MiB, and the office computer has 24 MiB to spare, so she saw no problem.
-# (Read a GiB for each MiB. Everything here is a thousand times smaller, so that it runs on your computer.) In the first
-# training step, the operating system stopped her script. This picture shows the memory of that step, from its start on
-# the left to its end on the right:
+# characters. Maya wants to train a larger Reader: a linear layer (`stem`), a tower of eight blocks instead of three,
+# and ten scores (`head`). Its parameters take 4 MiB, and the office computer has 24 MiB to spare, so she saw no
+# problem. (Read a GiB for each MiB. Everything here is a thousand times smaller, so that it runs on your computer.) But
+# the operating system stopped her script, because it ran out of memory. This picture shows the memory of a training
+# step on a computer that has enough, from its start on the left to its end on the right:
 
 
 # %%
@@ -164,7 +164,7 @@ print(f"{parameters:,} parameters, {4 * parameters / MIB:.2f} MiB")
 # The memory of a step is not a single number but a curve: tensors are allocated and freed while it runs. The highest
 # point counts, the **peak**. If that does not fit, the step fails, no matter how little was needed before and after it.
 #
-# **Predict**, on paper: in which phase is the peak (forward, loss, backward, optimizer)? And at that instant, which of
+# **Predict**, on paper: which phase has the peak (forward, loss, backward or optimizer)? And at that instant, which of
 # these takes the most: the parameters, their gradients, Adam's state, or the activations?
 
 # %%
@@ -357,7 +357,7 @@ pd.Series(peaks, name="peak, MiB").rename_axis("batch").div(MIB).round(2).to_fra
 # points have to be on that line. With few rows the peak may be elsewhere: where the gradients are complete and Adam
 # computes its update. The number of rows does not matter *there*.
 #
-# **Exercise 4.4.** What is the largest number of rows (an `int`) for which the peak of the step is at most 16 MiB
+# **Exercise 4.4.** What is the largest number of rows (an `int`) such that the peak of the step is at most 16 MiB
 # (`16 * MIB` bytes; the dict `peaks` is in bytes too)? The check runs your batch and measures it; it also runs one that
 # is 3 % larger, which must not fit.
 
@@ -713,7 +713,7 @@ plt.show()
 # the same picture on the same axes. Only the tower is yours, from 4.5:
 
 # %%
-if CheckpointedTower(tower.blocks)(rows) is None:
+if not isinstance(CheckpointedTower(tower.blocks)(rows), torch.Tensor):
     print("Write CheckpointedTower first, exercise 4.5.")
 else:
     picture(CheckpointedTower, "With checkpoints")
