@@ -108,7 +108,7 @@ def judge_training(facts: Facts) -> None:
 
     every = Numbers(facts["cases"], len(NETWORKS), 1e-9)
     every.slip(lambda case: sum(products(case)), "That is only the forward pass.")
-    one_more = "One product too many: which layer's input needs no gradient?"
+    one_more = "That is one product too many: which layer's input needs no gradient?"
     every.slip(lambda case: case["wanted"] + products(case)[0], one_more)
     _judge_cases(facts, NETWORKS, "batch, widths", training=True)
 

@@ -189,8 +189,8 @@ def judge_saved(facts: Facts) -> None:
         if wanted:
             said.slip(wanted / 4, "that is how many numbers are kept; how many bytes does a float32 have?")
             said.slip(wanted / batch, "that is for a single row of the batch.")
-            said.slip(2 * wanted, "twice too much. A layer reads what the one before wrote: is it kept twice?")
-            said.slip(wanted / 2, "half of it. Which tensor does this activation need: its output or its input?")
+            said.slip(2 * wanted, "that is twice as much. A layer reads the tensor that the one before wrote: is it kept twice?")
+            said.slip(wanted / 2, "that is half of it. Which tensor does this activation need: its output or its input?")
         said.wrong("", "this is not what autograd keeps. Go through the layers one by one.")
 
 
@@ -429,11 +429,13 @@ def judge_ordered(facts: Facts) -> None:
             )
         least = -(-max(sizes) // ROUND_MIB) * ROUND_MIB
         if case["reserved"] > least:
-            grows = (
-                "as they come" if said == sizes else "the shortest first" if said == sorted(sizes) else "in your order"
-            )
+            order = "in your order"
+            if said == sizes:
+                order = "in the given order"
+            elif said == sorted(sizes):
+                order = "with the shortest first"
             raise Hint(
-                f"{where}, {grows}, {case['reserved']} MiB are reserved; {least} are enough. Which step finds a free "
+                f"{where}, {order}, {case['reserved']} MiB are reserved; {least} are enough. Which step finds a free "
                 "block that is large enough, and which one does not?"
             )
 

@@ -283,7 +283,8 @@ else:
 # a single series can know that. Section 1.4 deals with it.
 #
 # `perfnb.time_step` does all of this: it warms up until the times have reached their steady state, plans how many steps
-# it needs, and prints the interval after the median. Find the interval, and what is reported about outliers.
+# it needs, and prints the interval after the median. Find the interval, and the line about outliers, which are times
+# far from the others. (*p95* is the time that 95 of 100 steps did not exceed.)
 
 # %%
 perfnb.time_step(train, budget_s=3)
@@ -468,7 +469,7 @@ plt.show()
 # **Look at** the picture: left of the dashed line, the new function is faster. Is that enough for the claim?
 #
 # **Exercise 1.6.** Judge each claim: `"faster"` (with the same result), `"not shown"` (no relevant difference was
-# found) or `"wrong result"`.
+# found, whether the verdict is `same` or `inconclusive`) or `"wrong result"`.
 
 # %% answer 1.6
 verdicts = ...
