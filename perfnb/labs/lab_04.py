@@ -189,8 +189,10 @@ def judge_saved(facts: Facts) -> None:
         if wanted:
             said.slip(wanted / 4, "that is how many numbers are kept; how many bytes does a float32 have?")
             said.slip(wanted / batch, "that is for a single row of the batch.")
-            said.slip(2 * wanted, "that is twice as much. A layer reads the tensor that the one before wrote: is it kept twice?")
-            said.slip(wanted / 2, "that is half of it. Which tensor does this activation need: its output or its input?")
+            twice = "that is twice as much. A layer reads the tensor that the one before wrote: is it kept twice?"
+            said.slip(2 * wanted, twice)
+            half = "that is half of it. Which tensor does this activation need: its output or its input?"
+            said.slip(wanted / 2, half)
         said.wrong("", "this is not what autograd keeps. Go through the layers one by one.")
 
 
