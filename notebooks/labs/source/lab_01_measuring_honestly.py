@@ -240,8 +240,8 @@ print(f"the largest is {100 * (max(medians) / min(medians) - 1):.1f} % above the
 #
 # You do not know *k*, but coins tell you where it usually lies. Two questions are left. Between which two numbers of
 # heads do 95 of 100 trials fall? (Toss 61 coins ten thousand times, and count the heads of each trial:
-# `np.random.default_rng(0).binomial(61, 0.5, 10_000)`.) And which of the sorted times belong to these two numbers?
-# (Python counts from 0.)
+# `np.random.default_rng(0).binomial(61, 0.5, 10_000)`. A share `q` of these counts is below `np.quantile(counts, q)`.)
+# And which of the sorted times belong to these two numbers? (Python counts from 0.)
 #
 # **Exercise 1.3.** Write `interval(times_ms)`: the lower and upper end of a 95 % interval of the **median**. It is
 # tested on 300 series of 61 times whose true median is known; in a third of them, every ninth step is six times as
