@@ -230,8 +230,8 @@ print(f"all phases, the step as traced: {p.phases['ms'].sum():.2f} ms")
 #
 # **Exercise 2.3.** Write `self_times(layers)`: from a frame with the column `total_ms` and the layers' names as its
 # index, return each row's self time, as a dictionary or series by name. It is tested on your profile's frame (without
-# `self_ms`, of course) and on another tree that you have not seen. `layers["total_ms"].items()` gives names and times, and
-# `name.rpartition(".")[0]` is the part of a name before its last dot.
+# `self_ms`, of course) and on another tree that you have not seen. `layers["total_ms"].items()` gives names and times,
+# and `name.rpartition(".")[0]` is the part of a name before its last dot.
 
 
 # %% answer 2.3
