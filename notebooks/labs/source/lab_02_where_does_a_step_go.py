@@ -416,13 +416,14 @@ p
 
 # %% [markdown]
 # **Look at** the verdict, and note the *up to* in it. It is not your bound, and at the end you will know the reason.
-# (*Low confidence* means that the figure is an estimate; the finding names the cause of the uncertainty.) It should be
-# about many short operators, *dispatch overhead*, or about the numbers that the loop reads, *synchronisation*. If it is
-# about something else, the machine was busy while you measured: *dispatch overhead* is then further down in the
-# *Findings* tab, and it is the one to read. Its *Why* counts fewer ops than the column `ops`, because it leaves out
-# those called by other operators. The table of layers is the frame you know, drawn as a tree. In the tab *Roofline*,
-# a **ceiling** is the highest rate that this machine reached with large products; [lab 3](03_counting.ipynb) explains
-# it. The notes, if any, are caveats.
+# (*Low confidence* means that the figure is an estimate; the finding names the cause of the uncertainty.) The verdict
+# should be about many short operators, *dispatch overhead*. On a busy machine it may be about something else, such as
+# *synchronisation*, because torch's `std` reads a number each time that the loop calls it. *Dispatch overhead* is then
+# further down in the *Findings* tab, and it is the finding to read. Its *Why* counts fewer ops than the column `ops`,
+# because it leaves out those called by other operators.
+#
+# The table of layers is the frame you know, drawn as a tree. In the tab *Roofline*, a **ceiling** is the highest rate
+# that this machine reached with large products; [lab 3](03_counting.ipynb) explains it. The notes, if any, are caveats.
 #
 # For dispatch overhead, the report recommends that each op do more: a larger batch, or fewer and wider layers. (Would a
 # larger batch help *here*? Look at the loop in `Rescale` again before you continue.) You will do it by hand. It also
