@@ -84,7 +84,7 @@ def hostile() -> dict[str, Any]:
 
 #: The keys of every dictionary that an exercise asks for.
 NAMES = (
-    *("forward", "backward", "optimizer", "rest", "stem", "body", "layer", "at_most", "arithmetic", "time"),
+    *("forward", "backward", "optimizer", "rest", "stem", "up", "layer", "at_most", "arithmetic", "time"),
     *("not_arithmetic", "most", "sum_of_most", "phase", "memory", "kib_per_step", "per_flop", "off_by", "inside"),
     *("perfect_loader", "perfect_model", "batch_bytes", "written", "speedup", "shown", "fused", "bf16", "compile"),
     *("larger batches", "int8", "product", "iterations", "batch", "ranks", "op", "share", "saves_ms", "call"),
