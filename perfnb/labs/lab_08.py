@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping
 from operator import itemgetter
@@ -15,12 +16,13 @@ from perfnb.findings.gpu_facts import ALLOCATES
 from perfnb.labs.answers import as_fields, as_function, as_number, evidence, result_of
 from perfnb.labs.exercise import Exercise, Facts, Hint
 from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if, usual_slip
+from perfnb.labs.made_traces import trace_file
 from perfnb.recording.text import TEXT, found
 from perfnb.results import Ranks
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
-FIRST, SECOND, TRAINING, RANK = "encoder_a", "encoder_b", "training_b", "rank_0"
+FIRST, SECOND, TRAINING, RANK = "reader_a", "reader_b", "training_b", "rank_0"
 
 
 #: One inside another, one that starts as another ends, one of zero length; not sorted, and not numbered in order.
@@ -36,10 +38,10 @@ MADE = pd.DataFrame(
 def measure_busy(answer: Any, ranks: Any = None) -> Facts:
     function, several = as_function(answer, "busy_ms(work)"), evidence(ranks, Ranks)
     columns = ["name", "stream", "start_ns", "duration_ns"]
-    frames = {"made up": MADE}
+    frames = {"the made-up frame": MADE}
     for rank in several.ranks:
         events = several[rank].events
-        frames[f"rank {rank}"] = events.loc[events["category"].isin(WORK), columns]
+        frames[f"the events of rank {rank}"] = events.loc[events["category"].isin(WORK), columns]
     cases = {}
     for name, work in frames.items():
         in_order = work.sort_values("start_ns", kind="stable")
@@ -64,7 +66,7 @@ def _union_ms(work: pd.DataFrame, latest: bool = True) -> float:
 
 def judge_busy(facts: Facts) -> None:
     for name, case in all_there(facts["cases"], 2, or_more=True).items():
-        said = Number(case["said"], case["union"], 1e-4, f"On the frame of {name}:")
+        said = Number(case["said"], case["union"], 1e-4, f"On {name}:")
         for slip, words in (
             ("sum", "It is the sum: when two overlap, the GPU is busy once, not twice."),
             ("span", "It is the whole time from the first start to the last end, gaps included."),
@@ -112,7 +114,11 @@ def measure_late(answer: Any, profile: Any = None, other: Any = None) -> Facts:
             "ended": _late(events, at_end=True),
             "began": _late(events, of_work=True),
         }
-        for name, events in {"made up": LATE, FIRST: first, SECOND: second}.items()
+        for name, events in {
+            "the made-up frame": LATE,
+            f"the events of {FIRST}": first,
+            f"the events of {SECOND}": second,
+        }.items()
     ]
     return {"cases": cases}
 
@@ -146,7 +152,7 @@ def judge_late(facts: Facts) -> None:
         every.slip(itemgetter(slip), words)
     every.slip(lambda case: 1 - case["wanted"], "That is the share launched in time.")
     for case in facts["cases"]:
-        said = Number(case["said"], case["wanted"], 0.0, f"On the frame {case['frame']}, the result is wrong.", 0.004)
+        said = Number(case["said"], case["wanted"], 0.0, f"On {case['frame']}, the result is wrong.", 0.004)
         otherwise = "Is each launch found by its correlation, and compared with the latest end of all earlier work?"
         said.wrong("", otherwise, 0.005)
 
@@ -211,7 +217,7 @@ def judge_faster(facts: Facts) -> None:
     share.slip(gpu_ms[op] / facts["step_ms"], of_step, 0.05)
     share.wrong("not the op's share of GPU work.")
     saves = Number(facts["saves_ms"], facts["path_gpu_ms"] / 2, 0.0, "saves_ms:", absolute=0.005)
-    waits = "the GPU would do that much less work. Does the end of the step wait for that work?"
+    waits = "the GPU would work for that much less time. Does the end of the step wait for that work?"
     saves.slip((gpu_ms[op] / 2, gpu_ms[op]), waits, 0.02)
     of_host = "that is the host's time in the op, which a faster kernel does not change."
     saves.slip((facts["path_host_ms"] / 2, facts["path_host_ms"]), of_host, 0.02)
@@ -398,19 +404,65 @@ def judge_cures(facts: Facts) -> None:
     waiting, exposed, every = own["waiting_ms"], own["exposed_ms"], own["ms"]
     balance = Number(facts["said"]["balance_ms"], waiting, 0.02, "balance_ms:")
     balance.slip([other["waiting_ms"] for other in others], "that is how long another rank waits; rank 0 waits for it.")
-    balance.slip(waiting + sum(other["waiting_ms"] for other in others), "that is of all ranks together.")
+    balance.slip(waiting + sum(other["waiting_ms"] for other in others), "that is the waiting of all ranks together.")
     balance.slip(exposed - waiting, "that remains when nobody waits any more: are the two swapped?")
     balance.slip(exposed, "a perfect balance leaves the transfers: how much of this is waiting?")
     balance.wrong("it is not rank 0's waiting in its collectives.")
     network = Number(facts["said"]["network_ms"], exposed - waiting, 0.02, "network_ms:")
     network.slip(exposed, "that includes rank 0's waiting, and no network makes the last rank come earlier.")
     network.slip((every, every - waiting), "that includes a collective that is already hidden behind computation.")
-    network.slip([other["exposed_ms"] - other["waiting_ms"] for other in others], "that is of another rank.", 0.002)
+    network.slip(
+        [other["exposed_ms"] - other["waiting_ms"] for other in others], "that is the figure of another rank.", 0.002
+    )
     network.wrong("it is not the exposed time of rank 0 without its waiting.")
 
 
+#: The kinds of memory in the names of copies, and the steps with each of them in the trace.
+KINDS, COPIED_STEPS = ("Pageable", "Pinned"), 3
+
+
+def measure_on_their_way(answer: Any) -> Facts:
+    said = as_fields(answer, pageable=float, pinned=float, saves_ms=float)
+    events = json.loads(gzip.decompress(trace_file("copies").read_bytes()))["traceEvents"]
+    copied = {
+        kind: [
+            [float(event["args"]["bytes"]), float(event["dur"])]
+            for event in events
+            if event["name"] == f"Memcpy HtoD ({kind} -> Device)"
+        ]
+        for kind in KINDS
+    }
+    back = [[float(event["args"]["bytes"]), float(event["dur"])] for event in events if "DtoH" in event["name"]]
+    return {"said": said, "copied": copied, "back": back}
+
+
+def judge_on_their_way(facts: Facts) -> None:
+    said, copied, back = facts["said"], all_there(facts["copied"], len(KINDS)), facts["back"]
+    took_us = {kind: sum(us for _, us in copied[kind]) for kind in KINDS}
+    rates = {kind: sum(size for size, _ in copied[kind]) / took_us[kind] / 1e3 for kind in KINDS}
+    for kind, other in (KINDS, KINDS[::-1]):
+        rate = Number(said[kind.lower()], rates[kind], 0.02, f"{kind.lower()}:")
+        rate.slip(rates[other], "that is the bandwidth from the other kind of memory.")
+        mean = "that is the mean of the copies' bandwidths, where 2 KiB count as much as 8 MiB: divide sums."
+        rate.slip(sum(size / us for size, us in copied[kind]) / len(copied[kind]) / 1e3, mean)
+        rate.slip(rates[kind] * 1e9 / 2**30, "that is in GiB/s; 1 GB is 10⁹ bytes.")
+        rate.slip(rates[kind] * 8, "that is in gigabits per second; a byte has 8 bits.")
+        to_host = "the copies from the GPU to the host are counted, too: their names have DtoH."
+        every = [*copied[kind], *back]
+        rate.slip(sum(size for size, _ in every) / sum(us for _, us in every) / 1e3, to_host)
+        rate.wrong("it is not the bytes of these copies divided by their time.")
+    saved_ms = (took_us["Pageable"] - took_us["Pinned"]) / 1e3
+    saves = Number(said["saves_ms"], saved_ms / COPIED_STEPS, 0.02, "saves_ms:")
+    saves.slip(saved_ms, "that is for all three steps; give it per step.")
+    saves.slip(saved_ms / (2 * COPIED_STEPS), "only three of the six steps copy from each kind of memory.")
+    all_gone = "that is all the time of the copies from pageable memory, but pinned ones take time, too."
+    saves.slip((took_us["Pageable"] / 1e3 / COPIED_STEPS, took_us["Pageable"] / 1e3), all_gone)
+    saves.slip(1 - took_us["Pinned"] / took_us["Pageable"], "that is a share; give milliseconds.")
+    saves.wrong("it is not the difference between the two kinds of copies, per step.")
+
+
 EXERCISES = (
-    Exercise("8.1", "What ran it", measure_origin, judge_origin),
+    Exercise("8.1", "What produced these traces?", measure_origin, judge_origin),
     Exercise("8.2", "Busy", measure_busy, judge_busy),
     Exercise("8.3", "Late launches", measure_late, judge_late),
     Exercise("8.4", "A faster kernel", measure_faster, judge_faster),
@@ -419,4 +471,5 @@ EXERCISES = (
     Exercise("8.7", "Two machines", measure_machines, judge_machines),
     Exercise("8.8", "A verdict", measure_verdict, judge_verdict),
     Exercise("8.9", "Two cures for one wait", measure_cures, judge_cures),
+    Exercise("8.10", "Cards on their way", measure_on_their_way, judge_on_their_way),
 )
