@@ -354,7 +354,7 @@ def judge_parsed(facts: Facts) -> None:
         if case["never"] > MISSING:
             raise Hint(
                 f"The shift is random, but of its {VALUES} possible values, {case['never']} in a row never came in "
-                f"{DRAWS} draws. Each reading must have the same chance to come first, as in Text."
+                f"{DRAWS} draws. Each number of a line must have the same chance to come first, as in Text."
             )
     all_there(facts["cases"], len(LINES))
     if facts["ratio"] > MOST:
