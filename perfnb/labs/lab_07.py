@@ -67,7 +67,7 @@ def compared(answer: Any, script: Any, batches: Any) -> Facts:
 
 
 def training_of(answer: Any) -> Any:
-    """An instance of the reader's class for training; raises `Hint` if a method that makes a part returns nothing."""
+    """Make an instance of the answer, a class; raises `Hint` if a method that makes a part of it returns nothing."""
     if not callable(answer) and hasattr(answer, "step"):
         name = type(answer).__name__
         raise Hint(f"Pass the class {name} itself, not {name}(): the check makes its own instances.")

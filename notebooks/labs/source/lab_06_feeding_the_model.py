@@ -320,7 +320,7 @@ for what, work in {
 #
 # **Exercise 6.3.** Write `Parsed`, a data set like `Text`: the same length, labels and pixels, and still a **new
 # random** shift each time a sample is fetched; but a sample takes less than half the time. It is tested on other lines
-# than yours. (As long as it is empty, it *is* a `Text`.)
+# than yours. (While it is empty, it *is* a `Text`.)
 
 
 # %% answer 6.3
