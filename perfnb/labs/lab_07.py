@@ -431,8 +431,11 @@ def judge_compiled(facts: Facts) -> None:
         fit = "that is how many steps fit into the first one. How much does each later step *save*?"
         steps.slip((first_ms / before_ms, first_ms / (before_ms * ratio)), fit)
         if said < 0:
-            raise Hint(f"{where} a negative number of steps. A compiled step takes ratio times as long: what is saved?")
-        steps.wrong("not the first step's time divided by what one step saves.")
+            raise Hint(
+                f"{where} this is a negative number of steps. A compiled step takes ratio times as long: how much does "
+                "it save?"
+            )
+        steps.wrong("this is not the first step's time divided by the time that one step saves.")
     if facts["first_s"] is None:
         if not is_false(facts["can"]):
             raise Hint(

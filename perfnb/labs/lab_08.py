@@ -71,7 +71,7 @@ def judge_busy(facts: Facts) -> None:
             ("sum", "It is the sum: when two overlap, the GPU is busy once, not twice."),
             ("span", "It is the whole time from the first start to the last end, gaps included."),
             ("neighbours", "A kernel can end before an earlier one: use the latest end so far, not the previous end."),
-            ("unsorted", "The rows are not sorted by start."),
+            ("unsorted", "The result depends on the order of the rows: sort them by their start."),
         ):  # fmt: skip
             said.slip(case[slip], words)
         said.wrong("the result is wrong.", within=1e-3)
@@ -186,10 +186,10 @@ def judge_origin(facts: Facts) -> None:
     images = Number(said["batch"], batch, 0.0, "batch:")
     images.slip(others, "that is another dimension of the shape: channels, or pixels per row.")
     images.slip(batch * facts["iterations"], "that is the number of images in all iterations together.")
-    images.wrong("", "that is not the first dimension of the first convolution's input.")
+    images.wrong("", "it is not the first dimension of the first convolution's input.")
     ranks = Number(said["ranks"], facts["ranks"], 0.0, "ranks:")
     ranks.slip(facts["loaded"], "that many are loaded, but how many took part? Look at world_size.")
-    ranks.wrong("not the number in the traces.", within=1e-6)
+    ranks.wrong("it is not the number in the traces.", within=1e-6)
 
 
 def measure_faster(answer: Any, profile: Any = None) -> Facts:
@@ -215,7 +215,7 @@ def judge_faster(facts: Facts) -> None:
     share.slip(max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), of_kernel)
     of_step = "that is its share of the step; give its share of GPU work."
     share.slip(gpu_ms[op] / facts["step_ms"], of_step, 0.05)
-    share.wrong("not the op's share of GPU work.")
+    share.wrong("it is not the op's share of GPU work.")
     saves = Number(facts["saves_ms"], facts["path_gpu_ms"] / 2, 0.0, "saves_ms:", absolute=0.005)
     waits = "the GPU would work for that much less time. Does the end of the step wait for that work?"
     saves.slip((gpu_ms[op] / 2, gpu_ms[op]), waits, 0.02)
@@ -245,13 +245,13 @@ def judge_calls(facts: Facts) -> None:
         raise Hint(f"call: the host spends more time in another call than in {call}.{often}")
     per_iteration = Number(facts["per_iteration"], calls[call] / facts["iterations"], 1e-3, "per_iteration:")
     per_iteration.slip(calls[call], "that is the count in the whole trace. How many iterations does it have?")
-    per_iteration.wrong("not the number of calls per iteration.")
+    per_iteration.wrong("it is not the number of calls per iteration.")
     share = Number(facts["share"], ms[call] / facts["step_ms"], 0.004, "share:")
     if facts["idle_ms"]:
         idle = "that is relative to the GPU's idle time; make it relative to the whole trace's single step."
         share.slip(ms[call] / facts["idle_ms"], idle)
     share.slip((ms[call], ms[call] / 1e3), "that is its time; divide it by the step's, in the same unit.", 0.01)
-    share.wrong(f"not the share of the host's time in {call}.")
+    share.wrong(f"it is not the share of the host's time in {call}.")
 
 
 def measure_straggler(answer: Any, ranks: Any = None) -> Facts:
@@ -288,7 +288,7 @@ def judge_straggler(facts: Facts) -> None:
     own = waiting[str(int(rank))]
     itself = f"that is how long rank {int(rank)} itself waits; how long does the other one wait for it?"
     said.slip((sum(own) / len(own), sum(own), *own), itself, 0.02)
-    said.wrong("not the other rank's waiting time.", within=0.02)
+    said.wrong("it is not the other rank's waiting time.", within=0.02)
 
 
 def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Facts:
@@ -313,7 +313,7 @@ def judge_machines(facts: Facts) -> None:
             lengths = "that is the ratio of step lengths; how long is the GPU busy in them?"
             ratio.slip(facts["wall_ms"][1] / facts["wall_ms"][0], lengths)
         ratio.slip(second - first, "that is the difference in ms; give the ratio.")
-        ratio.wrong("not the second trace's time divided by the first's.")
+        ratio.wrong("it is not the second trace's time divided by the first's.")
 
 
 #: Where to look if another lever has the largest bound; in the order of the lab's table.

@@ -117,7 +117,7 @@ def test_a_compiled_training_is_accepted_when_it_has_a_report() -> None:
         (lambda s, ms, ratio, verdict: pays_after(s, ms, ratio, "faster" if ratio < 1 else ""), "no gain was shown"),
         (lambda *given: math.inf, "pays off eventually"),
         (lambda *given: None, "The result of pays_after(30.0, 10.0, 0.8, 'faster')"),
-        (lambda s, ms, ratio, verdict: 1e3 * s / (ms * (ratio - 1)), "a negative number of steps"),
+        (lambda s, ms, ratio, verdict: 1e3 * s / (ms * (ratio - 1)), "this is a negative number of steps"),
         (3000, "function itself"),
     ],
 )

@@ -76,7 +76,7 @@ def spanned(work: pd.DataFrame) -> float:
         (lambda work: work["duration_ns"].sum() / 1e6, "It is the sum"),
         (spanned, "gaps included"),
         (lambda work: union(work, latest=False), "latest end so far"),
-        (lambda work: union(work, sort=False), "not sorted by start"),
+        (lambda work: union(work, sort=False), "sort them by their start"),
         (lambda work: union(work) * 1e6, "million times too large"),
         (lambda work: union(work) / 1e3, "thousand times too small"),
         (lambda work: union(work) * 2, "twice"),

@@ -377,8 +377,8 @@ perfnb.ab_test(fed(loader), fed(DataLoader(Parsed(lines), batch_size=32, shuffle
 # `x`. The loader assembles a batch with `torch.stack`.
 #
 # **Exercise 6.4.** By hand, before you look: `batch_bytes`, the number of bytes in the `x` of a batch of 32 (pixels are
-# float32); and `written`, how many times each number is written to a *new tensor* until it is in `x`, including that
-# last one.
+# float32); and `written`, how many times each number is written to a *new tensor* until it is in `x` (`x` itself
+# counts, too).
 
 # %% answer 6.4
 batch_bytes = ...
@@ -669,7 +669,7 @@ for what, each in {"none": none, "one": one}.items():
 
 # %% [markdown]
 # With a worker, a step takes little more than 25 ms? By the law, it should be 40 ms or more. Think before you continue:
-# where is the worker during the *other* step's turn?
+# what is the worker doing during the *other* step's turn?
 
 # %%
 rows = {  # in ms: when the making of a batch starts, and when its use starts

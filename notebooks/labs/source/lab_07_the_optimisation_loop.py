@@ -89,7 +89,7 @@ picture()
 # The night has become *longer*, and the Readers make more than twice as many mistakes. Which of the four is to blame?
 # With all of them switched on at once, nobody can tell. At the end of this lab, you draw the row that is still empty.
 #
-# (The times in this picture are **planted**: they are the same on every computer. All others are measured on yours.)
+# (The figures in this picture are **planted**: they are the same on every computer. All others are measured on yours.)
 #
 # ## The script
 #
@@ -638,7 +638,7 @@ labs.check("7.7", quantised, net=trained.net, x=held_out[0], reports=reports, ma
 # **Exercise 7.8.** Make a training `Best` with whichever of `fused` and `bf16` was accepted, and nothing else: see
 # `reports["fused"].decision`. In the class, the line `make_optimizer = Fused.make_optimizer` reuses that method; a
 # class can also inherit from two, `class Best(One, Other):`. Leave out a change that was rejected or inconclusive. If
-# both were, `Best` is the script: write `pass`. We leave out larger batches and compilation here in any case.
+# both were, `Best` is the script: write `pass`. Larger batches and compilation are left out here in any case.
 #
 # Then bind three names. `product`: the product of the speed-ups in it, each `1 / ratio` with the ratio of its report,
 # `reports["fused"].ratio` (1.0 if there are none); that is what you expect. `best`: the report that
@@ -679,8 +679,8 @@ evidence = {"script": Script, "batches": batches, "reports": reports, "made_of":
 labs.check("7.8", answer, training=Best, **evidence)
 
 # %% [markdown]
-# Compare `product` and `speedup`. If `Best` has both changes, they may differ for a reason: the other change cannot
-# save the time again that the first has saved. If it has one change, they are two reports of the same thing, and differ
+# Compare `product` and `speedup`. If `Best` has both changes, they may differ for a reason: the time that one of them
+# has saved cannot be saved again by the other. If it has one change, they are two reports of the same thing, and differ
 # only by noise and by other programs. If it has none, `speedup` is that of the script against itself.
 #
 # ## Which of them helped?

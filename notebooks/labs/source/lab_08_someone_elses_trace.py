@@ -205,8 +205,8 @@ a.gpu_time[["total_ms", "busy_ms", "idle_ms", "idle_pct"]]
 
 # %% [markdown]
 # The GPU is idle for most of the step. Does it wait for the host? A kernel is launched by a call on the host, such as
-# `cudaLaunchKernel`, and both rows have the same number in the column `correlation`. In the next picture, 120 µs of the
-# barcode, a line leads from each call to the kernel that it launched.
+# `cudaLaunchKernel`, and both rows have the same number in the column `correlation`. The next picture shows 90 µs of
+# the barcode. A line leads from each call to the kernel that it launched.
 
 # %%
 work = a.events[a.events["category"].isin(WORK)].sort_values("start_ns")
