@@ -82,7 +82,7 @@ def at_work(workers, make_ms, use_ms, steps):
 LOOKS = {
     "use": {"facecolors": "#0072B2", "label": "the model computes"},
     "make": {"facecolors": "#56B4E9", "hatch": "//", "label": "a batch is fetched"},
-    "wait": {"facecolors": "none", "hatch": "xx", "label": "the model waits"},
+    "wait": {"facecolors": "#F0E442", "hatch": "xx", "label": "the model waits"},
 }
 
 

@@ -52,7 +52,7 @@ def picture(profile, title, more=""):
         here = events[events["category"].isin(kinds)]
         bars = zip((here["start_ns"] - origin) / 1e6, here["duration_ns"] / 1e6, strict=True)
         ax.broken_barh(list(bars), (row - 0.35, 0.7), facecolors=colour)
-    ax.axvline(step_ms, color="black", linewidth=1, linestyle="--")
+    ax.axvline(step_ms, color="gray", linewidth=1, linestyle="--")
     ax.annotate("end of\nthe step", (step_ms, 1.1), (step_ms + 0.05, 0.9))
     ax.set_yticks((1, 0), ("calls on the host", "work of the GPU"))
     ax.set(xlim=(0, 5), ylim=(-0.5, 1.5), xlabel="ms", title=f"{title}: {step_ms:.1f} ms{more}")
@@ -220,7 +220,7 @@ for kernel in some.itertuples():
     called = (call["start_ns"] - origin) / 1e3
     ax.broken_barh([(called, call["duration_ns"] / 1e3)], (0.65, 0.7), facecolors="#E69F00", edgecolor="black")
     ax.broken_barh([(start, kernel.duration_ns / 1e3)], (-0.35, 0.7), facecolors="#0072B2", edgecolor="black")
-    ax.plot((called, start), (0.65, 0.35), color="black", linewidth=1)
+    ax.plot((called, start), (0.65, 0.35), color="gray", linewidth=1)
     if ended is not None and ended < start:
         ax.broken_barh([(ended, start - ended)], (-0.35, 0.7), facecolors="none", edgecolor="#D55E00", hatch="///")
     ended = start + kernel.duration_ns / 1e3
@@ -624,8 +624,8 @@ for ax, number, kind in zip(axes, (5, 8), ("pageable", "pinned"), strict=True):
     here = [event for event in content["traceEvents"] if mark["ts"] <= event["ts"] < mark["ts"] + mark["dur"]]
     for row, kinds, colour in ((2, CALLS, "#E69F00"), (1, ["gpu_memcpy"], "#009E73"), (0, ["kernel"], "#0072B2")):
         bars = [(event["ts"] - mark["ts"], event["dur"]) for event in here if event["cat"] in kinds]
-        ax.broken_barh(bars, (row - 0.35, 0.7), facecolors=colour, edgecolor="black", linewidth=0.5)
-    ax.axvline(mark["dur"], color="black", linewidth=1, linestyle="--")
+        ax.broken_barh(bars, (row - 0.35, 0.7), facecolors=colour)
+    ax.axvline(mark["dur"], color="gray", linewidth=1, linestyle="--")
     ax.set_yticks((2, 1, 0), ("calls on the host", "copies", "kernels"))
     ax.set_title(f"from {kind} memory: {mark['dur'] / 1e3:.2f} ms")
 axes[1].set_xlabel("µs")
@@ -652,7 +652,7 @@ for profile, title in ((a, "Kernel by kernel"), (again, "As one graph")):
     if busy is None or late is None:
         print("First solve 8.2 and 8.3.")
         break
-    picture(profile, title, f", the GPU is busy for {busy:.2f} ms, {100 * late:.0f} % of the launches are late")
+    picture(profile, title, f", GPU busy for {busy:.2f} ms, {100 * late:.0f} % of launches late")
 
 # %% [markdown]
 # The step takes less than a quarter of the time, and the GPU is busy for 0.69 ms, as before. Nothing became faster; the
