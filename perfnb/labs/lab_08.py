@@ -441,18 +441,22 @@ def judge_on_their_way(facts: Facts) -> None:
     took_us = {kind: sum(us for _, us in copied[kind]) for kind in KINDS}
     rates = {kind: sum(size for size, _ in copied[kind]) / took_us[kind] / 1e3 for kind in KINDS}
     for kind, other in (KINDS, KINDS[::-1]):
-        rate = Number(said[kind.lower()], rates[kind], 0.02, f"{kind.lower()}:")
+        rate = Number(said[kind.lower()], rates[kind], 0.005, f"{kind.lower()}:")
         rate.slip(rates[other], "that is the bandwidth from the other kind of memory.")
         mean = "that is the mean of the copies' bandwidths, where 2 KiB count as much as 8 MiB: divide sums."
         rate.slip(sum(size / us for size, us in copied[kind]) / len(copied[kind]) / 1e3, mean)
         rate.slip(rates[kind] * 1e9 / 2**30, "that is in GiB/s; 1 GB is 10⁹ bytes.")
         rate.slip(rates[kind] * 8, "that is in gigabits per second; a byte has 8 bits.")
+        large = max(size for size, _ in copied[kind])
+        cards_us = sum(us for size, us in copied[kind] if size == large)
+        cards = large * sum(size == large for size, _ in copied[kind]) / cards_us / 1e3
+        rate.slip(cards, "that is without the labels, which are copied to the GPU, too.")
         to_host = "the copies from the GPU to the host are counted, too: their names have DtoH."
         every = [*copied[kind], *back]
         rate.slip(sum(size for size, _ in every) / sum(us for _, us in every) / 1e3, to_host)
         rate.wrong("it is not the bytes of these copies divided by their time.")
     saved_ms = (took_us["Pageable"] - took_us["Pinned"]) / 1e3
-    saves = Number(said["saves_ms"], saved_ms / COPIED_STEPS, 0.02, "saves_ms:")
+    saves = Number(said["saves_ms"], saved_ms / COPIED_STEPS, 0.01, "saves_ms:")
     saves.slip(saved_ms, "that is for all three steps; give it per step.")
     saves.slip(saved_ms / (2 * COPIED_STEPS), "only three of the six steps copy from each kind of memory.")
     all_gone = "that is all the time of the copies from pageable memory, but pinned ones take time, too."

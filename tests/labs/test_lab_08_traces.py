@@ -222,6 +222,13 @@ def on_their_way(made: Made, **change: Any) -> dict[str, Any]:
     return said | {"saves_ms": (us["Pageable"] - us["Pinned"]) / 3e3} | change
 
 
+def pinned_by_name(made: Made, word: str, least: int = 0) -> float:
+    """GB/s of all copies with a word in their names, and of some size."""
+    found = [event for event in made.events("copies", "gpu_memcpy") if word in event["name"]]
+    found = [event for event in found if event["args"]["bytes"] >= least]
+    return float(sum(event["args"]["bytes"] for event in found) / sum(event["dur"] for event in found) / 1e3)
+
+
 def mean_rate(made: Made, kind: str) -> float:
     found = [event for event in made.events("copies") if event["name"] == f"Memcpy HtoD ({kind} -> Device)"]
     return float(np.mean([event["args"]["bytes"] / event["dur"] for event in found])) / 1e3
@@ -236,6 +243,8 @@ def mean_rate(made: Made, kind: str) -> float:
         (lambda made: {"pinned": 11.9}, "pinned: that is the bandwidth from the other kind"),
         (lambda made: {"pageable": mean_rate(made, "Pageable")}, "mean of the copies' bandwidths"),
         (lambda made: {"pinned": mean_rate(made, "Pinned")}, "mean of the copies' bandwidths"),
+        (lambda made: {"pinned": pinned_by_name(made, "Pinned")}, "their names have DtoH"),
+        (lambda made: {"pinned": pinned_by_name(made, "HtoD (Pinned", least=4096)}, "without the labels"),
         (lambda made: {"pageable": on_their_way(made)["pageable"] / 1.073741824}, "GiB/s"),
         (lambda made: {"pageable": on_their_way(made)["pageable"] * 8}, "gigabits"),
         (lambda made: {"pageable": on_their_way(made)["pageable"] * 1e3}, "a thousand times too large"),

@@ -54,7 +54,8 @@ sys.path.insert(0, folder.name)
 # script trains the Reader every night on the images of the day. Since the scanner has moved to another building, the
 # script is not done by the morning.
 #
-# Tom noted who works when. Here are the first eight steps of the night:
+# Tom noted who works when. Here are the first eight steps of the night. (You need not read the code that draws a
+# picture.)
 
 # %%
 FETCH_MS, USE_MS = 60, 25
@@ -81,7 +82,7 @@ def at_work(workers, make_ms, use_ms, steps):
 
 LOOKS = {
     "use": {"facecolors": "#0072B2", "label": "the model computes"},
-    "make": {"facecolors": "#56B4E9", "hatch": "//", "label": "a batch is fetched"},
+    "make": {"facecolors": "#56B4E9", "hatch": "//", "label": "a batch is made"},
     "wait": {"facecolors": "#F0E442", "hatch": "xx", "label": "the model waits"},
 }
 
@@ -114,9 +115,10 @@ def picture(workers, title):
 picture(0, "The script")
 
 # %% [markdown]
-# The Reader computes for less than a third of the night. For the rest, the script fetches images over the network, and
-# everything else waits. (The rows of the workers are still empty, because this script has none.) A faster model, or a
-# GPU, would shorten the wrong part. At the end of this lab, you draw this picture again, with a loader of your own.
+# The Reader computes for less than a third of the night. For the rest, the script makes its batches from images that it
+# fetches over the network, and everything else waits. (The rows of the workers are still empty, because this script has
+# none.) A faster model, or a GPU, would shorten the wrong part. At the end of this lab, you draw this picture again,
+# with a loader of your own.
 #
 # (The times in this picture are **planted**: 60 ms to fetch a batch, 25 ms to use it. All others are measured on your
 # computer.)

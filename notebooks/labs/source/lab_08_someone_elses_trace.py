@@ -36,7 +36,7 @@ from perfnb.labs.made_traces import trace_file
 # So Tom wants to rent a GPU. The supplier's brochure promises a hundred times the speed. Tom asked how long a step
 # takes: the larger Reader, eight cards at once. Instead of an answer the supplier sent a **trace**: a file where
 # `torch.profiler` has noted every operator, every call and every kernel of that step. Here it is. The upper row has the
-# calls that launch work, the lower row the work of the GPU.
+# calls that launch work, the lower row the work of the GPU. (You need not read the code that draws a picture.)
 
 # %%
 WORK = ["kernel", "gpu_memcpy", "gpu_memset"]
@@ -595,9 +595,9 @@ copies
 # **Predict** before you compute: how many times as fast is a copy from pinned memory? And by how much will the whole
 # step become shorter: by more than the copies, by as much, or by less?
 #
-# **Exercise 8.10.** `pageable` and `pinned`: the bandwidth of the copies **to** the GPU from either kind of memory, in
-# GB/s (10⁹ bytes per second), as all of their bytes divided by all of their time. And `saves_ms`: how much less time
-# these copies take *per step* from pinned memory.
+# **Exercise 8.10.** `pageable` and `pinned`: the bandwidth of the copies **to** the GPU from either kind of memory,
+# cards and labels together, in GB/s (10⁹ bytes per second), as all of their bytes divided by all of their time. And
+# `saves_ms`: how much less time these copies take *per step* from pinned memory.
 
 # %% answer 8.10
 pageable = ...
