@@ -283,8 +283,8 @@ def judge_quality(facts: Facts) -> None:
         every.slip(lambda case: 1 - case["wanted"], right)
         number = "It is the number of wrong digits; give their fraction, 0 to 1."
         every.slip(lambda case: case["wanted"] * IMAGES, number)
-        for_all = "It is the share for one answer given to all images, as from argmax() without a dimension; each image "
-        every.slip(lambda case: case["one_for_all"], f"{for_all}needs its own.")
+        for_all = "It is the share for one answer given to all images, as from argmax() without a dimension. Each image"
+        every.slip(lambda case: case["one_for_all"], f"{for_all} needs its own.")
         if any(case["called_in_training"] for case in cases):
             raise Hint("This is not the share of wrong digits: a model with dropout answers in training mode here.")
         first = cases[0]
