@@ -433,7 +433,8 @@ def measure_on_their_way(answer: Any) -> Facts:
         for kind in KINDS
     }
     back = [[float(event["args"]["bytes"]), float(event["dur"])] for event in events if "DtoH" in event["name"]]
-    return {"said": said, "copied": copied, "back": back}
+    steps_ms = [event["dur"] / 1e3 for event in events if event["name"].startswith("ProfilerStep")]
+    return {"said": said, "copied": copied, "back": back, "steps_ms": steps_ms}
 
 
 def judge_on_their_way(facts: Facts) -> None:
@@ -461,6 +462,9 @@ def judge_on_their_way(facts: Facts) -> None:
     saves.slip(saved_ms / (2 * COPIED_STEPS), "only three of the six steps copy from each kind of memory.")
     all_gone = "that is all the time of the copies from pageable memory, but pinned ones take time, too."
     saves.slip((took_us["Pageable"] / 1e3 / COPIED_STEPS, took_us["Pageable"] / 1e3), all_gone)
+    slow, fast = facts["steps_ms"][:COPIED_STEPS], facts["steps_ms"][COPIED_STEPS:]
+    whole = "that is by how much the step gets shorter; how much of it is in the copies to the GPU?"
+    saves.slip((sum(slow) - sum(fast)) / COPIED_STEPS, whole, 0.05)
     saves.slip(1 - took_us["Pinned"] / took_us["Pageable"], "that is a share; give milliseconds.")
     saves.wrong("it is not the difference between the two kinds of copies, per step.")
 
