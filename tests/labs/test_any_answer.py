@@ -90,7 +90,7 @@ NAMES = (
     *("larger batches", "int8", "product", "iterations", "batch", "ranks", "op", "share", "saves_ms", "call"),
     *("per_iteration", "rank", "waits_ms", "op_ratio", "busy_ratio", "smallest_percent", "sees_one_percent"),
     *("half", "nine_tenths", "cached", "utilization", "inside", "row_product", "numpy", "torch", "all_rungs"),
-    *("balance_ms", "network_ms"),
+    *("balance_ms", "network_ms", "pageable", "pinned"),
 )
 
 
@@ -217,6 +217,7 @@ def test_empty_facts_verify_nothing(exercise: Exercise) -> None:
         ("8.2", {"cases": {}}),
         ("8.8", {"said": {}}),
         ("8.9", {"said": {"balance_ms": 0.0, "network_ms": 0.0}, "ranks": {}}),
+        ("8.10", {"said": {"pageable": 0.0, "pinned": 0.0, "saves_ms": 0.0}, "copied": {}, "back": []}),
         ("9.3", {"cases": []}),
         ("9.6", {"cases": []}),
         ("9.9", {"cases": {}}),
