@@ -82,5 +82,5 @@ def shown(value: Any) -> str:
 
 
 def storable(name: str) -> str:
-    """The name with lone surrogates, which UTF-8 cannot encode, escaped as ``\\udc80``."""
+    """Return the name with lone surrogates, which UTF-8 cannot encode, escaped as ``\\udc80``."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -71,7 +71,7 @@ class ByteGPT(nn.Module):
 
 
 def windows(text: str, batches: int = 8) -> list[tuple[Tensor, Tensor]]:
-    """Batches of text windows and, for each byte in them, the byte that follows."""
+    """Return batches of text windows and, for each byte in them, the byte that follows."""
     data = torch.tensor(list(text.encode()))
     starts = torch.randint(len(data) - LENGTH - 1, (batches, BATCH))
     index = starts[..., None] + torch.arange(LENGTH + 1)

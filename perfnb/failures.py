@@ -38,7 +38,7 @@ def keeps_nothing(function: _Function) -> _Function:
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception, those that led to it, and the members of groups among them, each once."""
+    """Yield an exception, those that led to it, and the members of groups among them, each once."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -58,7 +58,7 @@ def _free(error: BaseException) -> None:
 
 
 def _freed(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without perfnb's hidden frames, since a cleared frame no longer says that it is hidden."""
+    """Return the traceback without perfnb's hidden frames, since a cleared frame no longer says that it is hidden."""
     entries = []
     while trace is not None:
         entries.append(trace)

@@ -88,7 +88,7 @@ def told_direction(name: str) -> str:
 
 
 def number_behind(label: str, name: str) -> int:
-    """The number that follows a label, such as 12 in ``pf#12``; -1 if the name is not the label and a number."""
+    """Return the number that follows a label, such as 12 in ``pf#12``; -1 if the name is not the label and a number."""
     if not name.startswith(label):
         return -1
     digits = name[len(label) :]
@@ -96,27 +96,27 @@ def number_behind(label: str, name: str) -> int:
 
 
 def step_number(name: str) -> int:
-    """The number of a step by the name of its mark, torch's or perfnb's; -1 for any other name."""
+    """Return the number of a step by the name of its mark, torch's or perfnb's; -1 for any other name."""
     return max(number_behind(label, name) for label in STEP_MARKS)
 
 
 def own_word(name: str) -> str:
-    """What a span of perfnb's around a step or a wait for data is called in frames; empty for any other name."""
+    """Return what a span of perfnb's around a step or a wait for data is called in frames; empty for any other name."""
     return "step" if name.startswith(STEP_SPAN) else "data" if name.startswith(DATA_SPAN) else ""
 
 
 def collective_kind(name: str) -> str:
-    """The kind of collective in a name, such as ``allreduce``; empty if there is none."""
+    """Return the kind of collective in a name, such as ``allreduce``; empty if there is none."""
     found = _COLLECTIVE.search(name)
     return found[0].lower().replace("_", "") if found else ""
 
 
 def stepped_optimizer(name: str) -> str | None:
-    """The class of the optimizer, such as ``SGD``, if a range is around its ``step()``."""
+    """Return the class of the optimizer, such as ``SGD``, if a range is around its ``step()``."""
     match = _OPTIMIZER_STEP.fullmatch(name)
     return match[1] if match else None
 
 
 def without_address(name: str) -> str:
-    """The name of a method of an object without the object's address, which differs from call to call."""
+    """Return the name of a method of an object without the object's address, which differs from call to call."""
     return _ADDRESS.sub("", name)

@@ -73,7 +73,7 @@ def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict
 
 
 def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
-    """The same sums for the rows of the layers' table that are not modules, by row."""
+    """Return the same sums for the rows of the layers' table that are not modules, by row."""
     rows = counted[(counted["span"] == NONE) & (counted["layer"] != "")]
     return _by_direction(rows, "layer", (rows["phase"] == "forward").map({True: "forward", False: "backward"}))
 
@@ -110,7 +110,7 @@ def work_by(counted: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def main_dtype(counted: pd.DataFrame) -> str | None:
-    """The dtype of most of a step's FLOPs; ``None`` if there are none."""
+    """Return the dtype of most of a step's FLOPs; ``None`` if there are none."""
     flops = counted.groupby("dtype")["flops"].sum()
     return str(flops.idxmax()) if len(flops) and flops.max() > 0 else None
 

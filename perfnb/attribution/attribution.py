@@ -88,7 +88,7 @@ def _special(cells: pd.DataFrame, blocks: pd.DataFrame, owner: Ints, accumulatin
 
 
 def _own_time(host: Host) -> Floats:
-    """Each block's duration without the blocks inside it, on any thread."""
+    """Return each block's duration without the blocks inside it, on any thread."""
     duration = (host.blocks["end"] - host.blocks["start"]).to_numpy(dtype=float)
     return np.maximum(duration - children_sums(host.forest.parent, duration), 0.0)
 
@@ -119,7 +119,7 @@ def _tracing_cost(ops: Ints, host: Host, recording: Recording) -> Floats:
 
 
 def is_derived(recording: Recording, host: Host) -> Bools:
-    """Whether each block was added to the trace for a layer inside a compiled region."""
+    """Return whether each block was added to the trace for a layer inside a compiled region."""
     span = recording.derived_spans.reindex(host.blocks["span"], fill_value=False).to_numpy(dtype=bool)
     event = host.blocks["event"].to_numpy()
     piece = of_labels(recording.events["name"], PIECE.__eq__)[event] & (event != NONE)
@@ -146,7 +146,9 @@ def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[n
 
 
 def layer_of_spans(recording: Recording, host: Host) -> Ints:
-    """Number of the layer that each block is a span of; -1 for other blocks, and for spans that count for none."""
+    """Return the number of the layer that each block is a span of; -1 for other blocks, and for spans that count for
+    none.
+    """
     return recording.span_layers.reindex(host.blocks["span"], fill_value=NONE).to_numpy()
 
 
@@ -160,7 +162,7 @@ def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def _launches(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
-    """The rows of work on devices, and the place of the call that launched each in `host`; -1 if unknown."""
+    """Return the rows of work on devices, and the place of the call that launched each in `host`; -1 if unknown."""
     correlation = events["correlation"].to_numpy()
     places = np.flatnonzero(correlation[host.rows] != NONE)
     by_number = pd.Series(places, index=correlation[host.rows[places]])
@@ -230,7 +232,7 @@ def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
 
 
 def _callers(waiting: Ints, node: Ints, layer: Ints, made_in: Ints, parent: Ints) -> pd.Series:
-    """The span that called each recomputed span, for those of `waiting` where it can be found."""
+    """Return the span that called each recomputed span, for those of `waiting` where it can be found."""
     inside = np.flatnonzero(parent != NONE)
     calls = pd.DataFrame({"caller": parent[inside], "layer": layer[inside]}).drop_duplicates()
     spans = pd.DataFrame({"span": waiting, "node": node[waiting], "layer": layer[waiting]})

@@ -35,7 +35,9 @@ def makers(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def _numbered_rows(events: pd.DataFrame, host: Host, nodes: Ints) -> Ints:
-    """Rows of the events that carry the nodes' numbers: the node, or the op in it where a hook ran other ops first."""
+    """Return rows of the events that carry the nodes' numbers: the node, or the op in it where a hook ran other ops
+    first.
+    """
     sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in ("sequence", "forward_thread"))
     places = np.flatnonzero((sequence != NONE) & (forward_thread > 0))
     places = places[np.argsort(host.starts[places], kind="stable")]
@@ -45,7 +47,7 @@ def _numbered_rows(events: pd.DataFrame, host: Host, nodes: Ints) -> Ints:
 
 
 def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """The forward op of events of a backward pass, as places among the host's events; `NONE` if not recorded.
+    """Return the forward op of events of a backward pass, as places among the host's events; `NONE` if not recorded.
 
     `rows` are those of backward nodes, or of the ops inside them that carry their numbers.
     """
@@ -66,7 +68,7 @@ def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
 
 
 def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
-    """Whether each block is a node that accumulates a parameter's gradient."""
+    """Return whether each block is a node that accumulates a parameter's gradient."""
     adds = of_labels(events["name"], lambda name: ACCUMULATE_GRAD in name)
     event = host.blocks["event"].to_numpy()
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
@@ -74,7 +76,7 @@ def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
 
 
 def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
-    """The trace's thread with most of these sequence numbers: torch has thread numbers of its own."""
+    """Return the trace's thread with most of these sequence numbers: torch has thread numbers of its own."""
     threads = np.unique(op_thread).tolist()
     return max(threads, key=lambda one: np.isin(numbers, op_number[op_thread == one]).sum(), default=NONE)
 

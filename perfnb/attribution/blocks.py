@@ -124,11 +124,11 @@ class _Steps(NamedTuple):
         return cls(at, starts, np.minimum(ends, np.append(starts[1:], ends[-1:])), thread[at])
 
     def at_time(self, time: Ints) -> Ints:
-        """The last step that started by each time; -1 before the first."""
+        """Return the last step that started by each time; -1 before the first."""
         return np.searchsorted(self.starts, time, side="right") - 1
 
     def around(self, thread: Ints, time: Ints) -> Ints:
-        """The step on the given thread that contains each time; -1 if there is none."""
+        """Return the step on the given thread that contains each time; -1 if there is none."""
         step = step_of(time, self.starts, self.ends)
         return np.where(thread == np.append(self.threads, NONE)[step], step, NONE)
 
@@ -220,7 +220,8 @@ def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Int
 
 
 def marks_step(events: pd.DataFrame) -> Bools:
-    """Whether each event marks a step that counts: as decided when a trace was loaded, else perfnb's own spans."""
+    """Return whether each event marks a step that counts: as decided when a trace was loaded, else perfnb's own spans.
+    """
     if "marks_step" in events:
         return np.asarray((events["marks_step"] != NONE).to_numpy(dtype=bool))
     return of_labels(events["name"], lambda name: number_behind(STEP_SPAN, name) != NONE) & is_one_of(
@@ -229,7 +230,7 @@ def marks_step(events: pd.DataFrame) -> Bools:
 
 
 def _kinds(host: pd.DataFrame) -> Ints:
-    """Kind of each event by name and category."""
+    """Return the kind of each event by name and category."""
     kind = of_labels(host["name"], _kind_of, Kind.OP)
     # A user's range with one of perfnb's or torch's names is only a range.
     is_range = is_one_of(host["category"], RANGES)
@@ -242,7 +243,7 @@ def _kinds(host: pd.DataFrame) -> Ints:
 
 
 def _is_old_node(host: pd.DataFrame) -> Bools:
-    """Whether each event is a backward node as torch before 1.9 traced it: only the node's op."""
+    """Return whether each event is a backward node as torch before 1.9 traced it: only the node's op."""
     named = found(host["name"], _OLD_NODE.fullmatch)
     numbered = ((host["sequence"] != NONE) & (host["forward_thread"] > 0)).to_numpy()
     return np.asarray((named | numbered) & is_one_of(host["category"], OPS))
@@ -328,7 +329,7 @@ def _waits_for_collectives(
     node_above: Ints,
     runs: pd.DataFrame,
 ) -> pd.DataFrame:
-    """The time when steps only wait for a collective, cut so that it nests in the other blocks."""
+    """Return the time when steps only wait for a collective, cut so that it nests in the other blocks."""
     on_device_alone, on_device = device_collectives_alone(events)
     own = host_collectives(host, on_device)
     parts: list[pd.DataFrame] = []

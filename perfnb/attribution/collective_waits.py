@@ -48,7 +48,7 @@ class HostCollectives(NamedTuple):
 
 
 def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
-    """The collectives that the host runs; with `on_device`, for those of a device it only starts them."""
+    """Return the collectives that the host runs; with `on_device`, for those of a device it only starts them."""
     issued, ran = _issued(events), _ran(events, on_device)
     start, duration = events["start_ns"].to_numpy(), events["duration_ns"].to_numpy()
     issued, ran = (rows[np.argsort(start[rows], kind="stable")] for rows in (issued, ran))
@@ -70,7 +70,7 @@ def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
 
 
 def starts_collective(events: pd.DataFrame) -> Bools:
-    """Whether each event is an operator that starts a collective, or waits for one."""
+    """Return whether each event is an operator that starts a collective, or waits for one."""
 
     def starts_or_waits(name: str) -> bool:
         known = COLLECTIVE_OP.match(name) and (collective_kind(name) or name.endswith("wait_tensor"))
@@ -80,7 +80,7 @@ def starts_collective(events: pd.DataFrame) -> Bools:
 
 
 def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
-    """The time when devices run collectives and nothing else, and whether they run any."""
+    """Return the time when devices run collectives and nothing else, and whether they run any."""
     work = work_alone(events)
     is_collective = work.sort == 1
     if not is_collective.any():
@@ -92,7 +92,7 @@ def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
 def waits_of_host(
     collectives: HostCollectives, steps: IntervalSet, busy: IntervalSet, calls: IntervalSet, received: Ints
 ) -> IntervalSet:
-    """The part of the steps when the host waits for a collective of its own.
+    """Return the part of the steps when the host waits for a collective of its own.
 
     Parameters
     ----------
@@ -129,12 +129,12 @@ def takes_results(events: pd.DataFrame, is_outer: Bools) -> Ints:
 
 
 def synchronises(events: pd.DataFrame) -> Bools:
-    """Whether the host can wait for a device during each event."""
+    """Return whether the host can wait for a device during each event."""
     return np.asarray(found(events["name"], _WAITS.match) & is_one_of(events["category"], CALLS))
 
 
 def pieces(time: IntervalSet, borders: Ints) -> tuple[Ints, Ints]:
-    """A set of time cut at borders: starts and ends."""
+    """Return a set of time cut at borders: starts and ends."""
     if not len(time.start):
         return time.start, time.end
     points = np.unique(np.concatenate([*time, borders]))
@@ -144,7 +144,7 @@ def pieces(time: IntervalSet, borders: Ints) -> tuple[Ints, Ints]:
 
 
 def _issued(events: pd.DataFrame) -> Ints:
-    """The outermost operators that start a collective."""
+    """Return the outermost operators that start a collective."""
     rows = np.flatnonzero(starts_collective(events))
     rows = rows[collective_kinds(events.iloc[rows]) != ""]
     start = column(events, "start_ns")[rows]
@@ -163,7 +163,7 @@ def _ran(events: pd.DataFrame, on_device: bool) -> Ints:
 
 
 def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """Kind of collective by the event's argument, else by its name; empty for others."""
+    """Return the kind of collective by the event's argument, else by its name; empty for others."""
     named = of_labels(events["name"], collective_kind, "")
     if "collective" not in events:
         return np.asarray(named, dtype=object)
@@ -172,7 +172,7 @@ def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def _started_by(begin: Ints, kind: np.ndarray, started: Ints, started_kind: np.ndarray) -> Ints:
-    """The operator that started each run: a backend runs collectives in the order they are started.
+    """Return the operator that started each run: a backend runs collectives in the order they are started.
 
     If a trace lacks some of either, the shift is used that fits most of them.
     """

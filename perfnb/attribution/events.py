@@ -22,7 +22,7 @@ from perfnb.trace_names import PIECE, PYTHON_CALLS, SPAN_CATEGORY, own_word
 
 
 def python_calls(events: pd.DataFrame) -> Ints:
-    """Rows of Python calls."""
+    """Return rows of Python calls."""
     return np.flatnonzero(is_one_of(events["category"], PYTHON_CALLS))
 
 
@@ -46,7 +46,7 @@ _TEXTS = ("shapes", "collective", "group")
 
 
 def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """The frame ``events``, in order of time; ``start_ns`` is relative to the start of the first traced step.
+    """Return the frame ``events``, in order of time; ``start_ns`` is relative to the start of the first traced step.
 
     GPU work has the layer, phase and step of the call that launched it; a Python call has those of the moment at which
     it starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans the names of
@@ -78,7 +78,7 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def all_events(recording: Recording, columns: Collection[str] | None = None) -> pd.DataFrame:
-    """Every event of the trace with its rank, in the trace's own columns, or only in those of `columns`."""
+    """Return every event of the trace with its rank, in the trace's own columns, or only in those of `columns`."""
     events = recording.events
     if columns is not None:
         events = events[[name for name in events.columns if name in columns]]
@@ -152,7 +152,7 @@ def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categori
 def _replaced(
     texts: pd.Categorical, rows: npt.NDArray[np.bool_], labels: Sequence[str], codes: Ints | None = None
 ) -> pd.Categorical:
-    """The texts with new labels in some rows."""
+    """Return the texts with new labels in some rows."""
     new: pd.Index = pd.Index(list(labels), dtype=TEXT)
     whole = texts.categories.append(new.difference(texts.categories))
     places = whole.get_indexer(new)
@@ -171,7 +171,7 @@ def _with_others(table: pd.DataFrame, outside: pd.DataFrame) -> pd.DataFrame:
 
 
 def _joined(first: pd.Series, second: pd.Series) -> Any:
-    """Two columns as one, with the labels of both if they are text."""
+    """Return two columns as one, with the labels of both if they are text."""
     if isinstance(first.dtype, pd.CategoricalDtype):
         return pd.api.types.union_categoricals([first.array, second.array])
     return pd.concat([first, second], ignore_index=True).array

@@ -141,7 +141,7 @@ def planned_blocks(
 
 
 def _pilot_blocks(bench: Any, begin: float, budget_s: float, lead: int) -> Floats | None:
-    """Milliseconds a turn of each step once prefetched batches are used up; ``None`` if there is no time."""
+    """Return milliseconds a turn of each step once prefetched batches are used up; ``None`` if there is no time."""
     __tracebackhide__ = True
     size = 1
     while True:  # ever longer blocks: how long a turn takes is not known yet

@@ -42,7 +42,7 @@ class Difference(NamedTuple):
 
 
 def worst_difference(first: Any, second: Any, tolerance: float | None = None) -> Difference:
-    """The part of two results that exceeds `tolerance` the most, by default that of its own dtype.
+    """Return the part of two results that exceeds `tolerance` the most, by default that of its own dtype.
 
     If none exceeds it, a part that could not be compared. Without any number the difference is not known either.
     """
@@ -154,7 +154,8 @@ def _mean_square_root(value: Tensor) -> float:
 def _distance(
     first: Tensor, second: Tensor, where: str = "", size: Callable[[Tensor], float] = _largest, floor: float = 0.0
 ) -> Difference:
-    """The size of the difference relative to that of the first, at least `floor`; what is infinite in both is left out.
+    """Return the size of the difference relative to that of the first, at least `floor`; what is infinite in both is
+    left out.
 
     Infinite if only one of two elements is finite.
     """
@@ -185,14 +186,14 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """A copy in float64 on the CPU."""
+    """Return a copy in float64 on the CPU."""
     return _wide(tensor).clone()
 
 
 def errors_between(
     own: Results, found: Results, truth: Results, *, random: bool = False, kind_of: Callable[[str], str] = str
 ) -> Errors:
-    """How far some results are from the truth, and how far the original's own are.
+    """Return how far some results are from the truth, and how far the original's own are.
 
     Parameters
     ----------
@@ -240,7 +241,7 @@ def _finite_size(value: Tensor) -> float:
 
 
 def differ(a: Results, b: Results) -> bool:
-    """Whether any result differs in any bit; NaN equals NaN."""
+    """Return whether any result differs in any bit; NaN equals NaN."""
     return a.keys() != b.keys() or any(not _same(a[name], b[name]) for name in a)
 
 

@@ -162,7 +162,7 @@ class InputBound:
         return "input-bound" if by_loader else "compute-bound"
 
     def _outweighs(self, one: str, other: str) -> bool:
-        """Whether one takes at least twice as long as the other, interval included."""
+        """Return whether one takes at least twice as long as the other, interval included."""
         one_ms, other_ms = (self._of(kind) - self._of("rest") for kind in (one, other))
         return hodges_lehmann(one_ms - DECIDES * other_ms).low > 0
 
@@ -172,7 +172,7 @@ class InputBound:
         return self._median("rest") >= (1 - 2 * MATTERS) * self.together_ms
 
     def _matters(self, saved: Centre) -> bool | None:
-        """Whether a saving is large enough to matter; ``None`` if the interval leaves it open."""
+        """Return whether a saving is large enough to matter; ``None`` if the interval leaves it open."""
         least = MATTERS * self.together_ms
         if not saved.bounded:
             return None

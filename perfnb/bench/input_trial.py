@@ -126,7 +126,9 @@ class InputTrial(Bench):
         self.parallel = works or not (self._loaders or self._is_list)
 
     def find_pace(self, until: float) -> float:
-        """Only take batches, until the time `until` (`time.perf_counter`); milliseconds a batch in the later half."""
+        """Return only take batches, until the time `until` (`time.perf_counter`); milliseconds a batch in the later
+        half.
+        """
         __tracebackhide__ = True
         taken: list[int] = []
         with self._gate.opened():
@@ -187,7 +189,8 @@ class InputTrial(Bench):
 
 
 def _compiled(models: list[nn.Module], namespace: Mapping[str, Any]) -> list[nn.Module]:
-    """Modules that ``torch.compile`` made from the models, among the step's variables: the step may call those."""
+    """Return modules that ``torch.compile`` made from the models, among the step's variables: the step may call those.
+    """
     known = {id(model) for model in models}
     named = [module for _, module in named_modules(namespace) if id(module) not in known]
     return [module for module in named if id(module._modules.get(COMPILED_CHILD)) in known]
@@ -305,7 +308,9 @@ class StandIn:
         return _Joined.apply(self._anchor(module), _Kept(part.detach()))  # type: ignore[no-untyped-call]
 
     def _anchor(self, module: nn.Module) -> Tensor:
-        """The smallest trained parameter, so that an optimizer has something to update; else a tensor of our own."""
+        """Return the smallest trained parameter, so that an optimizer has something to update; else a tensor of our
+        own.
+        """
         if id(module) not in self._anchors:
             trained = [weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight)]
             own = torch.zeros((), requires_grad=True)

@@ -36,7 +36,7 @@ _VERDICTS: dict[str, tuple[State, str]] = {
 
 
 def input_bound_document(figures: InputBound) -> Document:
-    """The answer, and the time of a step in each kind of run."""
+    """Return the answer, and the time of a step in each kind of run."""
     rounds = fmt.counted(len(figures.rounds), "round")
     state, word = _VERDICTS[figures.verdict]
     saved = _saved(figures)
@@ -93,7 +93,7 @@ def _notes(figures: InputBound) -> Iterator[str]:
 
 
 def _saved(figures: InputBound) -> str:
-    """What a perfect loader would save; only a bound if the interval contains 0."""
+    """Return what a perfect loader would save; only a bound if the interval contains 0."""
     saved, whole = figures.saved_by_loader, f"of {fmt.duration(figures.together_ms)} per step"
     if not saved.bounded:
         seen = fmt.duration(saved.estimate) if saved.estimate > 0 else "nothing"
@@ -107,7 +107,7 @@ def _saved(figures: InputBound) -> str:
 
 
 def _overlap_words(figures: InputBound) -> str | None:
-    """How loader and model share the time; ``None`` if the interval leaves it open."""
+    """Return how loader and model share the time; ``None`` if the interval leaves it open."""
     overlap, bounds = figures.overlap, figures.overlap_bounds
     if overlap is None or bounds is None:
         return None

@@ -103,7 +103,7 @@ def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
 
 
 def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
-    """The losses that the quality function returned: the candidate's by name, or such a mapping for each side.
+    """Return the losses that the quality function returned: the candidate's by name, or such a mapping for each side.
 
     Raises
     ------

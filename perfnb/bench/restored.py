@@ -173,7 +173,7 @@ def _attributes(owner: Any) -> PutBack:
 
 
 def plain_attributes(owner: Any) -> dict[str, Any]:
-    """The attributes that an object's own code sets and that are plain values, tensors or containers.
+    """Return the attributes that an object's own code sets and that are plain values, tensors or containers.
 
     Torch's wrappers, such as DistributedDataParallel, keep such values in step with others that are out of sight.
     """
@@ -191,7 +191,7 @@ def plain_attributes(owner: Any) -> dict[str, Any]:
 
 
 def contents(values: Iterable[Any]) -> list[Any]:
-    """Some values, each once, and those in the containers among them; their depth and number are limited."""
+    """Return some values, each once, and those in the containers among them; their depth and number are limited."""
     waiting = deque((value, 0) for value in values)
     found: dict[int, Any] = {}
     while waiting:
@@ -203,14 +203,14 @@ def contents(values: Iterable[Any]) -> list[Any]:
 
 
 def _entries(container: Any) -> list[Any]:
-    """What a container holds, in an order that does not change while it holds the same."""
+    """Return what a container holds, in an order that does not change while it holds the same."""
     if type(container) in _MAPPINGS:
         return [*container.keys(), *container.values()]
     return sorted(container, key=id) if type(container) is set else list(container)
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers can be copied and written back.
+    """Return whether a tensor's numbers can be copied and written back.
 
     Meta and nested tensors, other subclasses with a storage of their own, and tensors whose elements share memory, such
     as expanded ones, have none.
@@ -223,7 +223,8 @@ def _is_wrapped(tensor: Tensor) -> bool:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether elements share memory, as those of an expanded tensor do, so that nothing can be written to them."""
+    """Return whether elements share memory, as those of an expanded tensor do, so that nothing can be written to them.
+    """
     if tensor.is_meta or tensor.is_nested or _is_wrapped(tensor) or tensor.layout is not torch.strided:
         return False
     steps = [(step, length) for step, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]
@@ -252,7 +253,7 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def bits(tensor: Tensor) -> list[Tensor]:
-    """The bits of a tensor's numbers; of a sparse one, those of its indices and of its values."""
+    """Return the bits of a tensor's numbers; of a sparse one, those of its indices and of its values."""
     tensor = tensor.detach()
     if tensor.is_quantized:
         tensor = tensor.int_repr()  # torch crashes when it compares quantized bits through a view

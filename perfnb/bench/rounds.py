@@ -175,7 +175,7 @@ class Bench:
         return np.divide(self._durations(clocks), counted)
 
     def prefetching(self) -> Prefetching | None:
-        """What prefetches batches for one step while another runs; call it once each has run."""
+        """Return what prefetches batches for one step while another runs; call it once each has run."""
         return prefetching(self._steps, self._source)
 
     def _durations(self, clocks: list[StepClock]) -> Floats:
@@ -294,7 +294,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _inside(part: Any) -> dict[Any, Any]:
-    """What to enter in an object, by key or attribute."""
+    """Return what to enter in an object, by key or attribute."""
     if isinstance(part, Mapping):
         return dict(part)
     if isinstance(part, (type, nn.Module)):
@@ -331,7 +331,7 @@ def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Pref
 
 
 def batches_ready(step: Callable[..., Any]) -> int | None:
-    """Number of prefetched batches in the queue of a step's loader; ``None`` if unknown.
+    """Return the number of prefetched batches in the queue of a step's loader; ``None`` if unknown.
 
     With several loaders, the smallest number counts: each turn takes one batch from each.
     """
@@ -356,7 +356,7 @@ def _most_ahead(iterator: Any) -> int:
 
 
 def _ready(iterator: Any) -> int | None:
-    """Batches that workers delivered and nobody took: in the queue, or set aside because out of order."""
+    """Return batches that workers delivered and nobody took: in the queue, or set aside because out of order."""
     try:
         queues = {id(queue): queue for queue in (iterator._data_queue, iterator._worker_result_queue)}
         waiting = int(sum(queue.qsize() for queue in queues.values()))
@@ -366,7 +366,7 @@ def _ready(iterator: Any) -> int | None:
 
 
 def _fetches(value: Any) -> bool:
-    """Whether this is a thread that may load for a step."""
+    """Return whether this is a thread that may load for a step."""
     if not _is_a(value, threading.Thread) or value in (threading.main_thread(), threading.current_thread()):
         return False
     return value.is_alive() and type(value).__module__.partition(".")[0] not in _OTHER_THREADS

@@ -50,7 +50,7 @@ class Values:
 
 
 def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Values:
-    """Whether it computes the same.
+    """Return whether it computes the same.
 
     Parameters
     ----------

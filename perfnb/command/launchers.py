@@ -29,12 +29,12 @@ _MODULE = ("-m", "--module")
 
 
 def is_launched(program: Sequence[str]) -> bool:
-    """Whether a program begins with a launcher."""
+    """Return whether a program begins with a launcher."""
     return bool(program) and Path(program[0]).name in _LAUNCHERS
 
 
 def launched(program: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The program to run instead of ``LAUNCHER OPTIONS SCRIPT ARGS``.
+    """Return the program to run instead of ``LAUNCHER OPTIONS SCRIPT ARGS``.
 
     Parameters
     ----------

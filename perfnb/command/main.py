@@ -106,7 +106,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
-    """The parser of ``perfnb`` itself, which knows the names of the sub-commands."""
+    """Return the parser of ``perfnb`` itself, which knows the names of the sub-commands."""
     parser = _new_parser("perfnb", "perfnb COMMAND ...", _WHAT, __doc__)
     parser.add_argument("--version", action="version", version=f"perfnb {perfnb.__version__}")
     names = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -116,7 +116,9 @@ def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
 
 
 def _new_parser(name: str, usage: str, summary: str, docstring: str | None) -> argparse.ArgumentParser:
-    """A parser whose help has what is below the first line of a docstring; nothing where Python drops docstrings."""
+    """Return a parser whose help has what is below the first line of a docstring; nothing where Python drops
+    docstrings.
+    """
     more = (docstring or "").partition("\n\n")[2].rstrip()
     return argparse.ArgumentParser(
         name, usage=usage, description=summary, epilog=more, formatter_class=_Help, allow_abbrev=False

@@ -26,7 +26,7 @@ _MOST_NAMED = 10
 
 
 def columns() -> int:
-    """The width of sentences and of the help."""
+    """Return the width of sentences and of the help."""
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
@@ -48,7 +48,7 @@ def _give_up_output() -> None:
 
 
 def sentences(*texts: str) -> str:
-    """Sentences as lines for a terminal."""
+    """Return sentences as lines for a terminal."""
     from perfnb.draw import escape
 
     return "\n".join(line for text in texts for line in escape.wrapped(escape.plain(text, 2000), columns()))
@@ -67,7 +67,7 @@ def say_document(document: Document, as_json: bool, **more: Any) -> None:
 
 
 def _without_pictures(document: Document) -> Document:
-    """The document without what scripts draw, which has no documented form."""
+    """Return the document without what scripts draw, which has no documented form."""
     from perfnb.draw.document import Picture
 
     sections = [replace(part, data=None) if isinstance(part, Picture) else part for part in document.sections]

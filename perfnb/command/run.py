@@ -90,7 +90,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _levers(names: str) -> list[str] | None:
-    """The levers that the command line names."""
+    """Return the levers that the command line names."""
     from perfnb.remedies.blocks import levers_for_loops  # loads pandas, which other scripts should not pay for
 
     try:
@@ -130,7 +130,7 @@ def _run(options: argparse.Namespace) -> int | BaseException:
 
 
 def _for_each(options: argparse.Namespace) -> list[str]:
-    """The options for each process of a launcher, which share a folder."""
+    """Return the options for each process of a launcher, which share a folder."""
     given = ["--at", ",".join(map(str, options.at)), "--steps-by", options.steps_by]
     given += [] if options.every is None else ["--every", str(options.every)]
     given += [] if options.levers is None else [f"--try={','.join(options.levers) or 'auto'}"]

@@ -105,7 +105,7 @@ def _leave_out_own_frames() -> None:
 
 
 def _stripped(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the script's first frame on, without those of perfnb in between."""
+    """Return a traceback from the script's first frame on, without those of perfnb in between."""
     entries = []
     while trace is not None:
         entries.append(trace)

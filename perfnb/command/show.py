@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _one_rank(found: Documented, options: argparse.Namespace) -> Documented:
-    """The profile or run of the rank that was asked for."""
+    """Return the profile or run of the rank that was asked for."""
     from perfnb.loop.rank_runs import RankRuns
     from perfnb.ranks.ranks import Ranks
 

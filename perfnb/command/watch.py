@@ -117,7 +117,7 @@ def _passed_on_to(pid: int) -> Iterator[None]:
 
 
 def _in_front() -> bool:
-    """Whether this process is in the foreground of a terminal, and so whether the command got its Ctrl-C too."""
+    """Return whether this process is in the foreground of a terminal, and so whether the command got its Ctrl-C too."""
     with suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
         return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     return False

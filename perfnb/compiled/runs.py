@@ -75,7 +75,7 @@ class RegionRuns:
 
 
 def region_runs(recording: Recording, record: CompiledRecord) -> RegionRuns:
-    """What the traced steps ran of compiled regions."""
+    """Return what the traced steps ran of compiled regions."""
     host = _Host(recording.events, record)
     node_of = host.nodes()
     graphs = np.flatnonzero(host.is_graph)
@@ -117,7 +117,7 @@ class _Host:
         self.step = step_of(self.start, begins, begins + marks["duration_ns"].to_numpy())
 
     def starts(self, word: str) -> Bools:
-        """Which events have a name that starts with a word."""
+        """Return which events have a name that starts with a word."""
         return np.array([str(name).startswith(word) for name in self.names], dtype=bool)
 
     def forward(self) -> pd.DataFrame:
@@ -184,7 +184,7 @@ class _Host:
 
 
 def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
-    """Nanoseconds of the kernels that start in each interval."""
+    """Return nanoseconds of the kernels that start in each interval."""
     at, duration = (record.calls[name].to_numpy() for name in ("start_ns", "duration_ns"))
     order = np.argsort(at, kind="stable")
     sums = np.concatenate([[0], np.cumsum(duration[order])])
@@ -193,13 +193,13 @@ def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
 
 
 def _first_kernel(start: Ints, end: Ints, record: CompiledRecord) -> Ints:
-    """When the first kernel in each interval starts; without one, the end of the interval."""
+    """Return when the first kernel in each interval starts; without one, the end of the interval."""
     at = np.append(np.sort(record.calls["start_ns"].to_numpy()), np.iinfo(np.int64).max)
     return np.asarray(np.minimum(at[np.searchsorted(at, start)], end), dtype=np.int64)
 
 
 def _generated(record: CompiledRecord, start: Ints, end: Ints, run: Ints, backward: Bools) -> pd.DataFrame:
-    """The executions of generated kernels while some graphs are called, which do not overlap."""
+    """Return the executions of generated kernels while some graphs are called, which do not overlap."""
     calls = record.calls.sort_values("start_ns", kind="stable")
     at = calls["start_ns"].to_numpy()
     graph = np.searchsorted(start, at, side="right") - 1

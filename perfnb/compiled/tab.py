@@ -20,7 +20,7 @@ _MUCH = 0.3
 
 
 def compiled_document(summary: CompiledSummary) -> Document:
-    """What compiled code did in a step."""
+    """Return what compiled code did in a step."""
     return Document(
         "compiled",
         verdict=compiled_verdict(summary),
@@ -31,7 +31,7 @@ def compiled_document(summary: CompiledSummary) -> Document:
 
 
 def compiled_verdict(summary: CompiledSummary) -> Verdict:
-    """Whether graphs break, and how much of the regions' time is overhead."""
+    """Return whether graphs break, and how much of the regions' time is overhead."""
     regions = summary.regions
     broken = regions[regions["broke"].notna() & regions["calls"].notna()]
     left = regions[regions["broke"].notna() & regions[["guards", "calls"]].isna().all(axis="columns")]
@@ -132,7 +132,7 @@ def _regions(regions: pd.DataFrame) -> Table:
 
 
 def _happened(row: Any) -> str:
-    """Why a region was compiled again, and where its graph breaks."""
+    """Return the reason why a region was compiled again, and where its graph breaks."""
     parts = []
     if pd.notna(row.broke):
         parts.append(f"Graph break at {place_in_words(row.broke_at)}: {row.broke}")
@@ -142,7 +142,7 @@ def _happened(row: Any) -> str:
 
 
 def _lines(source: Any) -> str:
-    """The user's first line behind a kernel."""
+    """Return the user's first line behind a kernel."""
     lines = [] if pd.isna(source) else str(source).splitlines()
     more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
     place, _, code = lines[0].partition(": ") if lines else ("", "", "")

@@ -35,7 +35,7 @@ class CompiledSummary:
 
 
 def place_in_words(place: str) -> str:
-    """A file and line without the folder; of a notebook's cell, whose file has no name, only the line."""
+    """Return a file and line without the folder; of a notebook's cell, whose file has no name, only the line."""
     file, _, line = place.replace("\\", "/").rpartition(":")
     return (
         f"line {line} of a cell"
@@ -45,7 +45,7 @@ def place_in_words(place: str) -> str:
 
 
 def compiled_summary(recording: Recording) -> CompiledSummary | None:
-    """What a report shows of compiled code; ``None`` if the traced steps ran none."""
+    """Return what a report shows of compiled code; ``None`` if the traced steps ran none."""
     record = recording.compiled
     if record is None or not len(record.code):
         return None
@@ -54,13 +54,13 @@ def compiled_summary(recording: Recording) -> CompiledSummary | None:
 
 
 def compiled_kernel_table(recording: Recording) -> pd.DataFrame:
-    """The frame ``compiled``: the kernels of compiled code per traced step, slowest first."""
+    """Return the frame ``compiled``: the kernels of compiled code per traced step, slowest first."""
     record = recording.compiled
     return conform(pd.DataFrame(), "compiled") if record is None else _kernels(recording, record)[0]
 
 
 def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The frame ``compiled``, and the share of each layer in each of its rows."""
+    """Return the frame ``compiled``, and the share of each layer in each of its rows."""
     kernels, steps = record.kernels, max(recording.traced_steps, 1)
     times = (
         record.calls.groupby("kernel")["duration_ns"].agg(["size", "sum"]).reindex(range(len(kernels)), fill_value=0)
@@ -120,7 +120,7 @@ def fused_ms(recording: Recording) -> Floats:
 
 
 def region_table(recording: Recording) -> pd.DataFrame:
-    """The frame ``compiled_regions``: each version of compiled code that the traced steps ran, slowest first.
+    """Return the frame ``compiled_regions``: each version of compiled code that the traced steps ran, slowest first.
 
     ``gap_ms`` is the time from a region whose graph breaks at its end to the next region of the step: what runs there
     runs uncompiled.

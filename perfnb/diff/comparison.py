@@ -17,7 +17,7 @@ from perfnb.recording.schema import conform
 
 
 def not_comparable(other: object) -> str:
-    """The error for comparing a profile with something else, such as the profiles of several ranks."""
+    """Return the error for comparing a profile with something else, such as the profiles of several ranks."""
     kind = type(other).__name__
     hint = " Compare one rank with one: a[0].compare(b[0])." if kind == "Ranks" else ""
     return f"compare takes another profile, not {kind}.{hint}"
@@ -102,7 +102,7 @@ class ProfileComparison(Documented):
         return self._frame("gpu_time", "diff_gpu_time")
 
     def _frame(self, name: str, schema: str) -> pd.DataFrame:
-        """One of the frames of the traces; empty where it is not known."""
+        """Return one of the frames of the traces; empty where it is not known."""
         found: pd.DataFrame | None = getattr(self._traces, name, None)
         return conform(pd.DataFrame(), schema) if found is None else found.copy()
 

@@ -136,12 +136,13 @@ def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def on_gpu(a: pd.DataFrame, b: pd.DataFrame) -> bool:
-    """Whether two frames ``layers`` both have GPU work."""
+    """Return whether two frames ``layers`` both have GPU work."""
     return all(bool((side["self_gpu_ms"].fillna(0) > 0).any()) for side in (a, b))
 
 
 def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> list[tuple[int | None, int | None, str | None]]:
-    """Rows of a and b that are the same layer: place in a, place in b, and how they were matched; in the order of a.
+    """Return rows of a and b that are the same layer: place in a, place in b, and how they were matched; in the order
+    of a.
 
     By name first; the rest by class and depth, the n-th with the n-th.
     """
@@ -168,7 +169,8 @@ def _key(layers: pd.DataFrame, place: int) -> tuple[str, int]:
 
 
 def layer_tree(diff: ProfileDiff) -> tuple[list[int], list[float]]:
-    """The row of each layer's parent, -1 for none, and how much own times changed in it and the layers inside."""
+    """Return the row of each layer's parent, -1 for none, and how much own times changed in it and the layers inside.
+    """
     table = diff.layers
     places: dict[str, dict[str, int]] = {"a": {}, "b": {}}
     parents = []

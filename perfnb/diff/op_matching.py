@@ -74,7 +74,7 @@ class MatchedOps:
     around: Ints
 
     def joined(self, column: str) -> np.ndarray:
-        """A column of the nodes."""
+        """Return a column of the nodes."""
         return np.concatenate([tree.nodes[column].to_numpy() for tree in self.trees])
 
 
@@ -155,7 +155,7 @@ def _codes(
 
 
 def _keys(codes: pd.DataFrame, labels: dict[str, pd.Index], second: Bools) -> pd.DataFrame:
-    """What nodes are matched by.
+    """Return what nodes are matched by.
 
     A backward node whose name only one of the two has (``MiopenBatchNormBackward0``) goes by the operator that made it,
     or if the traces do not say, by its name without vendor and number. If one of the two has no shapes for any operator
@@ -175,14 +175,14 @@ def _keys(codes: pd.DataFrame, labels: dict[str, pd.Index], second: Bools) -> pd
 
 
 def _without_maker(names: pd.Index) -> Ints:
-    """A code for each backward node's name without vendor and version; -1 for other names."""
+    """Return a code for each backward node's name without vendor and version; -1 for other names."""
     found = [_BACKWARD.fullmatch(str(name)) for name in names]
     codes = pd.factorize(np.array([match and match[1] for match in found], dtype=object))[0].astype(np.int64)
     return np.append(codes, NONE)
 
 
 def _kept(trees: tuple[OpTree, OpTree], name: Ints, is_range: Bools, second: Bools) -> Bools:
-    """All nodes but those that would separate what is inside from its partner.
+    """Return all nodes but those that would separate what is inside from its partner.
 
     These are ranges that only one of the two has, and the engine's marks around backward nodes if the other trace is
     too old to have any.
@@ -194,7 +194,7 @@ def _kept(trees: tuple[OpTree, OpTree], name: Ints, is_range: Bools, second: Boo
 
 
 def _rows(matched: Matched, forest: Forest, is_range: Bools, layer: Ints) -> tuple[Ints, Bools]:
-    """The row each node counts in, and whether it is one of the row's calls.
+    """Return the row each node counts in, and whether it is one of the row's calls.
 
     A node without a partner counts in the closest operator around it that has a row, if that is in the same layer: it
     is how that operator is implemented. Otherwise it gets a row of its own.
@@ -291,7 +291,7 @@ def _pairs(units: dict[str, Ints], tier: tuple[str, ...]) -> tuple[Ints, Ints]:
 
 
 def _place_among_equals(values: Ints) -> Ints:
-    """How many equal values precede each."""
+    """Return how many equal values precede each."""
     order = np.argsort(values, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(values[order]) != 0))
     run = np.repeat(starts, np.diff(np.append(starts, len(values))))

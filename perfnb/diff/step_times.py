@@ -31,7 +31,7 @@ class StepChange:
 
 
 def slower_by_more_than(ratio_ci: tuple[float, float] | None, percent: float) -> bool | None:
-    """Whether the whole interval of a ratio of step times is above a limit; ``None`` without an interval."""
+    """Return whether the whole interval of a ratio of step times is above a limit; ``None`` without an interval."""
     return None if ratio_ci is None else ratio_ci[0] > 1 + percent / 100
 
 

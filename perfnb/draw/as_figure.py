@@ -24,7 +24,7 @@ _MOST_WORDS = 8
 
 
 def series_figure(charts: Sequence[Series], across: int = 1) -> Figure:
-    """The charts, so many next to each other; a figure that says so if there are none."""
+    """Return the charts, so many next to each other; a figure that says so if there are none."""
     rows = math.ceil(len(charts) / across)
     return figure_of(partial(_draw, charts=charts, rows=rows, across=across), (_WIDTH, max(1.0, _HEIGHT * rows)))
 

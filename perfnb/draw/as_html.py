@@ -162,19 +162,19 @@ def _effects(section: Effects) -> str:
 
 
 def _row_head(name: str, body: str) -> str:
-    """The name of a row, which is only broken if it is long."""
+    """Return the name of a row, which is only broken if it is long."""
     least = min(24, escape.cells(escape.plain(name)))
     cell = 'th scope="row"' if name.strip() else "td"  # a head without words is none
     return f'<{cell} align="left" style="text-align:left;min-width:{least}ch">{body}</{cell[:2]}>'
 
 
 def _across(columns: int, body: str) -> str:
-    """A row below another one, across the table."""
+    """Return a row below another one, across the table."""
     return f'<tr><td colspan="{columns}" {tables.LEFT}>&nbsp;&nbsp;<em>{body}</em></td></tr>'
 
 
 def _tabled(caption: str, heads: str, lines: Sequence[str]) -> str:
-    """A table of rows as HTML; nothing without rows."""
+    """Return a table of rows as HTML; nothing without rows."""
     if not lines:
         return ""
     title = f"<caption>{escape.html_sentence(caption)}</caption>" if caption else ""
@@ -182,7 +182,7 @@ def _tabled(caption: str, heads: str, lines: Sequence[str]) -> str:
 
 
 def _on_scale(row: Effect, place: Callable[[float], float]) -> str:
-    """The ratio as a dot with its interval, on a scale with 1 × in the middle."""
+    """Return the ratio as a dot with its interval, on a scale with 1 × in the middle."""
     placed = ends_on_scale(row, place)
     if placed is None:
         return ""
@@ -252,7 +252,8 @@ def _cell(cell: Cell, column: Column) -> str:
 
 
 def _inline_bar(cell: Cell, marks: Sequence[Mark], most: float) -> str:
-    """A bar of characters, which no host strips; the style sheet draws it as a box, in the colours of its parts."""
+    """Return a bar of characters, which no host strips; the style sheet draws it as a box, in the colours of its parts.
+    """
     value = number_of(cell)
     if not value > 0 or not most > 0:
         return ""
@@ -264,7 +265,7 @@ def _inline_bar(cell: Cell, marks: Sequence[Mark], most: float) -> str:
 
 
 def _stops(cell: Split, marks: Sequence[Mark], value: float) -> str:
-    """The parts of a bar as stops of a gradient."""
+    """Return the parts of a bar as stops of a gradient."""
     stops, begin = [], 0.0
     for part, mark in zip(cell.parts, marks, strict=False):
         end = min(100.0, begin + 100 * (fmt.known(part) or 0.0) / value)
@@ -362,7 +363,7 @@ def _scatter(section: Scatter) -> str:
 
 
 def _scattered(section: Scatter) -> str:
-    """The points and lines; nothing if fewer than two points have a place."""
+    """Return the points and lines; nothing if fewer than two points have a place."""
     dots = [dot for dot in section.dots if _has_place(dot.x, section.x) and _has_place(dot.y, section.y)]
     ends = [end for _, line in section.lines for end in line]
     if len(dots) + len(ends) < 2:
@@ -397,7 +398,7 @@ def _has_place(value: float, axis: Axis) -> bool:
 def _scale(
     axis: Axis, values: Sequence[float], begin: float, end: float
 ) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
-    """What places a number on an axis, and the places of its ticks: powers of ten, or the ends."""
+    """Return what places a number on an axis, and the places of its ticks: powers of ten, or the ends."""
     low, high = min(values), max(values)
     if not axis.log:
         place = _on_axis(axis, low, high, begin, end)
@@ -412,7 +413,7 @@ def _rule(path: str) -> str:
 
 
 def _names_of(dots: Sequence[Dot], placed: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Names of the first points, beside them, unless they would cover each other."""
+    """Yield the names of the first points, beside them, unless they would cover each other."""
     taken: list[tuple[float, float]] = []
     for dot, (x, y) in zip(dots, placed, strict=True):
         if len(taken) == _NAMED or any(abs(x - a) < 170 and abs(y - b) < 13 for a, b in taken):
@@ -462,7 +463,7 @@ def _heat(section: Heat) -> str:
 
 
 def _heated(value: float | None, most: float) -> str:
-    """The ground of a cell, the stronger the larger its number."""
+    """Return the ground of a cell, the stronger the larger its number."""
     strength = 60 * max(0.0, fmt.known(value) or 0.0) / most if most > 0 else 0.0
     return f'style="background:color-mix(in srgb,{BLUE} {strength:.0f}%,transparent)"'
 
@@ -489,7 +490,7 @@ def _card(card: Card) -> Iterator[str]:
 
 
 def _choice(section: Choice) -> str:
-    """Where nothing can be chosen, the first alternative stands open and the others are folded below it."""
+    """Return where nothing can be chosen, the first alternative stands open and the others are folded below it."""
     bodies = [(escape.html(name), "".join(map(section_html, parts))) for name, parts in section.options.items()]
     folded = "".join(
         f"<details{' open' * (not place)}><summary>{name}</summary>{body}</details>"

@@ -105,7 +105,7 @@ def _code(text: str) -> str:
 
 
 def _inner(inner: Inner) -> dict[str, Any]:
-    """The rows inside others, with texts as places in ``names``, because the same ones come again and again."""
+    """Return the rows inside others, with texts as places in ``names``, because the same ones come again and again."""
     places = dict[str, int]()
     texts = [column.unit == "text" for column in inner.columns]
     rows = [

@@ -108,7 +108,7 @@ def _sentences(text: str, width: int) -> list[str]:
 
 
 def _code(text: str, width: int) -> list[str]:
-    """Lines of code with their indentation; only one that is too long is broken."""
+    """Return lines of code with their indentation; only one that is too long is broken."""
     lines = []
     for line in text.splitlines():
         code = escape.plain(line.expandtabs(4), _SENTENCE)
@@ -118,7 +118,7 @@ def _code(text: str, width: int) -> list[str]:
 
 
 def _joined(facts: Sequence[str], width: int) -> Iterator[str]:
-    """Facts in lines as full as they get, none of them broken if it fits into one."""
+    """Yield facts in lines as full as they get, none of them broken if it fits into one."""
     line = ""
     for fact in (escape.plain(fact, _SENTENCE) for fact in facts):
         if line and escape.cells(line) + 3 + escape.cells(fact) > width:
@@ -345,7 +345,7 @@ def _head_of(table: Table, place: int) -> str:
 
 
 def _inside(line: TreeLine) -> str:
-    """How many rows a closed branch holds."""
+    """Return how many rows a closed branch holds."""
     return f" +{line.inside:,}" if line.inside else ""
 
 
@@ -427,7 +427,7 @@ def number_of(cell: Cell) -> float:
 
 
 def _glyphs(line: TreeLine, width: int, name: int = _SHORT_NAME) -> str:
-    """How deep a line is, before a name of so many cells."""
+    """Return how deep a line is, before a name of so many cells."""
     if not line.depth:
         return ""
     step = next((step for step in (3, 2) if step * line.depth <= width - min(name, _SHORT_NAME)), 0)
@@ -464,7 +464,7 @@ def _series(series: Series, width: int, with_axis: bool = True) -> list[str]:
 
 
 def _spans(series: Series, label: int, room: int) -> Iterator[str]:
-    """What happened meanwhile, below the lines, and what its signs stand for."""
+    """Yield what happened meanwhile, below the lines, and what its signs stand for."""
     if not series.spans:
         return
     first, step = series.at[0], (series.at[-1] - series.at[0]) / room
@@ -512,7 +512,7 @@ def level_words(series: Series) -> list[str]:
 
 
 def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> list[float]:
-    """The largest value in each cell; a value lasts until the next one."""
+    """Return the largest value in each cell; a value lasts until the next one."""
     first, last = at[0], at[-1]
     cells, held, filled = [0.0] * width, 0.0, -1
     for x, value in zip(at, values, strict=False):
@@ -588,7 +588,7 @@ def sure_words(card: Card) -> str:
 
 
 def _choice(section: Choice, width: int) -> list[str]:
-    """The first alternative, and what the others are."""
+    """Return the first alternative, and what the others are."""
     (name, parts), *others = section.options.items() or [("", ())]
     blocks = [block for part in parts if (block := section_text(part, width))]
     also = f" (also: {', '.join(other for other, _ in others)})" if others else ""

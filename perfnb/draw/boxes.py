@@ -27,7 +27,7 @@ class Box(NamedTuple):
 
 
 def boxes_svg(boxes: Iterable[Box]) -> str:
-    """All boxes, one path for each colour, and the names that have room in theirs."""
+    """Return all boxes, one path for each colour, and the names that have room in theirs."""
     paths, names = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for left, top, width, colour, name in boxes:
         wide = f"{max(_NARROW, width - _GAP):.1f}"

@@ -583,7 +583,7 @@ class Document:
 
 
 def _complaints(thing: Any) -> Iterator[str]:
-    """Where a figure or a section contradicts itself."""
+    """Yield where a figure or a section contradicts itself."""
     if isinstance(thing, Figure):
         yield from _of_units(thing.label, thing.unit)
         yield from _of_interval(thing.label, thing.value, thing.interval)

@@ -87,7 +87,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def bullets(notes: Iterable[str], width: int) -> list[str]:
-    """Lines of sentences, which may quote names, each wrapped behind a bullet."""
+    """Return lines of sentences, which may quote names, each wrapped behind a bullet."""
     parts = [wrapped(plain(note, 2000), width - 2) for note in notes]
     return [f"{'  ' if place else '• '}{line}" for part in parts for place, line in enumerate(part)]
 

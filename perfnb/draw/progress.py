@@ -134,7 +134,7 @@ class _TerminalLine:
 
 
 def words(pass_name: str, done: int, total: int | None) -> str:
-    """What is being done, and how much of it is."""
+    """Return what is being done, and how much of it is."""
     name = escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 40)
     if pass_name.startswith(READING):
         return f"{name}: {done} %"

@@ -61,7 +61,7 @@ def _row(cells: Sequence[str], texts: int) -> str:
 
 
 def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int) -> str:
-    """A stacked bar as HTML, of `width` pixels for a total of `longest`; empty without parts.
+    """Return a stacked bar as HTML, of `width` pixels for a total of `longest`; empty without parts.
 
     A table must say the same.
 
@@ -81,7 +81,7 @@ def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int) -> str:
 
 
 def full_bar(parts: Sequence[tuple[Mark, float]], total: float) -> str:
-    """A stacked bar as HTML, as wide as the page, for a total above 0; a table must say the same."""
+    """Return a stacked bar as HTML, as wide as the page, for a total above 0; a table must say the same."""
     return f'<div class="pf-bar" aria-hidden="true">{_pieces(parts, total)}</div>'
 
 

@@ -101,7 +101,7 @@ def _lines(
     parents: Sequence[int], roots: Sequence[int], children: Sequence[Sequence[int]], shown: set[int]
 ) -> list[TreeLine]:
     def of_family(members: Sequence[int], depth: int, above: tuple[bool, ...]) -> list[TreeLine]:
-        """The lines of siblings, last one first."""
+        """Return the lines of siblings, last one first."""
         listed = [i for i in members if i in shown]
         left_out = tuple(i for i in members if i not in shown)
         lines = [TreeLine(i, depth, (*above, i == listed[-1] and not left_out) if depth else ()) for i in listed]

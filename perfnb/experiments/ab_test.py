@@ -138,7 +138,7 @@ class ABTest(PairedTimes, Documented):
         return self.quality.judged_by != "nothing" or bool(self.limits or self.profiles)
 
     def to_markdown(self) -> str:
-        """The decision, the table and caveats as Markdown, for example for a pull request."""
+        """Return the decision, the table and caveats as Markdown, for example for a pull request."""
         return document_markdown(ab_document(self))
 
     def save(self, path: str | Path) -> Path:
@@ -306,7 +306,7 @@ def ab_test(
 
 
 def _names(baseline: Any, candidate: Any) -> tuple[str, str]:
-    """The steps' own names, if both have one and they differ."""
+    """Return the steps' own names, if both have one and they differ."""
     first, second = (str(getattr(step, "__name__", "<lambda>")) for step in (baseline, candidate))
     return SIDES if first == second or "<lambda>" in (first, second) else (first, second)
 

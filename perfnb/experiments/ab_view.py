@@ -50,7 +50,7 @@ _APART = 0.01
 
 
 def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
-    """The answer first; below 6 pairs, no effect on the time is shown, only the pairs."""
+    """Return the answer first; below 6 pairs, no effect on the time is shown, only the pairs."""
     state, sentence, advice = pairs_answer(test)
     if test.judged:
         sentence, advice = reason(test)
@@ -75,7 +75,7 @@ def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
 
 
 def reason(test: ABTest) -> tuple[str, str]:
-    """The reason for the decision, as a sentence without its capital and full stop, and what to do."""
+    """Return the reason for the decision, as a sentence without its capital and full stop, and what to do."""
     cause, about = test.outcome.cause, test.outcome.about
     if cause in (acceptance.CANNOT_TELL, acceptance.SLOWER, acceptance.NO_GAIN):
         return pairs_answer(test)[1:]
@@ -108,7 +108,7 @@ def reason(test: ABTest) -> tuple[str, str]:
 
 
 def _effects(test: ABTest) -> Iterator[Effect]:
-    """What is larger or smaller, of everything of which less is better."""
+    """Yield what is larger or smaller, of everything of which less is better."""
     limited: dict[str, Any] = {loss.name: loss for loss in test.quality.losses}
     limited |= {resource.name: resource for resource in test.resources}
     for name, row in test.table.iterrows():
@@ -122,7 +122,7 @@ def _effects(test: ABTest) -> Iterator[Effect]:
 
 
 def _known_ratio(test: ABTest, metric: str, row: Any) -> float | None:
-    """The ratio of a metric; too few pairs say nothing about times."""
+    """Return the ratio of a metric; too few pairs say nothing about times."""
     timed = metric in _METRICS and metric not in ("peak_memory_bytes", "flops")
     return None if timed and test.ratio_ci is None else fmt.known(row["ratio"])
 
@@ -171,7 +171,7 @@ def _unit(metric: str, row: Any) -> Unit:
 
 
 def _apart(test: ABTest) -> str:
-    """A remark where the medians by themselves have another ratio than the pairs."""
+    """Return a remark where the medians by themselves have another ratio than the pairs."""
     medians = test.candidate.median_ms / test.baseline.median_ms
     if abs(math.log(medians / test.ratio)) <= _APART:
         return ""
@@ -247,7 +247,7 @@ def _against(test: ABTest, name: str) -> str:
 
 
 def _unlimited(test: ABTest) -> str:
-    """Why losses cannot be judged."""
+    """Return the reason why losses cannot be judged."""
     about = test.outcome.about
     odd = [loss for loss in test.quality.losses if loss.name in about and loss.baseline is not None]
     why = f"{odd[0].name} of the baseline is {odd[0].baseline}" if odd else "no limit on quality loss was given"
@@ -262,7 +262,7 @@ def _unchecked(test: ABTest, name: str) -> str:
 
 
 def _exact(metric: str, value: Any, row: Any) -> str:
-    """A figure, with more digits if it would otherwise look equal to its limit."""
+    """Return a figure, with more digits if it would otherwise look equal to its limit."""
     unit = _unit(metric, row)
     if words(row["candidate"], unit) == words(row["limit"], unit):
         return f"{float(value):.9g} {'' if unit == 'number' else unit}".strip()

@@ -116,7 +116,7 @@ class ABTestSide:
 
 
 def limited_resources(candidate: ABTestSide, limits: Mapping[str, float]) -> tuple[Resource, ...]:
-    """What the candidate uses of everything that `limits` names."""
+    """Return what the candidate uses of everything that `limits` names."""
     timing = candidate.timing
     vary = {"median_ms": timing.ci_ms, "p95_ms": quantile_interval(timing.samples_ms, 0.95)}
     return tuple(
@@ -125,7 +125,7 @@ def limited_resources(candidate: ABTestSide, limits: Mapping[str, float]) -> tup
 
 
 def side_of(name: str, timing: StepTimes, profile: Summary | None) -> ABTestSide:
-    """The figures of a step, given the summary of its profile, if there is one."""
+    """Return the figures of a step, given the summary of its profile, if there is one."""
     if profile is None:
         return ABTestSide(name, timing)
     roofline, memory = profile.roofline, profile.memory
@@ -144,7 +144,7 @@ def side_of(name: str, timing: StepTimes, profile: Summary | None) -> ABTestSide
 
 
 def of_two_ceilings(baseline: ABTestSide, candidate: ABTestSide) -> bool:
-    """Whether the two utilisations refer to different ceilings, so that they cannot be compared."""
+    """Return whether the two utilisations refer to different ceilings, so that they cannot be compared."""
     known = baseline.utilisation is not None and candidate.utilisation is not None
     return known and baseline.ceiling != candidate.ceiling
 
@@ -152,7 +152,7 @@ def of_two_ceilings(baseline: ABTestSide, candidate: ABTestSide) -> bool:
 def metrics(
     times: PairedTimes, baseline: ABTestSide, candidate: ABTestSide, losses: Sequence[Loss], limits: Mapping[str, float]
 ) -> pd.DataFrame:
-    """A row per metric, as `ABTest.table` describes it."""
+    """Return a row per metric, as `ABTest.table` describes it."""
     time, bounds = times.ratio, times.ratio_ci
     apart = of_two_ceilings(baseline, candidate)
     units = {

@@ -107,7 +107,8 @@ class _Here:
 
 
 def _tasks(paths: Sequence[Path], folder: Path) -> Iterator[_Task]:
-    """The traces with their entries: a job for each folder, and for files whose names differ only in their ranks."""
+    """Yield the traces with their entries: a job for each folder, and for files whose names differ only in their ranks.
+    """
     jobs: dict[Path, list[Path]] = {}
     for path in paths:
         place = path.absolute()
@@ -129,7 +130,7 @@ def _tasks(paths: Sequence[Path], folder: Path) -> Iterator[_Task]:
 
 
 def _visible(path: str) -> str:
-    """A path of which a journal sees every part."""
+    """Return a path of which a journal sees every part."""
     return "/".join(f"_{part[1:]}" if part.startswith(".") else part for part in Path(path).parts)
 
 

@@ -397,7 +397,7 @@ def _require_texts(**given: Any) -> None:
 
 
 def _facts(thing: Thing) -> dict[str, Any]:
-    """The facts of an entry, without the user's texts."""
+    """Return the facts of an entry, without the user's texts."""
     from perfnb.step.environment import provenance
 
     if isinstance(thing, ABTest):

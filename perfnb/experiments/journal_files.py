@@ -116,7 +116,7 @@ def entry_in(file: Path) -> JournalEntry:
 
 
 def _entry(facts: Mapping[str, Any]) -> JournalEntry:
-    """An entry of these facts; the date is checked too."""
+    """Return an entry of these facts; the date is checked too."""
     entry = msgspec.convert(facts, JournalEntry)
     try:
         year = entry.time.year
@@ -132,7 +132,7 @@ def _entry(facts: Mapping[str, Any]) -> JournalEntry:
 
 
 def entry_of(names: Sequence[str], wanted: str | int) -> str:
-    """Name of the entry given by its name, the start of it, or its number from 1; -1 is the last.
+    """Return the name of the entry given by its name, the start of it, or its number from 1; -1 is the last.
 
     Raises
     ------

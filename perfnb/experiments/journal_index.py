@@ -145,7 +145,7 @@ class Catalogue:
                 waiting += [(name if place == "." else f"{place}/{name}", depth + 1) for name in below]
 
     def _entry_at(self, place: str, names: set[str]) -> SavedEntry | None:
-        """What is saved in a folder with these names, remembered or read; ``None`` if nothing is."""
+        """Return what is saved in a folder with these names, remembered or read; ``None`` if nothing is."""
         folder = self.folder / place
         word = next((word for word in WORDS if f"{word}.json" in names), None)
         if word is None:
@@ -170,7 +170,7 @@ class Catalogue:
 
 
 def _remembered(folder: Path) -> dict[str, tuple[str, SavedEntry]]:
-    """What the index holds, nothing if it cannot be used."""
+    """Return what the index holds, nothing if it cannot be used."""
     try:
         index = msgspec.json.decode(read_regular(folder / INDEX, _LARGEST), type=_Index)
     except UNREADABLE:
@@ -179,7 +179,7 @@ def _remembered(folder: Path) -> dict[str, tuple[str, SavedEntry]]:
 
 
 def _state(file: Path) -> str:
-    """What changes whenever a file is replaced or edited; empty without a file."""
+    """Return what changes whenever a file is replaced or edited; empty without a file."""
     try:
         found = file.stat()
     except OSError:
@@ -225,7 +225,7 @@ def _added(folder: Path) -> SavedEntry:
 
 
 def of_added(added: JournalEntry, inside: SavedEntry | None = None) -> SavedEntry:
-    """What was added, with what is known of the thing inside it, if that can be read."""
+    """Return what was added, with what is known of the thing inside it, if that can be read."""
     found = None if inside is None else inside.outcome
     known: dict[str, Any] = {
         name: str(value) for name in ("host", "torch", "commit") if (value := added.environment.get(name)) is not None
@@ -251,7 +251,7 @@ def of_added(added: JournalEntry, inside: SavedEntry | None = None) -> SavedEntr
 
 
 def _job(folder: Path, ranks: Sequence[str]) -> SavedEntry:
-    """The ranks of a job together: their slowest, and the largest of their peaks."""
+    """Return the ranks of a job together: their slowest, and the largest of their peaks."""
     facts_in(RANKS, folder / RANKS.file)
     kinds = [(rank, kind) for rank in ranks for kind in _OF_RANKS if (folder / rank / f"{kind}.json").exists()]
     read = {rank: _read(folder / rank, kind) for rank, kind in kinds}
@@ -275,7 +275,7 @@ def _damaged(word: str, folder: Path, why: str) -> SavedEntry:
 
 
 def _modified(file: Path) -> datetime:
-    """When a file was last written, or else its folder."""
+    """Return when a file was last written, or else its folder."""
     for place in (file, file.parent):
         with suppress(OSError, ValueError, OverflowError):
             return datetime.fromtimestamp(place.stat().st_mtime, UTC)
@@ -283,7 +283,7 @@ def _modified(file: Path) -> datetime:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether perfnb wrote a file that cannot be read, or its place is that of an entry."""
+    """Return whether perfnb wrote a file that cannot be read, or its place is that of an entry."""
     with suppress(OSError), open_regular(file) as opened:
         return _MARK in opened.read(64)
     return bool(ENTRY_NAME.fullmatch(file.parent.name))
@@ -295,5 +295,5 @@ def _words(error: BaseException) -> str:
 
 
 def _shown(place: str) -> str:
-    """A path as text that can be shown and encoded."""
+    """Return a path as text that can be shown and encoded."""
     return os.fsencode(place).decode("utf-8", "backslashreplace")

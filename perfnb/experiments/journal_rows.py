@@ -29,7 +29,8 @@ _ARROW: Mapping[Any, pa.DataType] = {
 
 
 def dataset_of(folder: Path, entries: Mapping[str, SavedEntry], table: str, damaged: dict[str, str]) -> ds.Dataset:
-    """The rows of a table of all profiles, each with its ``entry`` and ``rank``; nothing is read but what is asked for.
+    """Return the rows of a table of all profiles, each with its ``entry`` and ``rank``; nothing is read but what is
+    asked for.
 
     A file that is damaged, or would need too much memory, is left out, and named in `damaged`.
     """
@@ -47,7 +48,7 @@ def dataset_of(folder: Path, entries: Mapping[str, SavedEntry], table: str, dama
 
 
 def frame_of(rows: ds.Dataset, table: str) -> pd.DataFrame:
-    """All rows as a frame, in the types of the schema."""
+    """Return all rows as a frame, in the types of the schema."""
     read = rows.to_table()
     types: Any = {name: TEXT if dtype == "category" else dtype for name, dtype in SCHEMA[table].items()}
     types |= dict.fromkeys(("entry", INDEX.get(table, "entry")), TEXT) | {"rank": "Int64"}

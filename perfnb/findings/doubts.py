@@ -29,7 +29,7 @@ _LESS, _WAITS = 2.0, 0.05
 
 
 def held_up(facts: Facts) -> bool:
-    """Whether timed steps took far longer than traced ones, which do the same and more: something held them up.
+    """Return whether timed steps took far longer than traced ones, which do the same and more: something held them up.
 
     If batches are made in the background, that may be what slowed the steps.
     """
@@ -38,7 +38,9 @@ def held_up(facts: Facts) -> bool:
 
 
 def too_few_steps(facts: Facts) -> str:
-    """Why no figure of the step is certain, in a sentence; empty if there are enough timed steps for an interval."""
+    """Return the reason why no figure of the step is certain, in a sentence; empty if there are enough timed steps for
+    an interval.
+    """
     timing = facts.figures.timing
     if not facts.live or timing.ci_ms is not None:
         return ""
@@ -47,7 +49,8 @@ def too_few_steps(facts: Facts) -> str:
 
 
 def doubt_of(facts: Facts) -> str:
-    """Why bounds may be far off, and what to do, in sentences; empty if nothing speaks against them."""
+    """Return the reason why bounds may be far off, and what to do, in sentences; empty if nothing speaks against them.
+    """
     if not facts.live:
         return ""
     if compiled := facts.meta.get("traced_compilations"):
@@ -72,7 +75,7 @@ def doubt_of(facts: Facts) -> str:
 
 
 def _disturbances(facts: Facts) -> list[str]:
-    """What says that timed and traced steps were not the same, or not alone on the machine."""
+    """Return what says that timed and traced steps were not the same, or not alone on the machine."""
     reasons = []
     # The test leaves out waits and the cost of tracing; the sentence gives the ratio that the report shows.
     ratio = facts.figures.slowdown or 0.0
@@ -97,7 +100,7 @@ def _disturbances(facts: Facts) -> list[str]:
 
 
 def _works_ahead(facts: Facts) -> bool:
-    """Whether batches are made in the background, by workers or a thread.
+    """Return whether batches are made in the background, by workers or a thread.
 
     They compete with the timed steps for cores, while the traced ones find prefetched batches. How other kinds of
     iterables work is unknown; they are recognised by traced steps that waited far less than the other work explains.
@@ -110,7 +113,7 @@ def _works_ahead(facts: Facts) -> bool:
 
 
 def disagree(traced: pd.Series) -> bool:
-    """Whether the longest traced step took so much longer than the shortest that their mean says little."""
+    """Return whether the longest traced step took so much longer than the shortest that their mean says little."""
     return bool(traced.max() > _DISAGREE * traced.min())
 
 

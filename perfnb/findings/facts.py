@@ -119,7 +119,7 @@ class Facts:
         return self.recording.uses_torch
 
     def for_torch(self, words: str) -> str:
-        """Words of advice that name something of torch's; empty if PyTorch did not run."""
+        """Return words of advice that name something of torch's; empty if PyTorch did not run."""
         return words if self.uses_torch else ""
 
     @cached_property
@@ -173,11 +173,11 @@ class Facts:
         return np.where(without, 0.0, np.minimum(np.maximum(ms, own - usual), own))
 
     def share(self, ms: float) -> float:
-        """A time as a share of the step."""
+        """Return a time as a share of the step."""
         return ms / self.step_ms if self.step_ms > 0 else 0.0
 
     def of_step(self, ms: float) -> str:
-        """A time in words, at most the whole step: ``2.00 ms (16 % of the step)``."""
+        """Return a time in words, at most the whole step: ``2.00 ms (16 % of the step)``."""
         ms = min(ms, self.step_ms)
         return f"{fmt.duration(ms)} ({fmt.share(self.share(ms))} of the step)"
 
@@ -195,15 +195,15 @@ class Facts:
         return {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES} | {"data": waited_ms}
 
     def typical_ms(self, phase: str) -> float:
-        """Time of a phase in an undisturbed timed step."""
+        """Return the time of a phase in an undisturbed timed step."""
         return self.per_step(float(self.cells_ns[(self.attribution.cells["phase"] == phase).to_numpy()].sum()))
 
     def shown_share(self, phase: str) -> float:
-        """A phase's share of the step in the report: the mean of the traced steps."""
+        """Return a phase's share of the step in the report: the mean of the traced steps."""
         return fmt.known(self.figures.phases["share"].get(phase)) or 0.0
 
     def shown_ms(self, phase: str) -> float:
-        """Time of a phase in a timed step by its share in the report, at most its time there."""
+        """Return the time of a phase in a timed step by its share in the report, at most its time there."""
         ms, by_share = fmt.known(self.figures.phases["ms"].get(phase)), self.shown_share(phase) * self.step_ms
         return by_share if ms is None else min(by_share, ms)
 
@@ -266,7 +266,7 @@ class Facts:
         return np.maximum(self.cells_ns - inside, 0.0)
 
     def in_compiled(self, thread: Ints, start: Ints) -> Bools:
-        """What starts on a thread inside compiled code, its backward pass and its lookup included."""
+        """Return what starts on a thread inside compiled code, its backward pass and its lookup included."""
         host = self.attribution.host
         compiled = found(self.recording.events["name"], COMPILED.search)[host.rows]
         inside = np.zeros(len(start), dtype=bool)
@@ -279,7 +279,7 @@ class Facts:
         return inside
 
     def between_ops_ms(self, ns: float) -> float:
-        """Nanoseconds of all traced steps between operators, as milliseconds of a timed one.
+        """Return nanoseconds of all traced steps between operators, as milliseconds of a timed one.
 
         Tracing slows operators but not the Python code between them, unless there is more of it than a timed step
         lasts: then tracing slowed both alike, as recording Python calls does.
@@ -288,7 +288,7 @@ class Facts:
         return ns / 1e6 / self.steps if self.scale < 1 and fits else self.per_step(ns)
 
     def backward_of(self, chosen: Bools) -> pd.DataFrame:
-        """The outermost operators of the backward nodes created by some of `ops`."""
+        """Return the outermost operators of the backward nodes created by some of `ops`."""
         made_by = makers(self.recording.events, self.attribution.host)
         nodes = np.isin(made_by, self.ops["place"].to_numpy()[chosen])
         backward: pd.DataFrame = self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
@@ -371,11 +371,12 @@ class Facts:
         return {model["name"]: model.get("called") is True for model in models if root_of(model["name"])}
 
     def applicable(self, lever: str) -> str:
-        """The lever, or an empty text if the step refuses it; of a trace, whose step is not known, any."""
+        """Return the lever, or an empty text if the step refuses it; of a trace, whose step is not known, any."""
         return "" if self.live and lever in (self._parts.get("refused") or ()) else lever
 
     def root(self, layer: str | None = None) -> str | None:
-        """The model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none is."""
+        """Return the model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none is.
+        """
         modules = self.recording.modules
         roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
         names = [str(name) for name in roots["name"]]
@@ -384,12 +385,12 @@ class Facts:
         return max((name for name in names if f"{layer}.".startswith(f"{name}.")), key=len, default=None)
 
     def variable(self, layer: str | None = None) -> str | None:
-        """The user's name for the model that a layer belongs to; ``None`` if no variable is known to hold it."""
+        """Return the user's name for the model that a layer belongs to; ``None`` if no variable is known to hold it."""
         root = self.root(layer)
         return root if root in self._models else None
 
     def is_called(self, layer: str | None = None) -> bool:
-        """Whether the step calls that model itself, rather than one of its methods or layers."""
+        """Return whether the step calls that model itself, rather than one of its methods or layers."""
         return self._models.get(self.root(layer) or "", False)
 
     @cached_property
@@ -444,11 +445,11 @@ class Facts:
         return _named(loader) if loader else {}
 
     def heaviest_ops(self, chosen: pd.DataFrame, most: int = 3) -> pd.Index:
-        """The names of some operators with the most time."""
+        """Return the names of some operators with the most time."""
         return chosen.groupby("op", observed=True)["whole_ns"].sum().nlargest(most).index
 
     def heaviest_layers(self, chosen: pd.DataFrame) -> list[str]:
-        """The layers where some operators take the most time."""
+        """Return the layers where some operators take the most time."""
         owned = chosen[~of_labels(chosen["layer"], lambda layer: layer == "" or layer.startswith("("), missing=True)]
         return [str(name) for name in owned.groupby("layer")["whole_ns"].sum().nlargest(3).index]
 
@@ -467,7 +468,7 @@ def shared(find: Callable[[Facts], Known]) -> Callable[[Facts], Known]:
 
 
 def facts_of(recording: Recording, attribution: Attribution, figures: StepFigures) -> Facts:
-    """The facts of a recording with at least one traced step."""
+    """Return the facts of a recording with at least one traced step."""
     steps = recording.steps
     timed = steps[steps["pass"] == "timed"]
     timed_ms = timed["wall_ms"].to_numpy(dtype=float)
@@ -505,7 +506,9 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
 
 
 def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is known of a part, without a name or class that is not plain Python: it may end up in a line of code."""
+    """Return what is known of a part, without a name or class that is not plain Python: it may end up in a line of
+    code.
+    """
     name, kind = part.get("name"), part.get("class") or ""
     return {**part, "name": name if root_of(name) else None, "class": kind if kind.isidentifier() else None}
 
@@ -521,7 +524,7 @@ def _cells_ns(attribution: Attribution) -> Floats:
 
 
 def typical(values: Floats, step: Ints, kind: npt.NDArray[Any]) -> Floats:
-    """Values in order of time, each at its median over the steps if all steps are the same series of kinds."""
+    """Return values in order of time, each at its median over the steps if all steps are the same series of kinds."""
     steps, counts = np.unique(step, return_counts=True)
     if len(steps) < 3 or len(set(counts.tolist())) > 1 or (np.diff(step) < 0).any():
         return values

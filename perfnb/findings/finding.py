@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 def rows(kind: str, names: Iterable[object]) -> tuple[Row, ...]:
-    """The rows of one kind that have these names."""
+    """Return the rows of one kind that have these names."""
     return tuple(Row(kind, str(name)) for name in names)
 
 
@@ -67,12 +67,12 @@ class Finding:
     bottleneck: str = ""
 
     def share(self, step_ms: float | None) -> float:
-        """The bound as a share of the step; 0 if there is none."""
+        """Return the bound as a share of the step; 0 if there is none."""
         whole = self.of_ms or step_ms
         return self.bound_ms / whole if self.bound_ms and whole else 0.0
 
     def at_most(self, confidence: Confidence, reason: str) -> Finding:
-        """The finding with no more than this confidence, and the reason if it had more."""
+        """Return the finding with no more than this confidence, and the reason if it had more."""
         if _SUREST_FIRST.index(self.confidence) >= _SUREST_FIRST.index(confidence):
             return self
         return replace(self, confidence=confidence, why=f"{reason} {self.why}")
@@ -125,7 +125,7 @@ def rule(
 
 
 def found_by(rules: Iterable[Rule], facts: Any, step_ms: float) -> list[Finding]:
-    """What rules find, in order. No bound is longer than the step that it is a part of."""
+    """Return what rules find, in order. No bound is longer than the step that it is a part of."""
     return in_order(_within(finding.of_ms or step_ms, finding) for rule in rules for finding in rule(facts))
 
 
@@ -134,12 +134,12 @@ def _within(whole_ms: float, finding: Finding) -> Finding:
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:
-    """The most urgent first, then the largest bound, then those without a bound."""
+    """Return the most urgent first, then the largest bound, then those without a bound."""
     return sorted(found, key=lambda finding: (-finding.urgency, finding.bound_ms is None, -(finding.bound_ms or 0.0)))
 
 
 def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFrame:
-    """The frame ``findings``, in order.
+    """Return the frame ``findings``, in order.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ class Findings:
 
 
 def deciding(found: Sequence[Finding], rules: Mapping[str, Rule], step_ms: float, least: float) -> int | None:
-    """The place of the finding to start with: the largest with a known cause, if it is large enough.
+    """Return the place of the finding to start with: the largest with a known cause, if it is large enough.
 
     A bound of low confidence is often far from what can be saved, so a surer one that is not much smaller is preferred.
 

@@ -96,11 +96,11 @@ class Runs:
     called: Ints
 
     def named(self, pattern: re.Pattern[str]) -> Bools:
-        """Which of them have a name that contains the pattern."""
+        """Return which of them have a name that contains the pattern."""
         return found(pd.Series(self.names), pattern.search)
 
     def time(self, chosen: Bools) -> IntervalSet:
-        """The time when at least one of them ran."""
+        """Return the time when at least one of them ran."""
         return union(self.start[chosen], self.end[chosen])
 
 
@@ -171,7 +171,7 @@ class GpuFacts:
     to_host: Copies
 
     def ran_ms(self, chosen: Bools) -> float:
-        """Milliseconds per step when at least one of some `runs` ran."""
+        """Return milliseconds per step when at least one of some `runs` ran."""
         return self.runs.time(chosen).length * self.run_ms
 
     @property
@@ -189,7 +189,7 @@ class GpuFacts:
         return self.idle_by[cause] + self.idle_perhaps[cause]
 
     def is_unsure(self, cause: str) -> bool:
-        """Whether for most of this time the GPU is not known to have waited for the host.
+        """Return whether for most of this time the GPU is not known to have waited for the host.
 
         While copies run the GPU is busy, not idle, so their time is known.
         """
@@ -202,7 +202,7 @@ class GpuFacts:
         return intersection(self.late, inside).length * self.per_step
 
     def in_step_of(self, ms: float) -> GpuFacts:
-        """The same for a step of that length, where the GPU is idle for less time than in a traced one.
+        """Return the same for a step of that length, where the GPU is idle for less time than in a traced one.
 
         If it worked for longer than that, tracing slowed its work, too.
         """
@@ -224,7 +224,7 @@ class GpuFacts:
 
 
 def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None:
-    """The facts of the busiest GPU; ``None`` if none worked."""
+    """Return the facts of the busiest GPU; ``None`` if none worked."""
     events = all_events(recording)
     if not is_in(events, DEVICE_WORK).any():
         return None
@@ -274,7 +274,7 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
 
 
 def _runs(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Runs:
-    """The work in some rows of the events."""
+    """Return the work in some rows of the events."""
     chosen = np.isin(work.rows, rows)
     called = np.where(work.call != NONE, column(events, "start_ns")[work.call], NONE)
     return Runs(
@@ -297,7 +297,7 @@ def _copies(events: pd.DataFrame, rows: pd.DataFrame, chosen: Bools, steps: int)
 
 
 def _of(frame: pd.DataFrame, device: Any) -> pd.DataFrame:
-    """The rows of one device."""
+    """Return the rows of one device."""
     return frame[frame["device"].isna() if pd.isna(device) else (frame["device"] == device).fillna(False)]
 
 
@@ -310,7 +310,7 @@ def _calls(events: pd.DataFrame, steps: int) -> dict[str, tuple[float, int]]:
 
 
 def _heaviest(frame: pd.DataFrame, name: str, ns: str) -> pd.Series:
-    """The values of a column, by the sum of another, largest first."""
+    """Return the values of a column, by the sum of another, largest first."""
     sums = frame.groupby(frame[name].astype(TEXT))[ns].sum().sort_values(ascending=False, kind="stable")
     return pd.Series(sums.index)
 
@@ -352,7 +352,8 @@ def _idle(
 
 
 def _steps(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution) -> IntervalSet:
-    """The time of the steps: the host's, and the GPU's remaining work on the last one, unless it is mostly idle then.
+    """Return the time of the steps: the host's, and the GPU's remaining work on the last one, unless it is mostly idle
+    then.
 
     In a trace without step marks it starts with the first work if that had waited in a queue: what ran before it is
     not in the trace.
@@ -379,7 +380,7 @@ def _steps(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Att
 
 
 def _spans(events: pd.DataFrame) -> tuple[Ints, Ints]:
-    """When each event started and ended."""
+    """Return when each event started and ended."""
     begin = column(events, "start_ns")
     return begin, begin + column(events, "duration_ns")
 
@@ -403,7 +404,7 @@ def _parts(events: pd.DataFrame, work: DeviceWork, mine: Bools, steps: IntervalS
 
 
 def _edges(events: pd.DataFrame, work: DeviceWork, mine: Bools, begin: int, end: int) -> pd.DataFrame:
-    """The pieces before the device's first work and after its last."""
+    """Return the pieces before the device's first work and after its last."""
     first, last = int(work.start[mine].min()), int(work.end[mine].max())
     call = int(work.call[mine][work.start[mine].argmin()])
     pieces = [(begin, first, "unknown")]
@@ -416,7 +417,7 @@ def _edges(events: pd.DataFrame, work: DeviceWork, mine: Bools, begin: int, end:
 
 
 def _held(events: pd.DataFrame, attribution: Attribution) -> tuple[dict[str, IntervalSet], IntervalSet]:
-    """When the host waited for data, allocated and copied; and when it waited for the device."""
+    """Return when the host waited for data, allocated and copied; and when it waited for the device."""
     begin, end = _spans(events)
     in_calls = is_in(events, CALLS)
     reads = matching(events, READS) & is_in(events, OPS)
@@ -440,7 +441,7 @@ def _set(parts: pd.DataFrame, steps: IntervalSet) -> IntervalSet:
 
 
 def _doing(events: pd.DataFrame, work: DeviceWork, time: IntervalSet) -> Doing:
-    """What the launching threads did in the given time."""
+    """Return what the launching threads did in the given time."""
     shares, longest = dict.fromkeys(PLACES, 0.0), dict.fromkeys(PLACES, "")
     keys = thread_keys(events)
     launch = np.unique(keys[work.call[work.call != NONE]])

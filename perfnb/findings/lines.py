@@ -16,7 +16,7 @@ _LONGEST, _LONGEST_CODE = 60, 80
 
 
 def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> str:
-    """The user's functions with most of the sampled time of some phases, each with its heaviest line.
+    """Return the user's functions with most of the sampled time of some phases, each with its heaviest line.
 
     In shares, because a sampled step does not last as long as a timed one, and at most the share of the finding's
     bound. Empty if stacks were not sampled, or if no sample of these phases met a function of the user.
@@ -42,7 +42,8 @@ def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> st
 
 
 def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float:
-    """The time of work in some phases, or what samples give for it if that is more; `ms` is what the trace gives.
+    """Return the time of work in some phases, or what samples give for it if that is more; `ms` is what the trace
+    gives.
 
     Traced steps are corrected for the cost of tracing, which for thousands of short ops is about as long as the ops.
     Samples need no correction: the work has the same part of the sampled phases as of the traced ones. As a bound, the
@@ -61,7 +62,7 @@ def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float
 
 
 def short(name: str) -> str:
-    """The name of a function, its beginning cut off if it is long."""
+    """Return the name of a function, its beginning cut off if it is long."""
     return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
 
 
@@ -70,7 +71,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _place(file: str) -> str:
-    """A file without its folder; empty for a cell, whose file is made up."""
+    """Return a file without its folder; empty for a cell, whose file is made up."""
     if not file or "ipykernel_" in file or file.startswith("<"):
         return ""
     return f"{short(file.replace(chr(92), '/').rpartition('/')[2])}, "

@@ -88,7 +88,7 @@ LOADER_WORDS = (
 
 
 def root_of(name: object) -> str | None:
-    """The variable that a user's name for something starts with: ``nets`` of ``nets['a'].body``.
+    """Return the variable that a user's name for something starts with: ``nets`` of ``nets['a'].body``.
 
     ``None`` if the name may not appear in a line of Python: it may hold nothing but attributes and constant keys, and
     it must be spelled as Python itself spells it, without comments and compatibility characters.
@@ -113,14 +113,16 @@ def _is_dunder(name: str) -> bool:
 
 
 def _is_key(node: ast.expr) -> bool:
-    """Whether a subscript is a constant, such as ``'a'`` or ``-1``."""
+    """Return whether a subscript is a constant, such as ``'a'`` or ``-1``."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
     return isinstance(node, ast.Constant) and node.value is not ...
 
 
 def shown(line: str, known: Collection[str]) -> str:
-    """A line with the imports that it needs; empty if it is not Python or uses a name neither known nor bound in it."""
+    """Return a line with the imports that it needs; empty if it is not Python or uses a name neither known nor bound in
+    it.
+    """
     try:
         missing = dict.fromkeys(_free(ast.parse(line), set(known)))
     except _NOT_PYTHON:
@@ -131,7 +133,7 @@ def shown(line: str, known: Collection[str]) -> str:
 
 
 def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
-    """The names that a line of simple statements reads before binding them."""
+    """Yield the names that a line of simple statements reads before binding them."""
     for statement in tree.body:
         names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
         loops = [node for node in ast.walk(statement) if isinstance(node, (ast.comprehension, ast.For))]
@@ -141,24 +143,24 @@ def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
 
 
 def lever_line(lever: str, what: object = "") -> str:
-    """The line that keeps a lever, for a model or for what was chosen."""
+    """Return the line that keeps a lever, for a model or for what was chosen."""
     return _LINES[lever].format(what)
 
 
 def setting(trainer: object, lever: str, workers: object = "N") -> str:
-    """What keeps a lever in a training that this trainer runs; empty if the trainer has none."""
+    """Return what keeps a lever in a training that this trainer runs; empty if the trainer has none."""
     return _SETTINGS.get(str(trainer), {}).get(lever, "").format(workers)
 
 
 def update_line(lever: str, optimizers: Sequence[str]) -> str:
-    """The line that makes optimizers, by their names, update all parameters at once."""
+    """Return the line that makes optimizers, by their names, update all parameters at once."""
     groups = f"(*{', *'.join(f'{name}.param_groups' for name in optimizers)})"
     source = f"{optimizers[0]}.param_groups" if len(optimizers) == 1 else groups
     return f"for group in {source}: group.update({_UPDATES[lever]})"
 
 
 def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
-    """The line that makes a loader of the same samples with some arguments changed.
+    """Return the line that makes a loader of the same samples with some arguments changed.
 
     Empty if its name or its arguments are not known.
 
@@ -179,7 +181,7 @@ def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
 
 
 def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
-    """The line that makes a loader of the same samples with so many workers; empty as for `loader_line`.
+    """Return the line that makes a loader of the same samples with so many workers; empty as for `loader_line`.
 
     Persistent workers are left to the user: a loader that keeps them draws fewer random numbers, which changes the
     order of later epochs.
@@ -189,7 +191,7 @@ def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
 
 
 def is_own_line(line: object) -> bool:
-    """Whether a line, which may come from an edited file, is one that a finding proposes, for plain names."""
+    """Return whether a line, which may come from an edited file, is one that a finding proposes, for plain names."""
     if not isinstance(line, str) or len(line) > _LONGEST or not line.isprintable():
         return False
     line = _IMPORTS.sub("", line, count=1)
@@ -201,7 +203,7 @@ def is_own_line(line: object) -> bool:
 
 
 def _names_in(group: str, text: str) -> list[str]:
-    """The user's names in a part of a line: one, or those of the optimizers of `update_line`."""
+    """Return the user's names in a part of a line: one, or those of the optimizers of `update_line`."""
     return [text] if group == "name" else [one.removesuffix(".param_groups") for one in text.split(", *")]
 
 
@@ -242,7 +244,7 @@ _SHAPES = tuple(
 
 
 def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[str, str]:
-    """How to try a lever on the profiled step, in words, and the code to run.
+    """Return how to try a lever on the profiled step, in words, and the code to run.
 
     Both are empty if there is no lever, or if the user's names are not known, as in a trace.
 
@@ -270,7 +272,8 @@ def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[st
 
 
 def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tuple[str, str]:
-    """What to know before compiling the model that the first of some layers belongs to, and the line that compiles it.
+    """Return what to know before compiling the model that the first of some layers belongs to, and the line that
+    compiles it.
 
     The line is empty if it would not apply, because torch.compile replaces only a model's own call, or if no variable
     is known to hold the model.
@@ -299,26 +302,26 @@ def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tu
 
 
 def has_units(recording: Recording, what: str) -> bool | None:
-    """Whether every GPU meets one of `NEEDS`; ``None`` if that is unknown."""
+    """Return whether every GPU meets one of `NEEDS`; ``None`` if that is unknown."""
     known = [_capability(device) for device in _devices(recording)]
     return None if not known or None in known else all(one >= NEEDS[what] for one in known if one is not None)
 
 
 def is_amd(recording: Recording) -> bool:
-    """Whether the work ran on an AMD GPU: its runtime's calls start with ``hip``."""
+    """Return whether the work ran on an AMD GPU: its runtime's calls start with ``hip``."""
     names = recording.events["name"].cat.categories.astype(TEXT)
     devices = (str(device.get("name")) for device in _devices(recording))
     return bool(names.str.startswith("hip").any()) or any(_OTHERS.search(name) for name in devices)
 
 
 def _devices(recording: Recording) -> list[Mapping[str, Any]]:
-    """The facts of each GPU that was used; of all known ones if the recording names none."""
+    """Return the facts of each GPU that was used; of all known ones if the recording names none."""
     known, used = recording.meta.get("devices") or [], recording.meta.get("environment", {}).get("gpus") or ()
     return [device for device in known if device.get("name") in used] or known
 
 
 def _capability(device: Mapping[str, Any]) -> Capability | None:
-    """The compute capability of an NVIDIA GPU; other vendors number theirs differently."""
+    """Return the compute capability of an NVIDIA GPU; other vendors number theirs differently."""
     name, major, minor = str(device.get("name")), device.get("computeMajor"), device.get("computeMinor")
     if isinstance(major, int) and isinstance(minor, int) and _NVIDIA.search(name) and not _OTHERS.search(name):
         return major, minor

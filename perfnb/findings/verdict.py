@@ -42,7 +42,7 @@ def find(recording: Recording, attribution: Attribution, figures: StepFigures) -
 
 
 def _applied(finding: Finding, facts: Facts) -> Finding:
-    """The finding with what applies to this step: code, lever, and no more confidence than the steps allow."""
+    """Return the finding with what applies to this step: code, lever, and no more confidence than the steps allow."""
     code, remedy = "", ""  # both are torch's
     if facts.uses_torch:
         code, remedy = shown(finding.code, facts.variables), facts.applicable(finding.remedy)
@@ -62,7 +62,7 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
 
 
 def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
-    """The verdict on a step from its findings in order, or from where its time goes if there are none."""
+    """Return the verdict on a step from its findings in order, or from where its time goes if there are none."""
     place, doubt = deciding(found, BY_NAME, facts.step_ms, _DECIDES), doubt_of(facts)
     if place is not None and (found[place].urgency > 0 or BY_NAME[found[place].bottleneck].timed_only):
         verdict, doubt = _of_finding(facts, found, place), ""
@@ -106,7 +106,7 @@ def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusio
 
 
 def _without_finding(facts: Facts, smaller: bool) -> Conclusion:
-    """The verdict on a step without a finding that decides; `smaller` if there are others."""
+    """Return the verdict on a step without a finding that decides; `smaller` if there are others."""
     if facts.gpu is None and not facts.attribution.host.is_op.any():
         if facts.live:
             return Conclusion(
@@ -131,7 +131,7 @@ def _without_finding(facts: Facts, smaller: bool) -> Conclusion:
 
 
 def _bound_by(facts: Facts) -> tuple[str, str]:
-    """What takes most of a step that has no problem, and the figures."""
+    """Return what takes most of a step that has no problem, and the figures."""
     gpu = facts.gpu
     if gpu is not None:
         share, busy = fmt.share(facts.share(gpu.busy_ms)), fmt.duration(gpu.busy_ms)

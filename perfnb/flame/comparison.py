@@ -80,7 +80,7 @@ def diff_records(a: HostRecord, b: HostRecord) -> HostDiff:
 
 
 def _little_in_common(table: pd.DataFrame) -> list[str]:
-    """A note if most of either profile is in functions that the other lacks."""
+    """Return a note if most of either profile is in functions that the other lacks."""
     both = table["self_share_a"].notna() & table["self_share_b"].notna()
     shares = [float(table.loc[both, f"self_share_{side}"].sum()) for side in "ab"]
     if min(shares) >= _MUCH:
@@ -96,7 +96,7 @@ def _word(record: HostRecord) -> str:
 
 
 def _by_name(record: HostRecord) -> pd.DataFrame:
-    """The figures of functions by name and file; those of cProfile that share both are added up."""
+    """Return the figures of functions by name and file; those of cProfile that share both are added up."""
     table = function_table(record)
     table["file"] = table["file"].astype(object).where(table["file"].notna(), "").astype(TEXT)
     return table.groupby(["function", "file"], sort=False)[list(_FIGURES)].sum(min_count=1)

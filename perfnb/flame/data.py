@@ -29,7 +29,7 @@ _OTHERS = "others"
 def flame_data(
     tree: CallTree, unit: str, most: int, before: Floats | None = None, in_order: bool = False
 ) -> dict[str, Any]:
-    """What the browser draws a flame graph from.
+    """Return what the browser draws a flame graph from.
 
     Parameters
     ----------
@@ -85,14 +85,15 @@ def flame_data(
 
 
 def _phase(function: Function) -> Any:
-    """The mark of a phase, also of what loader workers do."""
+    """Return the mark of a phase, also of what loader workers do."""
     if function.kind not in ("phase", "worker"):
         return None
     return palette.mark(function.name if function.kind == "phase" else "data").data
 
 
 def phase_ranks(tree: CallTree) -> Ints:
-    """A key that puts phases into their order, loader workers last, and leaves other calls to the key before it."""
+    """Return a key that puts phases into their order, loader workers last, and leaves other calls to the key before it.
+    """
     last = len(PHASES)
     ranks = [
         (PHASES.index(each.name) if each.name in PHASES else last)
@@ -106,7 +107,7 @@ def phase_ranks(tree: CallTree) -> Ints:
 
 
 def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
-    """Values of calls, with those of calls that are left out in the innermost one around that is kept."""
+    """Return values of calls, with those of calls that are left out in the innermost one around that is kept."""
     values = values.copy()
     for level in reversed(tree.levels):
         gone = level[~kept[level] & (tree.parent[level] != NONE)]
@@ -129,7 +130,7 @@ def _groups(packages: list[str], weights: Floats) -> tuple[list[palette.Mark], l
 
 
 def package_of(function: Function) -> str:
-    """The package, library or folder that a function is from."""
+    """Return the package, library or folder that a function is from."""
     file, name = function.file.replace("\\", "/"), function.name
     if function.kind:
         return "your code" if function.kind == "own" else _OTHERS
@@ -154,7 +155,7 @@ def package_of(function: Function) -> str:
 
 
 def _words(functions: list[Function]) -> list[str]:
-    """What calls are labelled with: of a function with several lines also the line, as its calls look alike."""
+    """Return what calls are labelled with: of a function with several lines also the line, as its calls look alike."""
     lines = Counter((each.name, each.file, each.kind) for each in functions)
     return [
         palette.mark(each.name).word
@@ -167,7 +168,7 @@ def _words(functions: list[Function]) -> list[str]:
 
 
 def _place(function: Function) -> str:
-    """A function's file and line."""
+    """Return a function's file and line."""
     if not function.file:
         return ""
     line = "" if function.line == NONE else f":{function.line}"

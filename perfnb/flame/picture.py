@@ -27,7 +27,7 @@ UNITS = {"ms": "ms", "bytes": "bytes", "samples": "count", "none": "number"}
 def flame_section(
     tree: CallTree, unit: str, title: str, before: Floats | None = None, in_order: bool = False
 ) -> Picture:
-    """A flame graph; of two profiles, if `before` is what each call took in the other one.
+    """Return a flame graph; of two profiles, if `before` is what each call took in the other one.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def flame_section(
 
 
 def _text(data: dict[str, Any], width: int) -> list[str]:
-    """The outer levels as rows of names, each as wide as its call."""
+    """Return the outer levels as rows of names, each as wide as its call."""
     depth, start, wide = _boxes(data)
     whole, lines = float(wide[depth == 0].sum()) or 1.0, []
     for level in range(_TEXT_LEVELS):
@@ -86,7 +86,7 @@ def _boxes(data: dict[str, Any]) -> tuple[Ints, Floats, Floats]:
 
 
 def _html(data: dict[str, Any], tree: CallTree, unit: str) -> str:
-    """The widest calls of the outer levels as a picture; empty if there are none."""
+    """Return the widest calls of the outer levels as a picture; empty if there are none."""
     depth, start, wide = _boxes(data)
     whole = float(wide[depth == 0].sum())
     shown = np.flatnonzero((depth < _LEVELS) & (wide >= _LEAST_PART * whole) & (wide > 0))
@@ -105,7 +105,7 @@ def _html(data: dict[str, Any], tree: CallTree, unit: str) -> str:
 
 
 def _colours(data: dict[str, Any]) -> list[str]:
-    """The colour of each call: of its phase, if the outermost calls are phases, else of its package."""
+    """Return the colour of each call: of its phase, if the outermost calls are phases, else of its package."""
     phase, colours = None, list[str]()
     for level, name in zip(data["depth"], data["name"], strict=True):
         phase = data["phases"][name] if level == 0 else phase

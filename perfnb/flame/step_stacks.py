@@ -50,7 +50,7 @@ class StepStacks:
 
 
 def step_stacks(recording: Recording) -> StepStacks | None:
-    """The Python code of a recording's step; ``None`` if it was not sampled."""
+    """Return the Python code of a recording's step; ``None`` if it was not sampled."""
     if recording.python is None or recording.python.tree.empty:
         return None
     frame, facts = recording.python.tree, recording.meta["python"]
@@ -78,7 +78,7 @@ def step_stacks(recording: Recording) -> StepStacks | None:
 
 
 def _notes(recording: Recording) -> tuple[str, ...]:
-    """What the samples cannot tell."""
+    """Return what the samples cannot tell."""
     facts = recording.meta["python"]
     workers, unreached = int(facts.get("workers", 0)), int(facts.get("unreached_workers", 0))
     notes = [_DELAYS, f"{_WORKERS if workers else _ONE_THREAD} {_OPS}"]
@@ -101,7 +101,7 @@ def _notes(recording: Recording) -> tuple[str, ...]:
 
 
 def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per phase, process and line of user code."""
+    """Return one row per phase, process and line of user code."""
     own = (frame["kind"] == "own").to_numpy()
     phase, nearest = np.arange(len(tree)), np.where(own, np.arange(len(tree)), NONE)
     for level in tree.levels[1:]:  # from the outermost calls inwards

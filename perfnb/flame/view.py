@@ -23,7 +23,7 @@ _MEASURES = {"ms": "time", "bytes": "memory", "samples": "samples"}
 
 
 def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
-    """Where a program spent its time: the function that took most, the flame graph, all functions.
+    """Return where a program spent its time: the function that took most, the flame graph, all functions.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def _heaviest(record: HostRecord, functions: pd.DataFrame, whole: float) -> Verd
 
 
 def _columns(unit: str) -> tuple[str, str]:
-    """The columns of own and total figures."""
+    """Return the columns of own and total figures."""
     kind = "share" if unit == "none" else unit
     return f"self_{kind}", f"total_{kind}"
 
@@ -116,7 +116,7 @@ def _named(row: Any, folders: int = 99) -> str:
 
 
 def host_diff_document(diff: HostDiff) -> Document:
-    """Two host profiles: what changed most, the flame graph of both, and all functions by their change."""
+    """Return two host profiles: what changed most, the flame graph of both, and all functions by their change."""
     table, in_ms = diff.functions, diff.measure == "grew_ms"
     change = table[diff.measure].astype("Float64").fillna(0.0)
     more, less = int((change > 0).sum()), int((change < 0).sum())
@@ -165,7 +165,7 @@ def _changed(row: Any, measure: str, figure: str) -> tuple[Cell, ...]:
 
 
 def stacks_document(stacks: StepStacks) -> Document:
-    """The Python code of a step: the line of user code that took most, the flame graph, lines, functions."""
+    """Return the Python code of a step: the line of user code that took most, the flame graph, lines, functions."""
     record = stacks.record
     assert record.tree is not None
     steps = fmt.counted(stacks.steps, "step")

@@ -60,7 +60,7 @@ class Served:
         pytest.exit("nobody asks for more turns", returncode=0)
 
     def _foreign(self) -> str | None:
-        """A module that was imported from the other revision, where this one has it too."""
+        """Return a module that was imported from the other revision, where this one has it too."""
         if not self._elsewhere:
             return None
         for name, module in list(sys.modules.items()):
@@ -83,7 +83,7 @@ def _endless(batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[A
 
 
 def _turn(step: Callable[..., Any], batch: tuple[Any, ...], lead: int, steps: int) -> float:
-    """Milliseconds per step of some steps back to back, after `lead` steps that do not count.
+    """Return milliseconds per step of some steps back to back, after `lead` steps that do not count.
 
     Without an accelerator it is the median of single steps, which an interruption by another process hardly changes.
     With one it is the mean, because waiting for each step would keep the host from working ahead.

@@ -50,7 +50,7 @@ def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, 
 
 
 def environment_of(facts: Mapping[str, Any]) -> str:
-    """What the counts of a step depend on besides its code, in words."""
+    """Return what the counts of a step depend on besides its code, in words."""
     device = ", ".join(facts["gpus"]) or f"CPU ({facts['machine']})"
     return f"torch {facts['torch']}, {device}, {fmt.counted(facts['threads'], 'thread')}"
 

@@ -95,7 +95,7 @@ class Revision:
             _git(self.top, "worktree", "prune", wrong="")
 
     def moved(self, path: str | Path) -> Path:
-        """The place of a file or folder of the working tree in this revision; itself if that has none."""
+        """Return the place of a file or folder of the working tree in this revision; itself if that has none."""
         try:
             there = self.tree / Path(path).resolve().relative_to(self.top.resolve())
         except ValueError:

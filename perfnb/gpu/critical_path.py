@@ -96,7 +96,7 @@ def prepare(events: pd.DataFrame, work: DeviceWork | None = None) -> WaitGraph:
 
 
 def window_of(graph: WaitGraph, step: int | None) -> Window:
-    """The interval of a step, or of the whole trace, until the last work launched in it has ended."""
+    """Return the interval of a step, or of the whole trace, until the last work launched in it has ended."""
     events = graph.events
     if len(events) == 0:
         return Window(0, 0, NONE)
@@ -114,7 +114,7 @@ def window_of(graph: WaitGraph, step: int | None) -> Window:
 
 
 def until_done(graph: WaitGraph, window: Window) -> Window:
-    """The window, extended until the last work launched in it has ended, if that is after the host's end."""
+    """Return the window, extended until the last work launched in it has ended, if that is after the host's end."""
     launched = np.where(graph.held.launch != NONE, graph.held.launch, graph.work.start)
     inside = (launched >= window.begin) & (launched < window.end)
     last = int(graph.work.end[inside].max(initial=window.begin))
@@ -122,7 +122,7 @@ def until_done(graph: WaitGraph, window: Window) -> Window:
 
 
 def path_in(graph: WaitGraph, window: Window) -> pd.DataFrame:
-    """The critical path in an interval.
+    """Return the critical path in an interval.
 
     Returns
     -------
@@ -241,7 +241,7 @@ def _expanded(graph: WaitGraph, segments: list[_Segment]) -> tuple[Ints, Ints, I
 
 
 def main_thread(events: pd.DataFrame) -> int:
-    """The thread of the steps; without marked steps, the one with most time in ops and calls."""
+    """Return the thread of the steps; without marked steps, the one with most time in ops and calls."""
     keys = thread_keys(events)
     steps = step_windows(events)
     if len(steps):

@@ -191,7 +191,7 @@ class Waits:
 
 
 def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
-    """What held up each piece of work."""
+    """Return what held up each piece of work."""
     known = work.call != NONE
     launch = np.where(known, column(events, "start_ns")[work.call], NONE)
     thread = np.where(known, thread_keys(events)[work.call], NONE)
@@ -221,7 +221,7 @@ def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
 
 
 def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
-    """Calls that synchronize with a device, or copy and block, and what they waited for."""
+    """Return calls that synchronize with a device, or copy and block, and what they waited for."""
     start = column(events, "start_ns")
     end = start + column(events, "duration_ns")
     is_call = is_in(events, CALLS)
@@ -261,7 +261,7 @@ def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["
 
 
 def _ended_before(group: Ints, work: DeviceWork) -> Ints:
-    """The last of the same group to end by the time each one starts; -1 for none."""
+    """Return the last of the same group to end by the time each one starts; -1 for none."""
     order = np.lexsort((np.arange(len(work)), work.start, work.end))
     place = np.argsort(order)
     # Ranked by end, so that work of zero duration does not come before itself.
@@ -270,19 +270,19 @@ def _ended_before(group: Ints, work: DeviceWork) -> Ints:
 
 
 def _launched(events: pd.DataFrame, work: DeviceWork) -> Ints:
-    """When each was launched, or when it started if that is not known."""
+    """Return when each was launched, or when it started if that is not known."""
     return np.where(work.call != NONE, column(events, "start_ns")[work.call], work.start)
 
 
 def _streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, name: str) -> tuple[Ints, Ints]:
-    """One number per stream of a device, for the work and for the stream that each row's column names."""
+    """Return one number per stream of a device, for the work and for the stream that each row's column names."""
     device = np.concatenate((work.device, column(events, "device")[rows]))
     both = pairs(device, np.concatenate((work.stream, column(events, name)[rows])))
     return both[: len(work)], both[len(work) :]
 
 
 def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """The work after which the event of each synchronization row was recorded; -1 if unknown."""
+    """Return the work after which the event of each synchronization row was recorded; -1 if unknown."""
     correlation = column(events, "wait_correlation")[rows]
     calls = np.flatnonzero(is_in(events, CALLS))
     place = first_match(column(events, "correlation")[calls], correlation)
@@ -312,14 +312,14 @@ def _awaited(events: pd.DataFrame, work: DeviceWork, place: Ints) -> Ints:
 
 
 def _detail(events: pd.DataFrame, rows: Ints) -> Ints:
-    """The synchronization event that describes each blocking call; -1 for none."""
+    """Return the synchronization event that describes each blocking call; -1 for none."""
     described = np.flatnonzero(is_in(events, SYNCHRONISATION) & (column(events, "correlation") != NONE))
     place = first_match(column(events, "correlation")[described], column(events, "correlation")[rows])
     return np.append(described, NONE)[place]
 
 
 def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """What event waits waited for; if the trace does not say, the last work to end before they return."""
+    """Return what event waits waited for; if the trace does not say, the last work to end before they return."""
     detail = _detail(events, rows)
     start = column(events, "start_ns")[rows]
     end = start + column(events, "duration_ns")[rows]
@@ -331,7 +331,7 @@ def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
 
 
 def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stream: Bools) -> tuple[Ints, Ints]:
-    """Pairs of a call that waits for a stream or device, and each stream's last work launched before it."""
+    """Return pairs of a call that waits for a stream or device, and each stream's last work launched before it."""
     detail = _detail(events, rows)
     device = np.append(column(events, "device"), NONE)[detail]
     stream = np.append(column(events, "stream"), NONE)[detail]

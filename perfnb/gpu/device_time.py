@@ -38,7 +38,7 @@ _MS = (
 
 
 def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
-    """Time of each device of each rank, over the whole trace.
+    """Return the time of each device of each rank, over the whole trace.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def _table(work: Work, events: pd.DataFrame, by: tuple[str, ...], chosen: Bools 
 def groups(
     work: Work, by: tuple[str, ...], chosen: Bools | None = None
 ) -> Iterator[tuple[dict[str, int | None], Ints]]:
-    """The values of the columns `by` and the places of the work that has them, in order of value."""
+    """Yield the values of the columns `by` and the places of the work that has them, in order of value."""
     places = np.arange(len(work)) if chosen is None else np.flatnonzero(chosen)
     if len(places) and all((getattr(work, name)[places] == getattr(work, name)[places[0]]).all() for name in by):
         only = {name: int(getattr(work, name)[places[0]]) for name in by}  # one device: nothing to sort
@@ -256,7 +256,7 @@ def _first(group: Ints, work: DeviceWork) -> Ints:
 
 
 def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
-    """Whether, since its last launch, the stream had to wait for an event that the trace does not resolve.
+    """Return whether, since its last launch, the stream had to wait for an event that the trace does not resolve.
 
     If the trace has no synchronization events, a wait call counts for whatever the same thread launches next, since the
     stream is not recorded.

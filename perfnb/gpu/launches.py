@@ -17,7 +17,7 @@ from perfnb.trace_names import KERNELS
 
 
 def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """One row per kernel, copy or fill, in event order.
+    """Return one row per kernel, copy or fill, in event order.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def launches_by_op(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def queue_lengths(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """How much launched work had not started, at each change.
+    """Return how much launched work had not started, at each change.
 
     Work enters its stream's queue when its launch call starts, and leaves it when it starts. Work whose launch is not
     in the trace is not counted; work that seems to start before its launch was never queued.
@@ -201,7 +201,7 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
 
 
 def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
-    """The queue in `QUEUE_PIECES` time bins; ``None`` if no launch is known."""
+    """Return the queue in `QUEUE_PIECES` time bins; ``None`` if no launch is known."""
     if not len(queue):
         return None
     begin = min(int(queue["start_ns"].min()), int(spans["start_ns"].min()))
@@ -229,7 +229,7 @@ def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | No
 
 
 def _of_queue(queue: pd.DataFrame, spans: pd.DataFrame) -> tuple[int | None, float | None]:
-    """The longest queue, and the share of time when it was empty."""
+    """Return the longest queue, and the share of time when it was empty."""
     if not len(queue):
         return None, None
     longest = filled = 0
@@ -242,7 +242,7 @@ def _of_queue(queue: pd.DataFrame, spans: pd.DataFrame) -> tuple[int | None, flo
 
 
 def _quantile(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], share: float) -> float | None:
-    """The smallest value with at least this share of the weight at or below it."""
+    """Return the smallest value with at least this share of the weight at or below it."""
     if not len(values):
         return None
     order = np.argsort(values, kind="stable")

@@ -31,7 +31,7 @@ _RETURN, _TURN, _POINT, _WORK = range(4)
 def savings_in(
     graph: WaitGraph, window: Window, by: By = "kind", most: int = 12, path: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """The parts of a critical path, longest first, and what removing each would save.
+    """Return the parts of a critical path, longest first, and what removing each would save.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Retiming:
             self.of_delay, self.of_wait, self.of_turn = self.of_work, self.of_host, NONE
 
     def saved(self) -> _Shift:
-        """Nanoseconds by which the end moves earlier without each part."""
+        """Return nanoseconds by which the end moves earlier without each part."""
         graph, window, work = self.graph, self.window, self.graph.work
         points = self._points()
         time, thread = points["time"].to_numpy(), points["thread"].to_numpy()
@@ -135,7 +135,7 @@ class Retiming:
         return (done[begun] + slack[:, None]).min(axis=0) if len(begun) else np.zeros(self.count)
 
     def _points(self) -> pd.DataFrame:
-        """All moments of the interval that depend on another or that another depends on, in time order."""
+        """Return all moments of the interval that depend on another or that another depends on, in time order."""
         graph, window, work, over = self.graph, self.window, self.graph.work, self.graph.handovers
         launched = np.flatnonzero(graph.held.launch != NONE)
         groups = [
@@ -157,7 +157,7 @@ class Retiming:
         return frame[~plain].reset_index(drop=True).astype(np.int64)
 
     def _host_work(self, thread: Ints, time: Ints, on_host: Ints) -> tuple[Ints, _Shift]:
-        """The previous point on each one's thread, and each part's share of the host time in between."""
+        """Return the previous point on each one's thread, and each part's share of the host time in between."""
         timeline = self.graph.timeline
         previous = np.full(len(time), len(time), dtype=np.int64)
         gone = np.zeros((len(time), self.count))
@@ -173,7 +173,7 @@ class Retiming:
         return previous, gone
 
     def _where(self, points: pd.DataFrame, thread: Ints, time: Ints) -> Ints:
-        """The last host point at each given place; the outside row if there is none."""
+        """Return the last host point at each given place; the outside row if there is none."""
         on_host = points[points["sort"] != _WORK]
         last = on_host.drop_duplicates(["thread", "time"], keep="last")
         known = pd.Series(last.index, index=pd.MultiIndex.from_frame(last[["thread", "time"]]))
@@ -181,7 +181,7 @@ class Retiming:
         return np.asarray(known.reindex(wanted, fill_value=len(points)), dtype=np.int64)
 
     def _begin(self, which: int, launched: _Shift, done: _Shift) -> _Shift:
-        """How much earlier a piece of work starts: as much as its tightest dependency allows."""
+        """Return how much earlier a piece of work starts: as much as its tightest dependency allows."""
         held, work = self.graph.held, self.graph.work
         start, by = work.start[which], held.by[which]
         earliest = np.full(self.count, np.inf)
@@ -206,7 +206,7 @@ class Retiming:
         return np.where(np.isfinite(earliest), earliest, 0.0)
 
     def _return(self, which: int, began: _Shift, host: _Shift, gone: _Shift, done: _Shift) -> _Shift:
-        """How much earlier a blocking call returns: as much as the host and everything it waits for allow.
+        """Return how much earlier a blocking call returns: as much as the host and everything it waits for allow.
 
         `began` is the shift of the call's start, `host` that of the previous point on its thread, `gone` the removed
         host time since then.

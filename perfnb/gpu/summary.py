@@ -175,7 +175,7 @@ def _parts(table: pd.DataFrame, whole: float | None = None) -> pd.DataFrame:
 
 
 def _whole(gpu: GpuEvents) -> int:
-    """Nanoseconds from the start of the first step to the end of the last and of all work; or of the trace."""
+    """Return nanoseconds from the start of the first step to the end of the last and of all work; or of the trace."""
     marks, work, events = step_windows(gpu.events), gpu.work, gpu.events
     if gpu.only_step is None and len(marks):
         begin, end = int(marks["start"].min()), int(marks["end"].max())
@@ -194,7 +194,8 @@ def _spans(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Kernels by op and shapes with the heaviest kernel of each, by kernel if no op is known; and their layers."""
+    """Return kernels by op and shapes with the heaviest kernel of each, by kernel if no op is known; and their layers.
+    """
     rows, steps, key = gpu.of_steps.launches, max(len(gpu.steps), 1), ["op", "shapes", "alone"]
     rows = rows.assign(alone=rows["name"].astype("object").where(rows["op"].isna()))
     by_name = rows.groupby([*key, "name"], dropna=False, sort=False, observed=True)["duration_ns"].sum()
@@ -219,7 +220,7 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFra
 
 
 def _by_name(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """Kernels, copies and fills by name, most time first."""
+    """Return kernels, copies and fills by name, most time first."""
     parts = rows.groupby(["name", "op"], dropna=False, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
     parts = parts.reset_index().sort_values("sum", ascending=False, kind="stable")
     sums = parts.groupby("name", sort=False, observed=True)[["size", "sum"]].sum()
@@ -238,7 +239,7 @@ def _by_name(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
 
 
 def _path(gpu: GpuEvents) -> PathFacts | None:
-    """The path of the median step, among those that launched device work."""
+    """Return the path of the median step, among those that launched device work."""
     if not gpu.steps:
         return None
     number, marks, chosen = gpu.steps[0], step_windows(gpu.events), 1
@@ -269,7 +270,7 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
 
 
 def _notes(gpu: GpuEvents, rows: pd.DataFrame, foreign: bool) -> Iterator[str]:
-    """What the trace does not show."""
+    """Yield what the trace does not show."""
     unknown = int(rows["call_ns"].isna().sum())
     if unknown:
         yield (

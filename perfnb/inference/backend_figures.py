@@ -68,7 +68,7 @@ class Judged:
 
 
 def table_of(trials: Sequence[BackendTrial], judged: Mapping[str, Judged]) -> pd.DataFrame:
-    """A row per backend, the unmodified model first."""
+    """Return a row per backend, the unmodified model first."""
     pairs, rows = comparisons(trials), []
     for trial in trials:
         pair, timing, decided = pairs.get(trial.backend), trial.timing, judged[trial.backend]
@@ -100,7 +100,7 @@ def table_of(trials: Sequence[BackendTrial], judged: Mapping[str, Judged]) -> pd
 
 
 def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
-    """Each backend's times against those of the unmodified model, with Holm's correction over all."""
+    """Return each backend's times against those of the unmodified model, with Holm's correction over all."""
     timed = [trial for trial in trials if trial.times_ms]
     if len(timed) < 2:
         return {}
@@ -110,7 +110,7 @@ def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
 
 
 def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]) -> Judged:
-    """Whether to use a backend, by the rules of `perfnb.ab_test`.
+    """Return whether to use a backend, by the rules of `perfnb.ab_test`.
 
     `losses` are those of the quality function; ``None`` without one: then outputs are judged.
     """
@@ -131,7 +131,9 @@ def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limi
 
 
 def _losses_of_values(trial: BackendTrial, limits: Mapping[str, float]) -> tuple[Loss, ...]:
-    """The distance of the outputs from float64, with the user's limit, or the one that the verdict on them implies."""
+    """Return the distance of the outputs from float64, with the user's limit, or the one that the verdict on them
+    implies.
+    """
     if trial.error is None:
         return ()
     if (limit := limits.get(DIFFERENCE)) is not None:

@@ -80,7 +80,7 @@ def measure(
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode, so that nothing can change the user's."""
+    """Return a copy in evaluation mode, so that nothing can change the user's."""
     try:
         return copy.deepcopy(model).eval()
     except Exception as error:
@@ -141,7 +141,7 @@ class _Yardstick:
             torch.set_num_threads(threads)
 
     def judged(self, backend: Backend, trial: BackendTrial) -> BackendTrial:
-        """A trial with the verdict on its outputs, and their distance from float64."""
+        """Return a trial with the verdict on its outputs, and their distance from float64."""
         if not self._own:
             return replace(trial, values=Values(UNCHECKED, None, "the model returns no floating-point numbers"))
         if self._random:
@@ -181,14 +181,14 @@ def _widened(value: Any) -> Any:
 
 
 def _distance(output: Tensor | None, truth: Tensor | None) -> float:
-    """The largest distance between two numbers at one place."""
+    """Return the largest distance between two numbers at one place."""
     if output is None or truth is None or output.shape != truth.shape:
         return float("inf")
     return float((output - truth).abs().max()) if output.numel() else 0.0
 
 
 def _peak_bytes(ready: ReadyBackend, call: ModelCall) -> int | None:
-    """The weights as saved, and the most that a call allocates at once; ``None`` where torch does not see it."""
+    """Return the weights as saved, and the most that a call allocates at once; ``None`` where torch does not see it."""
     if not ready.by_torch:
         return None
     tracer = Tracer(memory=True)

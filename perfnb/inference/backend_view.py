@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) -> Document:
-    """What each backend costs and how exact it is, the fastest first; what did not run comes last.
+    """Return what each backend costs and how exact it is, the fastest first; what did not run comes last.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ class Backend:
 
 
 def call_of(example: Any) -> ModelCall:
-    """A mapping holds keyword arguments, a tuple or list positional ones; anything else is the only argument."""
+    """Return a mapping holds keyword arguments, a tuple or list positional ones; anything else is the only argument."""
     if isinstance(example, Mapping):
         return ModelCall((), {str(name): value for name, value in example.items()})
     return ModelCall(tuple(example), {}) if isinstance(example, (tuple, list)) else ModelCall((example,), {})
@@ -66,13 +66,13 @@ def _any(model: nn.Module, call: ModelCall) -> str:
 
 
 def _missing(*packages: str) -> str:
-    """What to install; empty if all is there."""
+    """Return what to install; empty if all is there."""
     lacking = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"not installed: pip install {' '.join(lacking)}" if lacking else ""
 
 
 def tensors_of(call: ModelCall) -> list[Tensor]:
-    """The tensors among arguments, in order."""
+    """Return the tensors among arguments, in order."""
     return [leaf for leaf in tree_leaves(tuple(call)) if isinstance(leaf, Tensor)]
 
 
@@ -188,7 +188,7 @@ def _int8(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
 
 
 def _like(model: nn.Module, call: ModelCall) -> Callable[[list[Any]], Any]:
-    """How to put an engine's list of outputs into what the model returns.
+    """Return how to put an engine's list of outputs into what the model returns.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def _like(model: nn.Module, call: ModelCall) -> Callable[[list[Any]], Any]:
 
 
 def _fed(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """An engine's inputs by name: those of keyword arguments by theirs, positional ones in order."""
+    """Return an engine's inputs by name: those of keyword arguments by theirs, positional ones in order."""
     tensors = tensors_of(ModelCall(args, dict(kwargs)))
     if len(tensors) != len(names):
         raise RefusedError(f"it takes {len(names)} tensors, and the model {len(tensors)}")
@@ -290,5 +290,5 @@ BACKENDS = (
 
 
 def by_name() -> dict[str, Backend]:
-    """All backends by name."""
+    """Return all backends by name."""
     return {backend.name: backend for backend in BACKENDS}

@@ -108,7 +108,7 @@ class Batching:
         return float(per_second.max() / per_second.iloc[0])
 
     def at(self, rate_per_s: float, most: int, delay_ms: float) -> Batcher:
-        """A batcher at a rate of independent (Poisson) arrivals, simulated.
+        """Return a batcher at a rate of independent (Poisson) arrivals, simulated.
 
         The time of a batch is drawn from those measured at the sizes around it.
         """
@@ -132,7 +132,7 @@ class Batching:
         return Batcher(most, delay_ms, rate_per_s, p50, p95, p99, float(np.mean(sizes)), min(1.0, busy), served)
 
     def grid(self, rate_per_s: float) -> pd.DataFrame:
-        """A row per setting of the batcher, with its figures at a rate; as `Batcher`."""
+        """Return a row per setting of the batcher, with its figures at a rate; as `Batcher`."""
         return pd.DataFrame([self.at(rate_per_s, *setting) for setting in self._settings])
 
     @property
@@ -141,7 +141,7 @@ class Batching:
         return [(1, 0.0)] + [(most, share * alone) for most in self._times if most > 1 for share in DELAYS]
 
     def best(self, rate_per_s: float, quantile: float = 0.99) -> Batcher | None:
-        """The setting whose latency is lowest at a rate; ``None`` if all are overrun.
+        """Return the setting whose latency is lowest at a rate; ``None`` if all are overrun.
 
         Of settings within 5 % of the lowest, which simulations of this length cannot tell apart, it is the one with the
         smallest batch and delay.
@@ -159,7 +159,7 @@ class Batching:
         return next(batcher for batcher in batchers if getattr(batcher, name) <= (1 + EQUAL_WITHIN) * lowest)
 
     def best_within(self, bound_ms: float, quantile: float = 0.99) -> Batcher | None:
-        """The setting that serves the highest rate with a quantile of latency within a bound, at that rate.
+        """Return the setting that serves the highest rate with a quantile of latency within a bound, at that rate.
 
         ``None`` if none does at any rate. Of settings whose rates are within 5 % the one with the smallest batch and
         delay is meant.
@@ -185,12 +185,12 @@ class Batching:
         return best
 
     def _capacity(self, most: int) -> float:
-        """Requests per second that the batcher serves when all its batches are full."""
+        """Return requests per second that the batcher serves when all its batches are full."""
         means = [float(times.mean()) for times in self._times.values()]
         return self._servers * 1e3 * most / float(np.interp(most, list(self._times), means))
 
     def _time(self, size: int, share: float) -> float:
-        """The quantile of a batch's time, interpolated between the sizes measured around it."""
+        """Return the quantile of a batch's time, interpolated between the sizes measured around it."""
         return self._table[int(share * _LEVELS)][size - 1]
 
     @cached_property
@@ -212,8 +212,8 @@ def _column_of(quantile: float) -> str:
 def simulate_batches(
     arrivals_ms: Floats, service_ms: Callable[[int], float], most: int, delay_ms: float, servers: int = 1
 ) -> tuple[Floats, list[int], float]:
-    """A dynamic batcher: a free server takes what waits, at most `most`, once that many wait or the first has waited
-    `delay_ms`.
+    """Return a dynamic batcher: a free server takes what waits, at most `most`, once that many wait or the first has
+    waited `delay_ms`.
 
     Parameters
     ----------

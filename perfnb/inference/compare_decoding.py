@@ -143,7 +143,7 @@ def compare_decoding(
 
 
 def _compared(plain: Sequence[Any], assisted: Sequence[Any]) -> dict[str, Any]:
-    """How two answers to one request compare."""
+    """Return how two answers to one request compare."""
     pairs = enumerate(zip(plain, assisted, strict=False))
     differs_at = next((place for place, (one, other) in pairs if one != other), min(len(plain), len(assisted)))
     return {"tokens": len(assisted), "same": plain == assisted, "alike_tokens": differs_at}

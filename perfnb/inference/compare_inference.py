@@ -52,7 +52,7 @@ class InferenceComparison(Documented):
         return pd.DataFrame(times_ms).rename_axis("round")
 
     def decide(self, quality: Quality | None = None, limits: Mapping[str, float] | None = None) -> InferenceComparison:
-        """The same measurements with other decisions, by the rules of `perfnb.ab_test`.
+        """Return the same measurements with other decisions, by the rules of `perfnb.ab_test`.
 
         Parameters
         ----------
@@ -81,7 +81,8 @@ class InferenceComparison(Documented):
         return InferenceComparison(self._rounds, _judged(self._rounds.trials, quality, bounds, own_losses))
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
-        """What `Journal.add` writes: the times of each backend, its name, and whether it is accepted; eager is."""
+        """Yield what `Journal.add` writes: the times of each backend, its name, and whether it is accepted; eager is.
+        """
         for trial in self._rounds.trials:
             if trial.times_ms:
                 accepted = self._judged[trial.backend].decision in ("accept", "baseline")
@@ -165,7 +166,7 @@ def _require(quality: Any, limits: Any) -> dict[str, float]:
 
 
 def _own_losses(quality: Quality, run: Callable[..., Any]) -> Mapping[str, float]:
-    """The losses of the unmodified model, whatever `limits` are: they are the limit."""
+    """Return the losses of the unmodified model, whatever `limits` are: they are the limit."""
     __tracebackhide__ = True
     losses = quality(run)
     losses_of(losses, {})  # refuses what are no losses
@@ -178,7 +179,7 @@ def _judged(
     limits: Mapping[str, float],
     own: Mapping[str, float] | None,
 ) -> dict[str, Judged]:
-    """A decision for each backend."""
+    """Return a decision for each backend."""
     first, *others = trials
     pairs, judged = comparisons(trials), {first.backend: Judged("baseline", "")}
     for trial in others:

@@ -20,7 +20,7 @@ _PAIRS = Mark("pairs", BLUE, "█", "solid")
 
 
 def decoding_document(found: DecodingComparison) -> Document:
-    """Whether assisted decoding is faster, how many guesses were kept, and whether answers differ."""
+    """Return whether assisted decoding is faster, how many guesses were kept, and whether answers differ."""
     ab = found.ab
     pairs = fmt.counted(len(ab.pairs), "pair")
     effect = Effect("assisted", ab.ratio, ab.ratio_ci, ab.verdict if ab.ratio_ci else "too few pairs")

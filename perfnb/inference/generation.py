@@ -90,7 +90,7 @@ def _length_of(cache: Any) -> int | None:
 
 
 def cache_of(cache: Any) -> Cache | str:
-    """How large a key-value cache is by its length, from its tensors; or why that is not known.
+    """Return how large a key-value cache is by its length, from its tensors; or why that is not known.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def cache_of(cache: Any) -> Cache | str:
 
 
 def _layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor, Any]] | None:
-    """Keys and values of each layer, and what holds them; ``None`` where there are others."""
+    """Return keys and values of each layer, and what holds them; ``None`` where there are others."""
     if hasattr(cache, "layers"):
         found = [(getattr(layer, "keys", None), getattr(layer, "values", None), layer) for layer in cache.layers]
     else:

@@ -74,7 +74,7 @@ class Latency(Documented):
         return self._measured.closed[self._measured.closed["first"]]
 
     def slowest(self, count: int = 10) -> pd.DataFrame:
-        """The requests that took longest to serve."""
+        """Return the requests that took longest to serve."""
         return self._measured.steady.nlargest(count, "service_ms")
 
     def quantile_ms(self, q: float) -> float | None:
@@ -108,7 +108,7 @@ class Latency(Documented):
         return self._load.curve
 
     def highest_rate(self, bound_ms: float, quantile: float = 0.99, *, confirm_s: float | None = None) -> HighestRate:
-        """The highest rate at which a quantile of latency stays within a bound.
+        """Return the highest rate at which a quantile of latency stays within a bound.
 
         It is computed from the service times, and confirmed or lowered by runs: those for the bound and quantile that
         `perfnb.latency` was given, and those that `confirm_s` asks for. The same question then has the same
@@ -140,7 +140,7 @@ class Latency(Documented):
         return self._known[asked]
 
     def _confirmed(self, highest: HighestRate, seconds: float) -> HighestRate:
-        """The rate that a run confirms, or the highest below it that another one does.
+        """Return the rate that a run confirms, or the highest below it that another one does.
 
         It is not below the rate that was asked about if the run at that rate stayed within the bound.
         """
@@ -304,7 +304,7 @@ class Latency(Documented):
         return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:4], "Float64")).set_index("run")
 
     def goodput_per_s(self, **bounds_ms: float) -> float:
-        """Requests per second within all bounds, in the run at a rate.
+        """Return requests per second within all bounds, in the run at a rate.
 
         Parameters
         ----------

@@ -70,7 +70,7 @@ _RUNS = {"closed": "back to back", "open": "at the rate asked for", "highest": "
 
 
 def latency_document(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> Document:
-    """The highest rate within the bound, whether the rate asked for saturates, and the load curve.
+    """Return the highest rate within the bound, whether the rate asked for saturates, and the load curve.
 
     Parameters
     ----------
@@ -137,14 +137,14 @@ def _latencies(run: OpenRun) -> Floats:
 
 
 def _tail_words(times_ms: Floats) -> str:
-    """The highest quantile that is known, with its interval."""
+    """Return the highest quantile that is known, with its interval."""
     word, q = [(mark.word, q) for mark, q in _QUANTILES if q == 0.5 or quantile(times_ms, q) is not None][-1]
     time = fmt.interval(float(np.quantile(times_ms, q)), quantile_interval(times_ms, q))
     return f"{'the median' if q == 0.5 else word} is {time}"
 
 
 def _waiting(run: OpenRun) -> str:
-    """What saturation lost, or how much of the latency is waiting."""
+    """Return what saturation lost, or how much of the latency is waiting."""
     if run.saturated:
         lost = f"{fmt.counted(run.lost, 'request')} that were due could not be served in the run."
         return lost if run.lost else ""
@@ -237,7 +237,7 @@ def _evenly(times_ms: Floats) -> list[float]:
 
 
 def _quantiles(found: Latency, measured: Measured, load: LoadModel) -> Table:
-    """What was measured of requests alone and at the rate, and what is computed for that rate."""
+    """Return what was measured of requests alone and at the rate, and what is computed for that rate."""
     alone = _measured_cells(load.service_ms)
     rows: list[tuple[Cell, ...]] = [("back to back, measured", *alone, None, len(load.service_ms))]
     run = found.open_run
@@ -258,7 +258,7 @@ def _measured_cells(times_ms: Floats) -> list[Cell]:
 
 
 def _cell(ms: Any, interval: tuple[Any, Any] | None) -> Cell:
-    """A time with its interval, which may have no end."""
+    """Return a time with its interval, which may have no end."""
     if fmt.known(ms) is not None and interval is not None and fmt.known_bounds(interval) is None:
         return bounded_words(ms, interval)
     return Value(fmt.known(ms), "ms", fmt.known_bounds(interval))
@@ -287,7 +287,7 @@ def _loads(curve: pd.DataFrame) -> Table:
 
 
 def _token_by_token(found: Latency) -> Iterator[Section]:
-    """The request of median latency: of the run at a rate, or else of those served back to back."""
+    """Yield the request of median latency: of the run at a rate, or else of those served back to back."""
     requests, tokens = found.tokens, found.token_times
     opened = requests[(requests["run"] == "open") & (not found.saturated)]
     usable = opened if len(opened) else requests[~requests["first"].astype(bool)]
@@ -308,12 +308,12 @@ def _token_by_token(found: Latency) -> Iterator[Section]:
 
 
 def _batched_at(found: Latency, measured: Measured) -> float:
-    """The rate at which batchers are compared: the one asked for, or that of 80 % utilization."""
+    """Return the rate at which batchers are compared: the one asked for, or that of 80 % utilization."""
     return measured.asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
 
 
 def _batchers(found: Latency, measured: Measured, asked: HighestRate | None) -> str:
-    """Which batcher to use: for the bound, or else at the rate."""
+    """Return which batcher to use: for the bound, or else at the rate."""
     if not measured.batches_ms:
         return ""
     if asked is not None and asked.quantile in (0.5, 0.95, 0.99):
@@ -350,7 +350,7 @@ def _sizes(sizes: pd.DataFrame) -> Table:
 
 
 def _settings(batching: Batching, rate: float) -> Table:
-    """The p99 of a batcher by its largest batch (columns) and its delay (rows)."""
+    """Return the p99 of a batcher by its largest batch (columns) and its delay (rows)."""
     table = batching.grid(rate).pivot(index="delay_ms", columns="most", values="p99_ms")
     rows = [
         (float(str(delay)), *("overrun" if math.isinf(ms) else fmt.known(ms) for ms in row))
@@ -414,7 +414,7 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
 
 
 def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[str]:
-    """Whether the clock was late, and whether requests took much longer than alone, also after pauses."""
+    """Yield whether the clock was late, and whether requests took much longer than alone, also after pauses."""
     if run.late > 0.01 and not run.saturated:
         share = fmt.share(run.late) + " of a service time"
         much = share if run.late < 1 else fmt.significant(run.late) + " service times"

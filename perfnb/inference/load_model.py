@@ -68,7 +68,7 @@ def load_words(load: LoadedLatency) -> str:
 
 
 def bounded_words(ms: Any, bounds: tuple[Any, Any] | None) -> str:
-    """A time with its interval, either of which may have no end."""
+    """Return a time with its interval, either of which may have no end."""
     if not pd.isna(ms) and math.isinf(ms):
         return "without end"
     if bounds is not None and not pd.isna(bounds[1]) and math.isinf(bounds[1]):
@@ -116,7 +116,7 @@ class HighestRate:
 
 
 def highest_sentence(highest: HighestRate) -> str:
-    """The rate, and whether a run confirmed it."""
+    """Return the rate, and whether a run confirmed it."""
     within = f"p{100 * highest.quantile:g} within {fmt.duration(highest.bound_ms)}"
     if highest.rate_per_s is None:
         return f"The highest rate with {within} is not known"
@@ -130,7 +130,7 @@ def highest_sentence(highest: HighestRate) -> str:
 
 
 def highest_evidence(highest: HighestRate) -> str:
-    """What runs at the rate and at higher ones showed; empty without a run."""
+    """Return what runs at the rate and at higher ones showed; empty without a run."""
     word, said = f"p{100 * highest.quantile:g}", ""
     if highest.confirmed_ms is not None:
         measured = fmt.interval(highest.confirmed_ms, highest.confirmed_interval_ms)
@@ -148,7 +148,7 @@ def highest_evidence(highest: HighestRate) -> str:
 
 
 def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
-    """A rate, with what a run at it showed."""
+    """Return a rate, with what a run at it showed."""
     times = run.samples["latency_ms"].to_numpy(dtype=float)
     return replace(
         highest,
@@ -160,7 +160,8 @@ def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
 
 
 def exceeds(run: OpenRun, bound_ms: float, share: float) -> bool:
-    """Whether latency in a run exceeded a bound; with too few requests for the quantile, if that is no chance."""
+    """Return whether latency in a run exceeded a bound; with too few requests for the quantile, if that is no chance.
+    """
     from scipy.special import bdtrc
 
     if run.saturated:
@@ -255,12 +256,12 @@ class LoadModel:
         return pd.DataFrame(rows).astype("Float64")
 
     def highest_rate(self, bound_ms: float, share: float) -> HighestRate:
-        """The highest rate at which a quantile of latency is within a bound, not confirmed by a run."""
+        """Return the highest rate at which a quantile of latency is within a bound, not confirmed by a run."""
         return HighestRate(*self._loads.highest_rate(bound_ms, share), bound_ms, share)
 
 
 def load_model_of(measured: Measured) -> LoadModel:
-    """The load model of what was measured."""
+    """Return the load model of what was measured."""
     steady, servers, paused = measured.steady, measured.concurrency, measured.paused
     between_ms = 0.0
     if len(steady) >= _FEWEST_EACH * servers:

@@ -61,7 +61,7 @@ class Pauses:
     scale: Floats
 
     def after(self, idle_ms: Floats) -> Floats:
-        """The extra time of a request per run, by how long its server was idle; none where it was busy."""
+        """Return the extra time of a request per run, by how long its server was idle; none where it was busy."""
         runs = self.scale[: len(idle_ms)]
         return runs.reshape(-1, *[1] * (idle_ms.ndim - 1)) * np.interp(idle_ms, self.pause_ms, self.extra_ms)
 
@@ -75,7 +75,7 @@ def served_in_turn(
     between_ms: float = 0.0,
     free_ms: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """How long each request waits for a server, and service times with what pauses add.
+    """Return how long each request waits for a server, and service times with what pauses add.
 
     Each request is handed to the server that is free first (Kiefer and Wolfowitz, 1955), in order of arrival. One that
     finds it idle takes longer (Welch, 1964), by the pause.
@@ -168,7 +168,8 @@ class Loads:
         return table
 
     def _free_ms(self, rate_per_s: float, first_ms: Floats) -> Floats:
-        """When each server is free, if the first request comes at `first_ms`; shape ``(servers, runs, windows)``.
+        """Return when each server is free, if the first request comes at `first_ms`; shape ``(servers, runs,
+        windows)``.
 
         Servers without a backlog have been idle since 0: for as long as from one arrival to the next.
         """
@@ -201,7 +202,7 @@ class Loads:
         return estimate, float(min(estimate, others[low])), float(max(estimate, others[high]))
 
     def highest_rate(self, bound_ms: float, quantile: float) -> tuple[float, float, float]:
-        """The highest rate per second at which a quantile of latency is within a bound, with its 95 % interval.
+        """Return the highest rate per second at which a quantile of latency is within a bound, with its 95 % interval.
 
         It is 0 where not even a request alone is served in time.
         """
@@ -219,7 +220,7 @@ class Loads:
         return self.summed_up(crossings, float(estimate))
 
     def rate(self, utilization: float) -> float:
-        """Requests per second that keep the servers busy for a share of their time."""
+        """Return requests per second that keep the servers busy for a share of their time."""
         return float(utilization * self.servers * 1e3 / (self.means_ms[0] + self.between_ms))
 
 
@@ -267,7 +268,7 @@ def simulate(
 
 
 def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats:
-    """What is left of the request being served, at `count` instants spread evenly over the time of each run."""
+    """Return what is left of the request being served, at `count` instants spread evenly over the time of each run."""
     held = busy_ms.shape[1]
     ends = np.cumsum(busy_ms, axis=1)
     instants = (np.arange(count) + 0.5) / count * ends[:, -1:]
@@ -276,7 +277,9 @@ def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats
 
 
 def _clustering(measured: Floats, block: int) -> float:
-    """How many times as long backlogs are because long service times come together (Kingman, 1962: heavy traffic)."""
+    """Return how many times as long backlogs are because long service times come together (Kingman, 1962: heavy
+    traffic).
+    """
     mean = float(measured.mean())
     if block == 1 or mean == 0:
         return 1.0
@@ -286,7 +289,9 @@ def _clustering(measured: Floats, block: int) -> float:
 
 
 def _pauses(extra_ms: Mapping[float, Samples], runs: int, own: int, rng: np.random.Generator) -> Pauses:
-    """The median that each pause adds, never less than nothing; in the other runs, as much more as resampled ones."""
+    """Return the median that each pause adds, never less than nothing; in the other runs, as much more as resampled
+    ones.
+    """
     known = {pause: np.asarray(extra_ms[pause], dtype=float) for pause in sorted(extra_ms)}
     medians = np.maximum([np.median(each) for each in known.values()], 0.0)
     again = sum(np.maximum(np.median(rng.choice(each, (runs, len(each))), axis=1), 0.0) for each in known.values())
@@ -296,14 +301,14 @@ def _pauses(extra_ms: Mapping[float, Samples], runs: int, own: int, rng: np.rand
 
 
 def _places(rng: np.random.Generator, shape: tuple[int, int], count: int, block: int) -> np.ndarray[Any, Any]:
-    """Places among `count` values, drawn in blocks that wrap around."""
+    """Return places among `count` values, drawn in blocks that wrap around."""
     runs, wanted = shape
     starts = rng.integers(0, count, (runs, math.ceil(wanted / block)))
     return ((starts[:, :, None] + np.arange(block)) % count).reshape(runs, -1)[:, :wanted]
 
 
 def _crossing(rates: Floats, latency: Floats, bound_ms: float) -> float:
-    """The rate above which latency is over a bound. After pauses it can be higher at the lowest rates, too."""
+    """Return the rate above which latency is over a bound. After pauses it can be higher at the lowest rates, too."""
     within = np.flatnonzero(latency <= bound_ms)
     if not len(within):
         return 0.0

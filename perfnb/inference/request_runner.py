@@ -61,7 +61,7 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 
 
 def first_calls(served: Sequence[Served]) -> list[bool]:
-    """Which requests are warm-up: the first calls of each size.
+    """Return which requests are warm-up: the first calls of each size.
 
     The first calls of all where that would leave none: requests are slow, or no two have the same size.
     """
@@ -93,13 +93,14 @@ class RequestRunner:
         self._draws = requests.draws(SEED)
 
     def back_to_back(self, seconds: float) -> list[Served]:
-        """Requests without a pause between them."""
+        """Return requests without a pause between them."""
         __tracebackhide__ = True
         queue = RequestQueue(self._requests, self._draws, _MOST_REQUESTS, seconds)
         return queue.serve(self._serve, self._servers, lambda done: self._progress("back to back", done))
 
     def after_pauses(self, usual_s: float, seconds: float) -> tuple[list[Served], list[float]]:
-        """Requests one by one after pauses, as many as fit, and the milliseconds of each pause; none in a short time.
+        """Return requests one by one after pauses, as many as fit, and the milliseconds of each pause; none in a short
+        time.
 
         `usual_s` is how long a request takes.
         """
@@ -117,7 +118,7 @@ class RequestRunner:
         return served, pauses[: len(served)]
 
     def on_schedule(self, arrivals_ms: Sequence[float]) -> list[Served]:
-        """Requests that come at these times; those that could not be served while the run lasted are missing."""
+        """Return requests that come at these times; those that could not be served while the run lasted are missing."""
         __tracebackhide__ = True
         count, seconds = len(arrivals_ms), _PATIENCE * arrivals_ms[-1] / 1e3 + 1.0
         queue = RequestQueue(self._requests, self._requests.draws(SEED + 1), count, seconds, arrivals_ms=arrivals_ms)

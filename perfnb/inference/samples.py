@@ -24,7 +24,7 @@ TOKEN_COLUMNS = ("run", "served", "token", "after_arrival_ms", "after_start_ms",
 
 
 def samples_of(served: Sequence[Served], first: Sequence[bool] | bool = False) -> pd.DataFrame:
-    """A row per request of a run, as `Latency.samples` describes them; `first` marks warm-up."""
+    """Return a row per request of a run, as `Latency.samples` describes them; `first` marks warm-up."""
     names = ["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"]
     table = pd.DataFrame(list(map(attrgetter(*names), served)), columns=names)
     began = int(table["arrival_ns"].min()) if len(table) else 0
@@ -44,7 +44,7 @@ def samples_of(served: Sequence[Served], first: Sequence[bool] | bool = False) -
 
 
 def tokens_of(run: str, served: Sequence[Served]) -> pd.DataFrame:
-    """A row per token of a run."""
+    """Return a row per token of a run."""
     rows = [
         (run, number, place, (at - one.arrival_ns) / 1e6, (at - one.start_ns) / 1e6, one.prompt_tokens)
         for number, one in enumerate(served)
@@ -91,7 +91,7 @@ class OpenRun:
 def open_run_of(
     served: Sequence[Served], arrivals_ms: Sequence[float], rate_per_s: float | None, concurrency: int
 ) -> OpenRun:
-    """What a run on a schedule gave."""
+    """Return what a run on a schedule gave."""
     samples, count = samples_of(served), len(arrivals_ms)
     late = float(samples["late_ms"].quantile(0.99)) / float(samples["service_ms"].median())
     rate = rate_per_s or count / arrivals_ms[-1] * 1e3
@@ -146,12 +146,12 @@ class Cache:
     length: int
 
     def bytes_at(self, length: int) -> int:
-        """Its size with so many tokens."""
+        """Return its size with so many tokens."""
         return sum(token_bytes * int(min(length, most)) for token_bytes, most in self.layers)
 
 
 def by_request(tokens: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """A row per request that gave a token: time to the first token, time per later token, and rate.
+    """Return a row per request that gave a token: time to the first token, time per later token, and rate.
 
     ``tpot_ms`` is (last - first) / (tokens - 1); undefined, and ``NA``, for a single token.
     """
@@ -175,13 +175,14 @@ def by_request(tokens: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def gaps_ms(tokens: pd.DataFrame) -> Floats:
-    """The gaps between consecutive tokens of a request, all requests together."""
+    """Return the gaps between consecutive tokens of a request, all requests together."""
     gaps = tokens.groupby(["run", "served"], observed=True)["after_start_ms"].diff().dropna()
     return np.asarray(gaps, dtype=float)
 
 
 def goodput(requests: pd.DataFrame, seconds: float, bounds: Mapping[str, float]) -> float:
-    """Requests per second that were within all bounds; one without a second token meets a bound on ``tpot_ms``."""
+    """Return requests per second that were within all bounds; one without a second token meets a bound on ``tpot_ms``.
+    """
     met = pd.Series(True, index=requests.index)
     for name, bound in bounds.items():
         met &= requests[name].isna() | (requests[name] <= bound)

@@ -57,7 +57,7 @@ class Requests:
             raise ValueError("requests is empty: latency needs at least one.")
 
     def draws(self, seed: int) -> Iterator[int]:
-        """Places of requests without end: all of them, shuffled, again and again."""
+        """Yield places of requests without end: all of them, shuffled, again and again."""
         rng = random.Random(seed)
         places = list(range(len(self._held)))
         while True:
@@ -72,7 +72,7 @@ class Requests:
 
 
 def size_of(request: Any) -> str:
-    """What a request's first calls depend on: the shapes of its tensors, or the length of its text or list."""
+    """Return what a request's first calls depend on: the shapes of its tensors, or the length of its text or list."""
     shapes = [str(tuple(tensor.shape)) for tensor in islice(tensors_in(request), 4)]
     if shapes:
         return " ".join(shapes)
@@ -80,7 +80,8 @@ def size_of(request: Any) -> str:
 
 
 def may_hold(made: Any, count: int) -> bool:
-    """Whether an input made of requests may hold so many: something in it is as long, or longer as where it is packed.
+    """Return whether an input made of requests may hold so many: something in it is as long, or longer as where it is
+    packed.
 
     ``True`` where nothing in it has a length.
     """
@@ -92,7 +93,7 @@ def may_hold(made: Any, count: int) -> bool:
 
 
 def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A request's whole way: the call, and the wait until its result is on the host.
+    """Return a request's whole way: the call, and the wait until its result is on the host.
 
     A model itself runs without recording what backward would need, as in serving. A mapping whose keys are its
     parameters, such as a tokenizer's, reaches it as keyword arguments.
@@ -116,7 +117,7 @@ def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def serves_in_training(fn: Any) -> bool:
-    """Whether a model that a function may serve is in training mode.
+    """Return whether a model that a function may serve is in training mode.
 
     That is itself, its object, their attributes, or an argument, default or variable that it uses.
     """

@@ -24,7 +24,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callbacks() -> tuple[type, ...]:
-    """The base classes: those of the packages that are in use, else of the first that is installed."""
+    """Return the base classes: those of the packages that are in use, else of the first that is installed."""
     if used := [sys.modules[name].Callback for name in _PACKAGES if hasattr(sys.modules.get(name), "Callback")]:
         return tuple(used)
     for name in _PACKAGES:
@@ -121,7 +121,7 @@ def _optimizers(trainer: Any) -> dict[str, Any]:
 
 
 def _left(trainer: Any) -> int | None:
-    """Steps before the next validation or the end of the training, whichever is known to come first."""
+    """Return steps before the next validation or the end of the training, whichever is known to come first."""
     loop, ahead = trainer.fit_loop.epoch_loop, []
     done, every = loop.batch_progress.current.ready, trainer.check_val_every_n_epoch
     if trainer.enable_validation and (every is None or (trainer.current_epoch + 1) % every == 0):
@@ -137,7 +137,7 @@ def _left(trainer: Any) -> int | None:
 
 
 def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerStep:
-    """What Lightning's loop does between two batches of steps, where it optimizes automatically."""
+    """Return what Lightning's loop does between two batches of steps, where it optimizes automatically."""
     loop, [optimizer] = trainer.fit_loop.epoch_loop, trainer.optimizers
     automatic, accumulates = loop.automatic_optimization, trainer.accumulate_grad_batches
     progress = automatic.optim_progress
@@ -192,6 +192,6 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
 
 
 def _steps_left(trainer: Any) -> int | None:
-    """Steps before the end of the training; ``None`` if that is not known."""
+    """Return steps before the end of the training; ``None`` if that is not known."""
     planned = trainer.estimated_stepping_batches
     return int(planned) - trainer.global_step if 0 <= planned < math.inf else None

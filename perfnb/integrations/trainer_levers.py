@@ -114,7 +114,7 @@ def say(words: str) -> None:
 
 
 def _refusal(step: TrainerStep) -> str:
-    """Why levers cannot be tried at all; empty if they can."""
+    """Return the reason why levers cannot be tried at all; empty if they can."""
     if (place_in_job() or {}).get("world_size", 1) > 1:
         return "the job has several ranks, which would have to switch levers together"
     if not step.batches:
@@ -137,7 +137,8 @@ def _words(step: TrainerStep, lever: str, subject: Any) -> list[str] | None:
 
 
 def _loader(step: TrainerStep) -> DataLoader[Any] | None:
-    """A loader of some of the run's samples that draws no random numbers; ``None`` if the step takes several batches.
+    """Return a loader of some of the run's samples that draws no random numbers; ``None`` if the step takes several
+    batches.
 
     The trainer's own is left alone, because its samplers know their position.
     """
@@ -159,7 +160,7 @@ def _loader(step: TrainerStep) -> DataLoader[Any] | None:
 
 
 def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:
-    """What a run's summary keeps of the levers that were tried, with `left` steps to go."""
+    """Return what a run's summary keeps of the levers that were tried, with `left` steps to go."""
     figures, kept = trials.figures, trials.best
     tried = [trial for trial in figures.trials if trial.verdict != "not tried"]
     combined = [figures.confirmed] if figures.confirmed is not None and len(kept) > 1 else []

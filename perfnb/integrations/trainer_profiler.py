@@ -158,7 +158,7 @@ class TrainerProfiler:
             warnings.warn(f"perfnb: no lever will be tried: {reason}.", RuntimeWarning, stacklevel=3)
 
     def _step(self) -> TrainerStep:
-        """The trainer's step, to try levers on."""
+        """Return the trainer's step, to try levers on."""
         raise NotImplementedError
 
     def _try(self) -> None:
@@ -201,7 +201,7 @@ class TrainerProfiler:
 
 
 def _levers(wanted: Any) -> Any:
-    """The levers to try: ``"auto"`` or a list of names; ``False`` for none.
+    """Return the levers to try: ``"auto"`` or a list of names; ``False`` for none.
 
     Raises
     ------

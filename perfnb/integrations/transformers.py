@@ -154,7 +154,7 @@ def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[
 
 
 def _trainer() -> Any:
-    """The trainer whose event this is, which no event names; ``None`` if something else calls."""
+    """Return the trainer whose event this is, which no event names; ``None`` if something else calls."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if isinstance(owner := frame.f_locals.get("self"), Trainer):
@@ -164,7 +164,7 @@ def _trainer() -> Any:
 
 
 def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[Any]]) -> TrainerStep:
-    """What the Trainer's loop does between two batches of steps; `batches_of` is its own `get_batch_samples`."""
+    """Return what the Trainer's loop does between two batches of steps; `batches_of` is its own `get_batch_samples`."""
     model, optimizer, scheduler = trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler
     accelerator, args, state = trainer.accelerator, trainer.args, trainer.accelerator.gradient_state
     scaler = getattr(accelerator, "scaler", None)  # known to the step, and so put back
@@ -219,7 +219,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
 
 
 def _left(args: Any, state: Any, loader: Any) -> int | None:
-    """Steps before the next evaluation or the end of the training, as far as known."""
+    """Return steps before the next evaluation or the end of the training, as far as known."""
     strategy = getattr(args.eval_strategy, "value", args.eval_strategy)
     ahead: list[int] = [state.max_steps - state.global_step]
     if strategy == "steps" and state.eval_steps:

@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _free_port() -> str:
-    """A port for a script that sets its process group up by itself; it is not held until then."""
+    """Return a port for a script that sets its process group up by itself; it is not held until then."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])

@@ -47,7 +47,7 @@ class AgreedPlan(Plan):
 
 
 def _agreed(name: str) -> Callable[..., Any]:
-    """A decision of the plan, made by rank 0."""
+    """Return a decision of the plan, made by rank 0."""
 
     def decision(self: AgreedPlan, *args: Any) -> Any:
         return self._agree(lambda: getattr(vars(self)["_own"], name)(*args))

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def variables_of(rank: int, ranks: int) -> dict[str, str]:
-    """The environment variables by which a rank of one machine knows its place, named as torchrun names them."""
+    """Return the environment variables by which a rank of one machine knows its place, named as torchrun names them."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     return {name: str(value) for name, value in own.items()}
 
@@ -99,7 +99,7 @@ def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from its first frame outside perfnb; the whole one if there is none."""
+    """Return a traceback from its first frame outside perfnb; the whole one if there is none."""
     inner = trace
     while inner is not None:
         file = inner.tb_frame.f_code.co_filename

@@ -78,7 +78,7 @@ class FollowedRanks:
         raise NotImplementedError
 
     def _have_ended(self) -> bool:
-        """Whether nothing more can come of them."""
+        """Return whether nothing more can come of them."""
         raise NotImplementedError
 
     def _wait_for(self, come: Callable[[], bool], most_s: float = _LAST_S) -> None:
@@ -92,12 +92,12 @@ class FollowedRanks:
         raise NotImplementedError
 
     def _files(self, kind: str) -> dict[int, Path]:
-        """The files of this kind that ranks have written, by rank."""
+        """Return the files of this kind that ranks have written, by rank."""
         paths = {rank: self._folder / f"{kind}_{rank}" for rank in range(self._ranks)}
         return {rank: path for rank, path in paths.items() if path.exists()}
 
     def _missing(self) -> list[int]:
-        """Ranks that have ended without saying how."""
+        """Return ranks that have ended without saying how."""
         gone = [rank for rank, path in self._files("pid").items() if not _runs(int(path.read_text()))]
         told = self._files("done").keys() | self._files("failed").keys()  # written before the rank ended
         return [rank for rank in gone if rank not in told]
@@ -191,12 +191,13 @@ class Job(FollowedRanks):
 
 
 def of_loopback() -> dict[str, str]:
-    """The variables by which gloo and NCCL connect ranks of one machine: only its own processes can reach them."""
+    """Return the variables by which gloo and NCCL connect ranks of one machine: only its own processes can reach them.
+    """
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 
 
 def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the ranks: this one, with loopback for gloo and their number of threads."""
+    """Return the environment of the ranks: this one, with loopback for gloo and their number of threads."""
     # This process may be a rank of another job, and may have another launcher's settings.
     own = {
         name: value

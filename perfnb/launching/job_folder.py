@@ -39,7 +39,7 @@ def job_folder() -> Iterator[Path]:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether a job's folder is gone, or its owner has ended; where no lock tells, it has not."""
+    """Return whether a job's folder is gone, or its owner has ended; where no lock tells, it has not."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:

@@ -60,7 +60,7 @@ class Cell:
 
 
 def pack_function(target: Any, batches: Any) -> bytes:
-    """A function that sets a job up, and its batches, for another process.
+    """Return a function that sets a job up, and its batches, for another process.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def pack_function(target: Any, batches: Any) -> bytes:
 def pack_cell(
     body: CodeType, clause: Clause | None, namespace: dict[str, Any], names: Sequence[str], models: Sequence[str] | None
 ) -> bytes:
-    """A cell with those variables of the notebook that it names.
+    """Return a cell with those variables of the notebook that it names.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def pack_cell(
 
 
 def lines_of(*codes: CodeType) -> dict[str, list[str]]:
-    """The source of code that is in no file, if known."""
+    """Return the source of code that is in no file, if known."""
     files = [code.co_filename for code in codes]
     return {file: lines for file in files if not Path(file).exists() and (lines := linecache.getlines(file))}
 
@@ -112,7 +112,7 @@ def _packed(value: Any, parts: Mapping[str, Any]) -> bytes:
 
 
 def _culprit(parts: Mapping[str, Any]) -> tuple[str, Exception] | None:
-    """The first part that cannot be pickled, and why; of a function, the variable that it uses."""
+    """Return the first part that cannot be pickled, and why; of a function, the variable that it uses."""
     import cloudpickle
 
     from perfnb.step.namespace import namespace_of

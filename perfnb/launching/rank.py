@@ -59,7 +59,7 @@ def run(folder: Path, rank: int) -> None:
 
 
 def settled(folder: Path) -> Order:
-    """The order in a job's folder, when this process has its paths, arguments and threads."""
+    """Return the order in a job's folder, when this process has its paths, arguments and threads."""
     order: Order = pickle.loads((folder / ORDER).read_bytes())
     sys.path[:], sys.argv[:] = order.path, order.argv
     torch.set_num_threads(order.threads)
@@ -67,7 +67,7 @@ def settled(folder: Path) -> Order:
 
 
 def gpu_count() -> int:
-    """Number of CUDA or ROCm devices; nothing is initialised on them."""
+    """Return the number of CUDA or ROCm devices; nothing is initialised on them."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -155,7 +155,7 @@ def profile_in_group(
 
 
 def _set_up(target: Callable[[], Any], given: Any) -> tuple[Any, Any]:
-    """The step that a target returns, and the batches: those given, or those returned with the step."""
+    """Return the step that a target returns, and the batches: those given, or those returned with the step."""
     returned = target()
     step, batches = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not callable(step):
@@ -227,13 +227,13 @@ def _replace_in(step: Any, new: Mapping[int, Any]) -> None:
 
 
 def _unwrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """The model inside each DistributedDataParallel, by the ``id`` of that."""
+    """Return the model inside each DistributedDataParallel, by the ``id`` of that."""
     parallel = nn.parallel.DistributedDataParallel
     return {id(value): value.module for value in values.values() if isinstance(value, parallel)}
 
 
 def _wrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """Each model with something to train, by its ``id``, wrapped; parts of another one are left alone."""
+    """Return each model with something to train, by its ``id``, wrapped; parts of another one are left alone."""
     parallel = nn.parallel.DistributedDataParallel
     models = [value for value in values.values() if isinstance(value, nn.Module)]
     parts = {id(part) for model in models for part in list(model.modules())[1:]}

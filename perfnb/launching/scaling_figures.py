@@ -101,7 +101,7 @@ def _name(job: ScalingJob) -> str:
 
 
 def _time(job: ScalingJob) -> tuple[float, float, float]:
-    """The median step of a job, and an interval that holds those of all its runs."""
+    """Return the median step of a job, and an interval that holds those of all its runs."""
     if not job.runs:
         return _UNKNOWN
     medians = [float(np.median(run.steps_ms)) for run in job.runs]
@@ -113,7 +113,7 @@ def _time(job: ScalingJob) -> tuple[float, float, float]:
 
 
 def _notes(jobs: Sequence[ScalingJob]) -> Iterator[str]:
-    """What limits the figures, one note for all jobs that share it."""
+    """Yield what limits the figures, one note for all jobs that share it."""
     shared: dict[str, list[str]] = {}
     for job in jobs:
         if job.failed:
@@ -148,12 +148,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _ratio(other: tuple[float, float, float], own: tuple[float, float, float], work: int) -> tuple[float, float, float]:
-    """How many times as fast `own` is as `other`, and an interval."""
+    """Return how many times as fast `own` is as `other`, and an interval."""
     return work * other[0] / own[0], work * other[1] / own[2], work * other[2] / own[1]
 
 
 def _losses(jobs: Sequence[ScalingJob], mode: str) -> pd.DataFrame:
-    """Milliseconds of a step beyond perfect scaling, by cause; the parts add up to the loss."""
+    """Return milliseconds of a step beyond perfect scaling, by cause; the parts add up to the loss."""
     base = next(job for job in jobs if job.kind == "ranks" and job.ranks == 1)
     rows = []
     for job in jobs:
@@ -171,6 +171,6 @@ def _losses(jobs: Sequence[ScalingJob], mode: str) -> pd.DataFrame:
 
 
 def _parts(job: ScalingJob) -> dict[str, float]:
-    """The parts of a job's median step in milliseconds: the shares of the traced steps, of the timed ones."""
+    """Return the parts of a job's median step in milliseconds: the shares of the traced steps, of the timed ones."""
     step = _time(job)[0]
     return {name: step * float(np.mean([run.shares[name] or 0.0 for run in job.runs])) for name in PARTS}

@@ -160,7 +160,9 @@ class LoopProfiler:
         return (plan.steps or 0) + 1 + plan.traced + 2 * plan.memory + plan.flops
 
     def why_no_profile(self, until: str) -> str:
-        """Why there is no profile yet, after a loop's name; `until` is what a window must be over before."""
+        """Return the reason why there is no profile yet, after a loop's name; `until` is what a window must be over
+        before.
+        """
         at, had = self.planned_at or 0, f"had {counted(self.done, 'step')}, and"
         if self.done <= at:
             return f"{had} the window of {self.length} opens only after {at:,}"

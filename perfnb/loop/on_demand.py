@@ -76,7 +76,9 @@ class OnDemand:
             _SIGNAL.stop()
 
     def asked(self, now_ns: int) -> bool:
-        """Whether a window was asked for since the last call; `now_ns` is on the clock of `time.perf_counter_ns`."""
+        """Return whether a window was asked for since the last call; `now_ns` is on the clock of
+        `time.perf_counter_ns`.
+        """
         if _SIGNAL.heard != self._heard:
             self._heard = _SIGNAL.heard
             return self._listens

@@ -207,7 +207,7 @@ class ProfiledLoop(Generic[_Batch]):
         return f"<perfnb.ProfiledLoop after {self._profiler.done:,} steps: {self._profiler.profiles!r}>"
 
     def _left(self) -> int | None:
-        """Steps of this epoch that are still to come."""
+        """Return steps of this epoch that are still to come."""
         return None if self._batches_left is None else self._batches_left // self._steps.batches
 
     def _show(self) -> None:
@@ -241,7 +241,7 @@ class ProfiledLoop(Generic[_Batch]):
 
 
 def _users_variables() -> dict[str, Any]:
-    """The variables of the loop that is now asking for its next batch."""
+    """Return the variables of the loop that is now asking for its next batch."""
     frame = sys._getframe(1)
     while frame.f_back is not None and is_installed(frame.f_code.co_filename):
         frame = frame.f_back

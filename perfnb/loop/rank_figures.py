@@ -70,7 +70,7 @@ def _differences(runs: Mapping[int, RunFigures], times: pd.DataFrame) -> pd.Data
 
 
 def _wider(others: int) -> float:
-    """How much wider intervals are so that they hold for this many comparisons together."""
+    """Return how much wider intervals are so that they hold for this many comparisons together."""
     from scipy.special import ndtri
 
     return float(ndtri(1 - 0.025 / max(1, others)) / ndtri(0.975))

@@ -55,7 +55,7 @@ class RankRuns(RankFigures, Documented):
 
 
 def _folders(path: Path) -> list[Path]:
-    """The runs of ranks in a folder, or in the one for runs inside it."""
+    """Return the runs of ranks in a folder, or in the one for runs inside it."""
     for place in (path, path / RUN_FOLDER):
         if place.is_dir():
             found = [one for one in place.iterdir() if one.name.startswith("rank_") and RUN.is_at(one)]

@@ -167,7 +167,7 @@ class RunRecorder:
         self.tried, self._tried_at, self._recorded = tried, self._count if over else None, None
 
     def recorded(self) -> Recorded:
-        """What has been recorded so far; the run may go on. Until another step has ended, it stays the same."""
+        """Return what has been recorded so far; the run may go on. Until another step has ended, it stays the same."""
         state = (self._count, len(self._windows), self._pass, self.by_batch, self.batches)
         if self._recorded is None or self._recorded[0] != state:
             self._recorded = state, self._recorded_now()
@@ -218,7 +218,10 @@ class RunRecorder:
         return rows_of(step, begin - self._first_ns, wall, data, other, device)
 
     def _table(self, numbers: array[int]) -> Rows:
-        """The numbers of steps as rows: step, begin, wall, data, other. A copy: the array must stay free to grow."""
+        """Return the numbers of steps as rows: step, begin, wall, data, other.
+
+        A copy: the array must stay free to grow.
+        """
         table: Rows = np.array(numbers, dtype=np.int64).reshape(-1, _KEPT).T
         if numbers is self._chunk:
             self._waits_known |= bool((table[3] >= 0).any())
@@ -317,7 +320,7 @@ class _DeviceClock:
             self._last = step, event
 
     def times_of(self, steps: Rows) -> Rows:
-        """Nanoseconds from the end of the step before to the end of each step, -1 where unknown."""
+        """Return nanoseconds from the end of the step before to the end of each step, -1 where unknown."""
         self.poll()
         times = np.array([self._times.get(step, -1) for step in steps.tolist()], dtype=np.int64)
         first = int(steps[0])
@@ -326,7 +329,7 @@ class _DeviceClock:
 
 
 def _device_clock() -> _DeviceClock | None:
-    """A clock on the only device in use; ``None`` with several, or without events that tell times."""
+    """Return a clock on the only device in use; ``None`` with several, or without events that tell times."""
     used = accelerators()
     if len(used) != 1 or len(used[0].indices) != 1 or used[0].kind not in _TIMED_KINDS:
         return None
@@ -334,7 +337,8 @@ def _device_clock() -> _DeviceClock | None:
 
 
 def _allocated_bytes() -> int:
-    """Bytes of tensors on all accelerators in use; -1 without one, as torch does not count those of the CPU."""
+    """Return the bytes of tensors on all accelerators in use; -1 without one, as torch does not count those of the CPU.
+    """
     held = [
         int(used.module.memory_allocated(index))
         for used in (accelerators() if accelerator_in_use() else ())

@@ -142,7 +142,7 @@ class RunSummary(RunFigures, Documented):
         return self.judgement.verdict.next or None
 
     def compare(self, other: RunSummary, *, equal_within: float = 0.02) -> RunComparison:
-        """What changed from this run to another.
+        """Return what changed from this run to another.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class RunSummary(RunFigures, Documented):
         return log_result(Logged("run", self, self._first_outcome or self._outcome()), target, step)
 
     def _outcome(self) -> Outcome:
-        """What held the run back, as dated facts."""
+        """Return what held the run back, as dated facts."""
         facts = self._recorded.facts
         peaks = [facts[f"peak_{which}_bytes"] for which in ("allocated", "resident")]
         return make_outcome(
@@ -237,19 +237,21 @@ class RunComparison(RunChanges, Documented):
 
 
 def summarise(recorder: RunRecorder) -> RunSummary | None:
-    """The summary of what a recorder has seen; ``None`` before the first step."""
+    """Return the summary of what a recorder has seen; ``None`` before the first step."""
     recorded = recorder.recorded()
     return RunSummary(recorded) if recorded.facts["steps"] else None
 
 
 def place_of_run(path: str | Path) -> Path:
-    """The folder of a run, given that folder or the one in which a loop saved its profiles."""
+    """Return the folder of a run, given that folder or the one in which a loop saved its profiles."""
     source = usable(path)
     return source if RUN.is_at(source) or not RUN.is_at(source / RUN_FOLDER) else source / RUN_FOLDER
 
 
 def profiles_beside(path: str | Path) -> list[str]:
-    """The profiles in a folder that also has a run, or the runs of ranks, as paths; none if there is no run in it."""
+    """Return the profiles in a folder that also has a run, or the runs of ranks, as paths; none if there is no run in
+    it.
+    """
     folder = usable(path)
     if not any(kind.is_at(folder / RUN_FOLDER) for kind in (RUN, RANKS)):
         return []

@@ -65,7 +65,7 @@ def _times(sides: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _ratio(one: Centre, other: Centre) -> tuple[float | None, ...]:
-    """The other over the one with its interval, from the difference of their logarithms."""
+    """Return the other over the one with its interval, from the difference of their logarithms."""
     return tuple(None if value is None else math.exp(value) for value in _change(_log(one), _log(other)))
 
 

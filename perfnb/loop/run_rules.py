@@ -87,7 +87,7 @@ def _share(share: Centre) -> str:
 
 @rule("stalls", "Held up by stalls", "making the slow steps as fast as the others")
 def stalls(run: RunFigures) -> Iterator[Finding]:
-    """Steps far slower than those around them, waits for data left out."""
+    """Yield steps far slower than those around them, waits for data left out."""
     slow, count = run.slow, run.counted
     if slow.empty or (bound := run.lost_ms / count) < _WORTH_STALLS * run.mean_ms:
         return
@@ -112,7 +112,7 @@ def stalls(run: RunFigures) -> Iterator[Finding]:
 
 
 def _period(steps: Ints) -> int | None:
-    """The distance between slow steps, if it is always the same."""
+    """Return the distance between slow steps, if it is always the same."""
     apart = np.diff(np.sort(steps))
     return int(apart[0]) if len(steps) >= 3 and apart.min() == apart.max() >= 2 else None
 
@@ -221,7 +221,7 @@ _BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def run_findings(run: RunFigures) -> Findings:
-    """What held a run back. On a busy machine, what other programs can cause comes last, with low confidence."""
+    """Return what held a run back. On a busy machine, what other programs can cause comes last, with low confidence."""
     if not run.enough:
         return Findings(finding_table([], None), Conclusion(TOO_FEW, "", ""), None)
     found = found_by(RULES, run, run.mean_ms)

@@ -116,7 +116,7 @@ class RunFigures:
 
 
 def steps_frame(rows: Rows, windows: Rows) -> pd.DataFrame:
-    """The rows of steps and of profiled windows in order of time, in milliseconds."""
+    """Return the rows of steps and of profiled windows in order of time, in milliseconds."""
     own = pd.DataFrame(rows, columns=list(COLUMNS))
     frame = pd.concat([own, pd.DataFrame(windows, columns=list(WINDOW_COLUMNS))], ignore_index=True)
     frame["profiled"] = np.arange(len(frame)) >= len(own)
@@ -147,13 +147,13 @@ def memory_frame(readings: Rows) -> pd.DataFrame:
 
 
 def _busy(facts: Mapping[str, Any]) -> tuple[float, int] | None:
-    """The machine's mean load and its CPUs, if there was work for more CPUs than it has."""
+    """Return the machine's mean load and its CPUs, if there was work for more CPUs than it has."""
     load, cpus = facts.get("load"), facts.get("cpus")
     return (load, cpus) if load is not None and cpus and load > _BUSY * cpus else None
 
 
 def stretches(steps: pd.DataFrame, most: int) -> pd.DataFrame:
-    """All steps in at most `most` stretches of consecutive ones, in order.
+    """Return all steps in at most `most` stretches of consecutive ones, in order.
 
     Returns
     -------
@@ -169,7 +169,7 @@ def stretches(steps: pd.DataFrame, most: int) -> pd.DataFrame:
 
 
 def _warmup(times: Floats) -> int:
-    """How many steps at the start are slow because they are the first."""
+    """Return how many steps at the start are slow because they are the first."""
     if not len(times):
         return 0
     slow = times > _WARMING * np.median(times)
@@ -234,7 +234,7 @@ def _slow(rows: pd.DataFrame) -> tuple[pd.DataFrame, float]:
 
 
 def _changes(rows: pd.DataFrame, times: Floats) -> Changes | None:
-    """Changes of the step time; its places are steps."""
+    """Return changes of the step time; its places are steps."""
     changes = changes_in(times)
     if changes is None:
         return None

@@ -53,7 +53,7 @@ _RANKS_WAIT = (
 
 
 def run_document(run: RunFigures) -> Document:
-    """How long a run's steps took, what held it back, and how memory developed."""
+    """Return how long a run's steps took, what held it back, and how memory developed."""
     several = len(run.findings) > 1  # the verdict says all about a single one
     cards = (finding_cards(run.judgement, "What each finding costs at most per step"),) if several else ()
     return Document(
@@ -69,7 +69,7 @@ def run_document(run: RunFigures) -> Document:
 
 
 def run_name(run: RunFigures) -> str:
-    """The name of a run, with its rank if its job has several."""
+    """Return the name of a run, with its rank if its job has several."""
     return run.name if run.rank is None else f"{run.name}, rank {run.rank} of {run.ranks}"
 
 
@@ -88,7 +88,7 @@ def _verdict(run: RunFigures) -> Verdict:
 
 
 def _nothing(run: RunFigures) -> str:
-    """What was looked for and not found."""
+    """Return what was looked for and not found."""
     waits = f"waits for data take {fmt.share(run.wait.estimate)} of the steps' time"
     parts = [waits if fmt.known(run.phases["ms"]["data"]) is not None else "waits for data are not known"]
     parts.append("few steps are slow" if len(run.slow) else "no step is slow")
@@ -119,7 +119,7 @@ def _figures(run: RunFigures) -> tuple[Figure, ...]:
 
 
 def _tried(run: RunFigures) -> Iterator[Section]:
-    """The levers that were tried during the run, the best first, and the lines that keep what helped."""
+    """Yield the levers that were tried during the run, the best first, and the lines that keep what helped."""
     if not run.tried:
         return
     best = sorted(run.tried, key=lambda one: (not one["kept"], math.inf if one["ratio"] is None else one["ratio"]))
@@ -137,7 +137,7 @@ def _tried(run: RunFigures) -> Iterator[Section]:
 
 
 def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
-    """What becomes of a lever, and what it would have saved over the steps that were left.
+    """Return what becomes of a lever, and what it would have saved over the steps that were left.
 
     If several are kept `together`, only what all of them save is of interest. A step of the run takes `whole_ms` with
     its wait for data and the trainer's own work, so levers save a smaller share of it than of the step alone.
@@ -150,7 +150,7 @@ def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
 
 
 def _gain(tried: Mapping[str, Any], whole_ms: float) -> str:
-    """What a lever would have saved over the steps that were left, as it follows on "worth keeping"."""
+    """Return what a lever would have saved over the steps that were left, as it follows on "worth keeping"."""
     saves_ms, left = tried["saves_ms"], tried["left"]
     if saves_ms is None or left is None:
         return ""
@@ -245,7 +245,7 @@ def _notes(run: RunFigures) -> Iterator[str]:
 
 
 def comparison_document(changes: RunChanges) -> Document:
-    """What changed from one run to another."""
+    """Return what changed from one run to another."""
     a, b = (run_name(run) for run in (changes.a, changes.b))
     names = f"{a} → {b}" if a != b else a
     sides = (("baseline", changes.a), ("candidate", changes.b))
@@ -277,7 +277,7 @@ def _change_verdict(changes: RunChanges) -> Verdict:
 
 
 def _reasons(changes: RunChanges) -> Iterator[str]:
-    """What made the difference, the largest part first."""
+    """Yield what made the difference, the largest part first."""
     parts = changes.step.loc[["waiting for data", "working", "between steps"]]
     clear = parts[(parts["low_ms"] > 0) | (parts["high_ms"] < 0)]
     if len(clear):
@@ -290,7 +290,7 @@ def _reasons(changes: RunChanges) -> Iterator[str]:
 
 
 def _signed(row: pd.Series) -> str:
-    """A change in milliseconds with its interval: ``+1.20 ms [1.10, 1.30]``."""
+    """Return a change in milliseconds with its interval: ``+1.20 ms [1.10, 1.30]``."""
     ms = float(row["change_ms"])
     change = fmt.interval(ms, (row["low_ms"], row["high_ms"]))
     return f"+{change}" if ms > 0 else change
@@ -329,7 +329,7 @@ def _three(row: pd.Series, unit: str) -> tuple[Any, ...]:
 
 
 def ranks_document(ranks: RankFigures) -> Document:
-    """Which rank of a job waits longer for its data, or works longer."""
+    """Return which rank of a job waits longer for its data, or works longer."""
     times = ranks.times
     marks = [palette.RUN["data"], Mark("working", palette.BLUE, "█", "solid"), palette.RUN["other"]]
     bars = [

@@ -76,11 +76,11 @@ class ScriptSteps:
         return batch
 
     def _is_own(self, loader: Any) -> bool:
-        """Whether a loader's batches are the steps', as far as that is known."""
+        """Return whether a loader's batches are the steps', as far as that is known."""
         return not self._known or _is(self._loader, loader)
 
     def _ask(self, loader: Any) -> bool:
-        """A batch is asked for; whether a step waits for it."""
+        """Return a batch is asked for; whether a step waits for it."""
         steps = self._steps_with(loader)
         before, self._asked = self._asked, weakref.ref(loader)
         self._first = self._first or self._asked
@@ -143,7 +143,7 @@ class ScriptSteps:
             steps.get()
 
     def _steps_with(self, loader: Any) -> LoopSteps:
-        """What tells the driver of the steps; made at the first batch or step, when torch is loaded."""
+        """Return what tells the driver of the steps; made at the first batch or step, when torch is loaded."""
         if self._steps is None:
             driver = self._make_driver(None if isinstance(loader, Nameless) else loader)
             self._steps = LoopSteps(driver, optimizers_end_steps=self._by != "batch")
@@ -207,7 +207,9 @@ class ScriptSteps:
 
 
 def script_variables() -> dict[str, Any]:
-    """The variables of the functions that are running now, those of the script itself included; inner ones first."""
+    """Return the variables of the functions that are running now, those of the script itself included; inner ones
+    first.
+    """
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
     while frame is not None:

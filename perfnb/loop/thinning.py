@@ -29,7 +29,7 @@ _ONE = slice(_AT["one_wall_ns"], _AT["one_device_ns"] + 1)
 
 
 def rows_of(step: Any, begin_ns: Any, wall_ns: Any, data_ns: Any, other_ns: Any, device_ns: Any) -> Rows:
-    """One row for each step."""
+    """Return one row for each step."""
     one = np.ones(len(step), dtype=np.int64)
     columns = (step, one, begin_ns, wall_ns, data_ns, other_ns, step, wall_ns, data_ns, wall_ns, data_ns, device_ns)
     return np.column_stack(columns).astype(np.int64).reshape(-1, len(COLUMNS))

@@ -35,7 +35,7 @@ class Windows:
         self.single = len(self._planned) == 1 and every is None
 
     def next(self, done: int) -> int | None:
-        """Steps before the next window, after `done` steps; ``None`` if there is none to come.
+        """Return steps before the next window, after `done` steps; ``None`` if there is none to come.
 
         One that became due while another was open comes at once, but of those due after every so many steps the ones
         that are over are left out.

@@ -18,7 +18,7 @@ MAGICS = {
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """The parser of a magic's options."""
+    """Return the parser of a magic's options."""
     parser: argparse.ArgumentParser = getattr(_holder(name), name).parser
     return parser
 

@@ -65,7 +65,7 @@ def require_name(name: str | None) -> None:
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
-    """The long options of a parser."""
+    """Return the long options of a parser."""
     return sorted(name for name in parser._option_string_actions if name.startswith("--"))
 
 
@@ -86,7 +86,7 @@ def _listed(parser: argparse.ArgumentParser) -> str:
 
 
 def _checked(value: str, option: str, kind: Any) -> str:
-    """The text of an option's value, if it has the right type."""
+    """Return the text of an option's value, if it has the right type."""
     if kind in _KINDS:
         try:
             kind(value)

@@ -123,7 +123,7 @@ class ProfileStepMagics(Magics):
         )
 
     def _ranks(self, rest: str, cell: str | None, options: Any, plan: Any) -> Any:
-        """The profiles of new processes that run the cell."""
+        """Return the profiles of new processes that run the cell."""
         __tracebackhide__ = True
         from dataclasses import asdict
 
@@ -164,7 +164,7 @@ class ProfileStepMagics(Magics):
         return run_ranks(order, options.ranks, quiet=options.quiet)
 
     def _models(self, text: str | None) -> dict[str, Any]:
-        """The modules that ``--model`` names."""
+        """Return the modules that ``--model`` names."""
         from perfnb.step.namespace import chosen_models
 
         models: dict[str, Any] = {}

@@ -78,7 +78,7 @@ def watched_memory(recording: Recording) -> Watched | None:
 
 
 def paired(changes: pd.DataFrame) -> pd.DataFrame:
-    """One row per block of memory: ``bytes``, ``device``, ``address``, ``start``, ``end``, ``event``.
+    """Return one row per block of memory: ``bytes``, ``device``, ``address``, ``start``, ``end``, ``event``.
 
     ``event`` is that of the allocation, -1 if only a free was seen.
     """
@@ -107,7 +107,7 @@ def paired(changes: pd.DataFrame) -> pd.DataFrame:
 
 
 def allocation_table(watched: Watched) -> pd.DataFrame:
-    """The frame ``allocations``: everything alive at some time in the counted step, in time order."""
+    """Return the frame ``allocations``: everything alive at some time in the counted step, in time order."""
     blocks = watched.counted
     start, end = blocks["start"].to_numpy(), blocks["end"].to_numpy()
     before, after = start == BEFORE, end >= watched.end
@@ -120,7 +120,7 @@ def allocation_table(watched: Watched) -> pd.DataFrame:
 
 
 def allocations_by_step(watched: Watched) -> pd.DataFrame:
-    """The steps where each block was made and freed: the input of `perfnb.memory.leaks.judge.leak_figures`.
+    """Return the steps where each block was made and freed: the input of `perfnb.memory.leaks.judge.leak_figures`.
 
     One row per block that was seen being made or freed: ``bytes``, ``device``, ``layer``, ``phase``, ``op``,
     ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of steps:
@@ -167,7 +167,7 @@ def _made(
 
 
 def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
-    """The op around each host event: the innermost that does more than allocate, else the outermost."""
+    """Return the op around each host event: the innermost that does more than allocate, else the outermost."""
     host = attribution.host
     fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[host.rows]
     making = innermost(host.calls, host.is_op & ~fetches)
@@ -278,7 +278,7 @@ def _categories(blocks: pd.DataFrame, attribution: Attribution, failed: bool) ->
 
 
 def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
-    """Where the outermost layer span of the recomputation around each block ends."""
+    """Return where the outermost layer span of the recomputation around each block ends."""
     host = attribution.host
     kind, above = host.blocks["kind"].to_numpy(), host.forest.parent
     at = place.copy()
@@ -291,12 +291,12 @@ def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
 
 
 def _step_at(time: Ints, starts: Ints, ends: Ints) -> Ints:
-    """Number of the step that contains each time, -1 for none."""
+    """Return the number of the step that contains each time, -1 for none."""
     place = np.searchsorted(starts, time, side="right") - 1
     return np.where((place >= 0) & (time <= ends[place]), place, NONE)
 
 
 def _text(texts: pd.Series | np.ndarray, places: Ints) -> pd.Series:
-    """The texts at some places; missing if empty, or at no place."""
+    """Return the texts at some places; missing if empty, or at no place."""
     text = pd.Series(np.append(np.asarray(texts, dtype=object), "")[places], dtype="object")
     return text.mask(text == "", pd.NA)

@@ -22,7 +22,7 @@ def options_to_fit(
     single: bool,
     half: bool,
 ) -> pd.DataFrame:
-    """How much of the peak each change would free by itself, the largest first.
+    """Return how much of the peak each change would free by itself, the largest first.
 
     *Computed* savings follow from sizes alone; *estimated* ones assume that the peak stays where it is and that
     activations behave as usual.

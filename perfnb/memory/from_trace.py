@@ -26,7 +26,7 @@ class TotalsOfDevice(NamedTuple):
 
 
 def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
-    """The totals of each device, the CPU first; devices whose events carry no totals are left out.
+    """Return the totals of each device, the CPU first; devices whose events carry no totals are left out.
 
     From the start of the trace to the first change stands what was allocated until then. CPU totals count from when a
     profiler first recorded memory in the process, and leave out what was alive before.
@@ -55,7 +55,7 @@ def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
 
 
 def trace_memory_table(recording: Recording) -> pd.DataFrame:
-    """The frame ``memory`` of a loaded trace: ``t_ms`` from the start of its first step, no categories."""
+    """Return the frame ``memory`` of a loaded trace: ``t_ms`` from the start of its first step, no categories."""
     lines = memory_of_trace(recording)
     if not lines:
         return conform(pd.DataFrame(), "memory")

@@ -40,7 +40,7 @@ _NONE = -1
 
 
 def memory_document(summary: MemorySummary) -> Document:
-    """What is alive at the peak of a step, or when it failed, and what would make it fit."""
+    """Return what is alive at the peak of a step, or when it failed, and what would make it fit."""
     figures = [
         Figure(_instant(summary), summary.peak_bytes, "bytes", basis=f"at {_when(summary)}, on {summary.device}")
     ]
@@ -66,7 +66,7 @@ def memory_document(summary: MemorySummary) -> Document:
 
 
 def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
-    """What would free memory at the peak."""
+    """Return what would free memory at the peak."""
     columns = {
         "option": Column("option"),
         "frees_bytes": Column("frees", "bytes", bar=True),
@@ -79,7 +79,7 @@ def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
 
 
 def _instant(summary: MemorySummary) -> str:
-    """The instant described in full."""
+    """Return the instant described in full."""
     return "peak" if summary.incomplete is None else "failure"
 
 
@@ -141,7 +141,7 @@ def _sections(summary: MemorySummary) -> Iterator[Section]:
 
 
 def _still(summary: MemorySummary) -> Iterator[Section]:
-    """The curve without its cursor."""
+    """Yield the curve without its cursor."""
     line = summary.timeline
     if not len(line):
         return
@@ -170,7 +170,7 @@ def stacked(
 
 
 def curve_data(summary: MemorySummary) -> dict[str, Any]:
-    """What the curve with its cursor is drawn from, ready for JSON.
+    """Return what the curve with its cursor is drawn from, ready for JSON.
 
     Instants are integer nanoseconds, amounts integer bytes, ``None`` where unknown; a column of unknown values only
     or everything is zero is ``None``. Names are stored once in ``names``; name columns hold places in it, -1 for none.

@@ -90,7 +90,7 @@ class MemorySummary:
 
 
 def memory_table(watched: Watched) -> pd.DataFrame:
-    """The frame ``memory``: one row at the start of the counted step and at each change, device by device."""
+    """Return the frame ``memory``: one row at the start of the counted step and at each change, device by device."""
     names = sorted(watched.blocks["device"].unique())
     tables = [_device_table(watched, name) for name in names]
     whole = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"t_ms": [], "device": []})
@@ -98,13 +98,13 @@ def memory_table(watched: Watched) -> pd.DataFrame:
 
 
 def most_used_device(table: pd.DataFrame) -> str | None:
-    """The device with the highest peak in the frame ``memory``; ``None`` if nothing was alive."""
+    """Return the device with the highest peak in the frame ``memory``; ``None`` if nothing was alive."""
     peaks = table.groupby("device", observed=True)["total"].max()
     return str(peaks.astype("int64").idxmax()) if len(peaks) else None
 
 
 def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = None) -> MemorySummary | None:
-    """What a report shows of the frame ``memory``; ``None`` if nothing was alive.
+    """Return what a report shows of the frame ``memory``; ``None`` if nothing was alive.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
 def fitting_options(
     alive: pd.DataFrame, by_category: Mapping[str, int], recording: Recording, samples: int | None
 ) -> pd.DataFrame:
-    """What would make a step fit, given the blocks alive at its peak, in the order they were allocated."""
+    """Return what would make a step fit, given the blocks alive at its peak, in the order they were allocated."""
     batches = recording.meta.get("batches", 1)
     roots = recording.modules[recording.modules["parent"] == NONE]
     counted = recording.arithmetic
@@ -173,7 +173,7 @@ def fitting_options(
 
 
 def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
-    """What every watched step left on a device, and who made most of it; empty if only one was watched."""
+    """Return what every watched step left on a device, and who made most of it; empty if only one was watched."""
     host = watched.attribution.host.blocks
     steps = int((host["kind"] == Kind.STEP).sum())
     if steps < 2:
@@ -218,13 +218,13 @@ def _device_table(watched: Watched, device: str) -> pd.DataFrame:
 
 
 def _latest(times: pd.Series, values: pd.Series, moments: Ints) -> Ints:
-    """The value at the last time up to each moment, `NONE` before the first."""
+    """Return the value at the last time up to each moment, `NONE` before the first."""
     place = np.searchsorted(times.to_numpy(), moments, side="right") - 1
     return np.asarray(np.append(values.to_numpy(), NONE)[place])
 
 
 def fullest(times: np.ndarray, levels: Ints, most: int) -> Ints:
-    """Rows of at most `most` instants in order of time: the fullest of each time bin, the first and the last."""
+    """Return rows of at most `most` instants in order of time: the fullest of each time bin, the first and the last."""
     elapsed = times - times[0]
     bins = np.minimum((elapsed / max(float(elapsed[-1]), 1e-9) * (most - 2)).astype(np.int64), most - 3)
     order = np.lexsort((-levels, bins))
@@ -245,7 +245,7 @@ def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> p
 
 
 def _largest(watched: Watched, device: str, instants_ms: np.ndarray) -> pd.DataFrame:
-    """The allocations on a device that are among the `LARGEST` at some instant."""
+    """Return the allocations on a device that are among the `LARGEST` at some instant."""
     blocks = watched.counted[watched.counted["device"] == device]
     blocks = blocks.sort_values("bytes", ascending=False, kind="stable")
     times = (blocks[name].to_numpy().clip(watched.begin, watched.end) for name in ("start", "end"))
@@ -270,7 +270,7 @@ def _peak(values: pd.Series) -> int | None:
 
 
 def activation_bytes(watched: Watched) -> np.ndarray:
-    """Bytes that each block of the attribution saved for backward in the counted step."""
+    """Return bytes that each block of the attribution saved for backward in the counted step."""
     blocks = watched.blocks
     saved = (blocks["category"] == "activations") & (blocks["start"] >= watched.begin) & (blocks["place"] != NONE)
     made = saved & (blocks["direction"] != "recompute")
@@ -290,7 +290,7 @@ def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms:
 
 
 def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> tuple[int, str]:
-    """The most bytes that checkpoints in sibling layers of one class free, and how many layers of which class.
+    """Return the most bytes that checkpoints in sibling layers of one class free, and how many layers of which class.
 
     That is all their activations but each layer's last, with one layer recomputed at a time.
     """

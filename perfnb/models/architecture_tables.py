@@ -122,12 +122,12 @@ def _ratios(samples_ms: Mapping[str, Sequence[float]], equal_within: float) -> p
 
 
 def kind_of_op(name: str) -> str | None:
-    """The kind of an operator by its name; ``None`` if that says nothing."""
+    """Return the kind of an operator by its name; ``None`` if that says nothing."""
     return next((kind for kind, words in _OPS.items() if re.search(words, name, re.IGNORECASE)), None)
 
 
 def kinds_of_layers(layers: pd.Index, layer_ops: pd.DataFrame) -> pd.Series:
-    """The kind of each layer; missing for a container, which has no operators of a known kind of its own.
+    """Return the kind of each layer; missing for a container, which has no operators of a known kind of its own.
 
     A layer that computes attention is attention. Any other layer is of the kind that takes most of its own time.
     """
@@ -157,7 +157,7 @@ def _matches(ops: pd.Series, words: re.Pattern[str]) -> pd.Series:
 
 
 def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
-    """Milliseconds of a traced step's operators by kind, in GPU time if there is any; all of `KINDS`, in order.
+    """Return milliseconds of a traced step's operators by kind, in GPU time if there is any; all of `KINDS`, in order.
 
     Operators of no known kind, such as copies, count as work of their layer if it calls no other layer.
     """

@@ -173,7 +173,7 @@ def compare_architectures(
 
 
 def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:
-    """Each model with its batch."""
+    """Return each model with its batch."""
     from torch import nn
 
     if not isinstance(models, Mapping) or not models:
@@ -190,7 +190,7 @@ def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:
 
 
 def _batch_words(batch: Any) -> str:
-    """The shapes of the batch's tensors."""
+    """Return the shapes of the batch's tensors."""
     from perfnb.step.data_waits import tensors_in
 
     shapes = [" × ".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(batch)]

@@ -154,7 +154,7 @@ def scaling_study(
 
 
 def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
-    """The step of a size."""
+    """Return the step of a size."""
     from perfnb.step.checks import require_steps
 
     __tracebackhide__ = True

@@ -18,7 +18,7 @@ _LAW = Mark("the law", palette.BLUE, "▓", "hatch")
 
 
 def scaling_document(study: ScalingStudy) -> Document:
-    """The law in a sentence, measurements and law on logarithmic axes, and what was measured at each size."""
+    """Return the law in a sentence, measurements and law on logarithmic axes, and what was measured at each size."""
     sizes = study.table["size"]
     return Document(
         "scaling study",
@@ -36,7 +36,7 @@ def scaling_document(study: ScalingStudy) -> Document:
 
 
 def size_words(size: float) -> str:
-    """A size in the given digits: ``1,024``; the laws know it up to rounding."""
+    """Return a size in the given digits: ``1,024``; the laws know it up to rounding."""
     return f"{float(size):,.10g}"
 
 
@@ -79,7 +79,7 @@ def _verdict(study: ScalingStudy) -> Verdict:
 def _chart(
     study: ScalingStudy, title: str, unit: Unit, name: str, measured: tuple[str, ...] = (), band: tuple[str, ...] = ()
 ) -> Section:
-    """The law's curve with its band, and the measurements at their places on it."""
+    """Return the law's curve with its band, and the measurements at their places on it."""
     curve = study.curve
     at = curve["size"].tolist()
     table = study.table.set_index("size").reindex(curve["size"])

@@ -40,7 +40,7 @@ class Analysis:
         self._parts: dict[str, Any] = {}
 
     def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
-        """What the tab of a room that this one does not know computes for itself, once."""
+        """Return what the tab of a room that this one does not know computes for itself, once."""
         if key not in self._parts:
             self._parts[key] = compute(self)
         return self._parts[key]

@@ -51,7 +51,7 @@ def show(
 
 
 def _layer_rows(summary: Summary, timeline: Timeline) -> list[int]:
-    """The row of each of the timeline's layers in the table of layers; -1 if it has none."""
+    """Return the row of each of the timeline's layers in the table of layers; -1 if it has none."""
     places = Report(summary).layer_places
     return [places.get(name, -1) for name in timeline.layers]
 

@@ -35,7 +35,7 @@ from perfnb.recording.schema import conform
 def with_arithmetic(
     layers: pd.DataFrame, view: Recording, attribution: Attribution, counted: pd.DataFrame
 ) -> pd.DataFrame:
-    """The frame ``layers`` with FLOPs and bytes moved, child layers included.
+    """Return the frame ``layers`` with FLOPs and bytes moved, child layers included.
 
     FLOPs are those of ops with a formula, and missing if a layer only has ops without one. Rows that are not modules
     have none in a direction where they have no time.
@@ -58,7 +58,7 @@ def with_arithmetic(
 
 
 def with_fused(layers: pd.DataFrame, recording: Recording) -> pd.DataFrame:
-    """The frame ``layers`` with the time of kernels that each shares with layers outside it."""
+    """Return the frame ``layers`` with the time of kernels that each shares with layers outside it."""
     if recording.compiled is None or not len(recording.compiled.kernels):
         return layers
     fused = pd.Series(fused_ms(recording), index=range(len(recording.modules))).reindex(range(len(layers)))
@@ -68,7 +68,7 @@ def with_fused(layers: pd.DataFrame, recording: Recording) -> pd.DataFrame:
 
 
 def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, device: str) -> pd.DataFrame:
-    """The frame ``layers`` with what each saves for backward, and the most alive on `device` while it ran."""
+    """Return the frame ``layers`` with what each saves for backward, and the most alive on `device` while it ran."""
     view, attribution = watched.recording, watched.attribution
     cells = attribution.cells
     span = cells["span"].to_numpy()
@@ -103,7 +103,7 @@ def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
 
 
 def _largest_inside(view: Recording, values: np.ndarray) -> np.ndarray:
-    """The largest value of each layer and those inside it."""
+    """Return the largest value of each layer and those inside it."""
     parent, largest = view.modules["parent"].to_numpy(), values.copy()
     for row in range(len(largest) - 1, -1, -1):  # parents come first
         if parent[row] != NONE:

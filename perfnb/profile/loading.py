@@ -45,7 +45,8 @@ _MOST_INSIDE = 1000
 
 
 def kind_of(path: Path) -> Loadable | None:
-    """The first kind of folder or file that recognises a path; the room of each is imported when its turn comes."""
+    """Return the first kind of folder or file that recognises a path; the room of each is imported when its turn comes.
+    """
     kinds: Iterator[Loadable] = map(resolve_name, FOLDERS if path.is_dir() else FILES)
     return next((kind for kind in kinds if kind.recognise(path)), None)
 
@@ -153,7 +154,7 @@ def _require_limit(name: str, value: Any) -> int | None:
 
 
 def _paths(path: object, name: str = "path") -> list[Path]:
-    """The paths of a list of them."""
+    """Return the paths of a list of them."""
     if not isinstance(path, Iterable) or isinstance(path, bytes):
         raise TypeError(f"{name} must be a path or a list of paths, not {shown(path)}.")
     found = []
@@ -178,13 +179,13 @@ def _unknown(source: Path) -> RecordingError | TraceError:
 
 
 def _inside(source: Path) -> list[str]:
-    """Names of what `load` reads among the folders in a folder, a few of them."""
+    """Return the names of what `load` reads among the folders in a folder, a few of them."""
     names = [escape.plain(one.name, 60) for one in _folders_in(source)]
     return [*names[:5], "others"] if len(names) > 5 else names
 
 
 def _folders_in(source: Path) -> list[Path]:
-    """What `load` reads among the folders in a folder."""
+    """Return what `load` reads among the folders in a folder."""
     with suppress(OSError):
         folders = [one for one in sorted(source.iterdir())[:_MOST_INSIDE] if one.is_dir()]
         return [one for one in folders if kind_of(one)]
@@ -192,7 +193,7 @@ def _folders_in(source: Path) -> list[Path]:
 
 
 def several_in(path: str | Path) -> list[Path]:
-    """What `load` reads inside a folder that it does not read itself; nothing for anything else."""
+    """Return what `load` reads inside a folder that it does not read itself; nothing for anything else."""
     source = usable(path)
     if not source.is_dir() or kind_of(source):
         return []

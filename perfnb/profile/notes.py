@@ -32,7 +32,7 @@ _MOST_TIMES = 12
 
 
 def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: StepTimes) -> tuple[str, ...]:
-    """The notes of this profile."""
+    """Return the notes of this profile."""
     return (
         *(_of_the_trace(recording) if recording.is_from_trace else _of_the_passes(recording, timing)),
         *_of_the_tracing(recording, attribution, timing),
@@ -44,7 +44,7 @@ def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, 
 
 
 def notes_of_failure(recording: Recording) -> Iterator[str]:
-    """The first note of a profile cut short because a step failed."""
+    """Yield the first note of a profile cut short because a step failed."""
     if "failure" in recording.meta:
         yield (
             f"This profile is incomplete: memory ran out in the {failed_pass(recording)} pass. "
@@ -53,7 +53,7 @@ def notes_of_failure(recording: Recording) -> Iterator[str]:
 
 
 def failed_pass(recording: Recording) -> str:
-    """The pass where a step failed, in words."""
+    """Return the pass where a step failed, in words."""
     name = str(recording.meta["failed_in"])
     return PASS_WORDS.get(name, name)
 
@@ -96,7 +96,7 @@ def _of_the_passes(recording: Recording, timing: StepTimes) -> Iterator[str]:
 
 
 def _left_out(recording: Recording) -> Iterator[str]:
-    """What `profile_step` measures and a loop does not."""
+    """Yield what `profile_step` measures and a loop does not."""
     yield "other numbers of threads were not tried"
     if recording.arithmetic is None and recording.meta["options"]["flops"]:
         yield "FLOPs were not counted, because counting runs compiled code uncompiled, which would change the training"
@@ -136,7 +136,7 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Step
 
 
 def _of_the_memory(recording: Recording) -> Iterator[str]:
-    """Whether an optimizer stepped in other steps, but not in the last watched one, whose memory is shown."""
+    """Yield whether an optimizer stepped in other steps, but not in the last watched one, whose memory is shown."""
     if recording.memory is None or recording.is_from_trace or "failure" in recording.meta:
         return
     watched = recording.memory.events
@@ -166,7 +166,7 @@ def _of_engines(recording: Recording) -> Iterator[str]:
 
 
 def _of_replays(recording: Recording) -> Iterator[str]:
-    """Whether CUDA graphs replay work without annotations."""
+    """Yield whether CUDA graphs replay work without annotations."""
     events = recording.events
     work = events["correlation"][is_one_of(events["category"], DEVICE_WORK)]
     if not recording.is_foreign and not set(work[work.isin(graph_launches(events))]) <= set(
@@ -295,7 +295,7 @@ def _steps(count: int) -> str:
 
 
 def _of_the_trace(recording: Recording) -> Iterator[str]:
-    """What the trace contains and what it lacks."""
+    """Yield what the trace contains and what it lacks."""
     facts, steps = recording.meta["trace"], recording.steps
     if not facts["steps_marked"]:
         host = "host " if facts["host_events"] + facts["host_calls"] else ""

@@ -73,7 +73,7 @@ class Profile(Documented):
         return self._source if isinstance(self._source, Recording) else self._source.recording()
 
     def _table(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """A saved table if there is one, else compute it."""
+        """Return a saved table if there is one, else compute it."""
         saved = None if isinstance(self._source, Recording) else self._source.table(name, analysis_version())
         return compute() if saved is None else saved
 
@@ -83,7 +83,7 @@ class Profile(Documented):
         return "reduced" in self._source.meta
 
     def _reduced(self) -> Profile:
-        """The profile without its trace: some hundred rows."""
+        """Return the profile without its trace: some hundred rows."""
         if self._is_reduced:
             return self
         return Profile(reduced(self._recording, self._summary, lambda name: getattr(self, name)))
@@ -423,7 +423,7 @@ class Profile(Documented):
         return log_result(Logged("profile", self, self._outcome(), more, self.layers), target, step)
 
     def _outcome(self) -> Outcome:
-        """What was found when the profile was first saved, or now."""
+        """Return what was found when the profile was first saved, or now."""
         if isinstance(self._source, SavedProfile) and self._source.outcome is not None:
             return self._source.outcome
         here = {} if self._recording.is_from_trace or isinstance(self._source, SavedProfile) else origin()
@@ -478,7 +478,7 @@ class Profile(Documented):
         return write_parts(gzipped(parts) if str(path).endswith(".gz") else parts, path)
 
     def _timeline(self) -> Timeline | None:
-        """When everything ran; large, so computed each time. ``None`` if no step was traced."""
+        """Return when everything ran; large, so computed each time. ``None`` if no step was traced."""
         attribution = self._analysis.attribution
         return None if attribution is None else timeline_of(self._recording, attribution, self._analysis.watched)
 

@@ -169,7 +169,7 @@ def run_profile(
     kept: KeptStep | None = None,
     line: ProgressLine | None = None,
 ) -> Profile:
-    """What `profile_step` and its magic share: capture with a progress bar, then read the trace.
+    """Return what `profile_step` and its magic share: capture with a progress bar, then read the trace.
 
     Models are named by `namespace`; `used` are the variables that the step uses; `kept` finds the step again; `line`
     shows the progress.

@@ -143,7 +143,7 @@ def _tokens_per_s(recording: Recording, timing: StepTimes) -> float | None:
 
 
 def model_flops_utilisation(recording: Recording, roofline: RooflineLevels) -> float | None:
-    """The step's arithmetic as a share of what the measured peak would allow in its time.
+    """Return the step's arithmetic as a share of what the measured peak would allow in its time.
 
     ``None`` if the peak is not known or was refuted by the step, or if some of the arithmetic was not seen, because it
     is in a compiled region or nothing was counted.
@@ -167,7 +167,7 @@ def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
 
 
 def device_words(environment: Mapping[str, Any]) -> str:
-    """What ran the steps, from the recording's environment."""
+    """Return what ran the steps, from the recording's environment."""
     if environment.get("gpus"):
         count = Counter(environment["gpus"])
         return ", ".join(name if times == 1 else f"{times} × {name}" for name, times in count.items())

@@ -101,7 +101,7 @@ def load_timing(path: str | Path) -> Timing:
 
 
 def _outcome_of(timing: Timing, environment: Mapping[str, Any]) -> Outcome:
-    """What was found, for lists of saved things."""
+    """Return what was found, for lists of saved things."""
     return make_outcome(
         "", environment, step_ms=timing.median_ms, interval_ms=timing.ci_ms, batch_size=timing.batch_size
     )
@@ -126,7 +126,7 @@ def noise_facts(noise: Mapping[str, Any]) -> list[str]:
 
 
 def noise_sentences(noise: Mapping[str, Any]) -> list[str]:
-    """What disturbed the steps, as in `noise_facts`, in sentences for the notes of a result."""
+    """Return what disturbed the steps, as in `noise_facts`, in sentences for the notes of a result."""
     return [f"{fmt.capital(fact)}." for fact in noise_facts(noise)]
 
 

@@ -52,7 +52,9 @@ class Logged:
     layers: pd.DataFrame | None = None
 
     def name(self, what: str) -> str:
-        """The name of a figure, tag or table, in letters, digits, underscores and slashes, which all trackers allow."""
+        """Return the name of a figure, tag or table, in letters, digits, underscores and slashes, which all trackers
+        allow.
+        """
         return f"perfnb/{self.kind}/{what}"
 
     @property
@@ -92,7 +94,7 @@ def log_result(logged: Logged, target: Any, step: int | None = None) -> list[str
 
 
 def open_runs(names: Iterable[str] = FOUND) -> list[Any]:
-    """The runs that are open in this process, or in MLflow the last one, of trackers that are loaded."""
+    """Return the runs that are open in this process, or in MLflow the last one, of trackers that are loaded."""
     found: list[Any] = []
     for name in names:
         module: Any = sys.modules.get(name)
@@ -161,7 +163,7 @@ def _tracker(target: Any) -> _Tracker:
 
 
 def _module_of(run: Any) -> Any:
-    """The top module of the tracker that made a run."""
+    """Return the top module of the tracker that made a run."""
     return sys.modules[type(run).__module__.partition(".")[0]]
 
 
@@ -256,5 +258,5 @@ def _markdown(table: pd.DataFrame) -> str:
 
 
 def _known(table: pd.DataFrame, instead: str | None) -> pd.DataFrame:
-    """The table as plain objects, with something else for what is missing."""
+    """Return the table as plain objects, with something else for what is missing."""
     return table.astype(object).where(table.notna(), instead)

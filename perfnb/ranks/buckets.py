@@ -87,7 +87,7 @@ def bucket_sizes(calls: pd.DataFrame, steps: int) -> BucketSizes | None:
 
 
 def _why_not(own: pd.DataFrame, sent: np.ndarray) -> str:
-    """Why no line can be fitted; `sent` holds the known sizes of the buckets in bytes."""
+    """Return the reason why no line can be fitted; `sent` holds the known sizes of the buckets in bytes."""
     if (own["bytes"] == NONE).any():
         return "the sizes of the buckets are not known (the counted pass, flops=True, records them)"
     if own["waiting_ns"].isna().any():
@@ -109,7 +109,7 @@ def _line(size: np.ndarray, ms: np.ndarray) -> tuple[float, float, float]:
 
 
 def bucket_sentence(found: BucketSizes) -> str:
-    """The possible saving of other sizes, in words."""
+    """Return the possible saving of other sizes, in words."""
     sent = f"DDP sends {fmt.size(found.bytes)} per step in {fmt.counted(round(found.buckets, 2), 'bucket')}"
     if found.why:
         return f"The saving of other bucket sizes is n/a: {found.why}."

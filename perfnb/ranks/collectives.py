@@ -47,7 +47,7 @@ _ALL: Mapping[int, IntervalSet] = MappingProxyType({})
 
 
 def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | None = None) -> pd.DataFrame:
-    """The collectives of a rank's steps, ordered by time.
+    """Return the collectives of a rank's steps, ordered by time.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on
 
 
 def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The collectives that ranks share, and the offsets between their clocks.
+    """Return the collectives that ranks share, and the offsets between their clocks.
 
     Collectives of one kind, group and step that end together are the same collective; see `TwoRanks`. Clocks of ranks
     that share collectives, directly or through others, are relative to the first of them: with groups [0, 1] and [2,
@@ -148,7 +148,7 @@ def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataF
 
 
 def _ends(tables: Mapping[int, pd.DataFrame]) -> tuple[dict[int, Ends], dict[int, np.ndarray]]:
-    """The ends of each rank's collectives, and their rows in all tables together."""
+    """Return the ends of each rank's collectives, and their rows in all tables together."""
     whole = pd.concat(tables.values(), ignore_index=True)
     keys = whole.groupby(_ALIKE, sort=False, dropna=False).ngroup().to_numpy()
     end = whole["end_ns"].to_numpy(dtype=np.int64)
@@ -160,7 +160,7 @@ def _ends(tables: Mapping[int, pd.DataFrame]) -> tuple[dict[int, Ends], dict[int
 
 
 def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
-    """Each rank's clock: microseconds ahead, uncertainty, and of which rank."""
+    """Return each rank's clock: microseconds ahead, uncertainty, and of which rank."""
     clocks: dict[int, tuple[float, float, int]] = {}
     for reference in ends:
         if reference in clocks:
@@ -189,7 +189,7 @@ def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
 def _places(
     ends: Mapping[int, Ends], rows: Mapping[int, np.ndarray], clocks: Mapping[int, tuple[float, float, int]]
 ) -> np.ndarray:
-    """The collective of each row, named by its row on the rank with the most collectives of that kind."""
+    """Return the collective of each row, named by its row on the rank with the most collectives of that kind."""
     places = np.arange(sum(map(len, rows.values())))
     counts = pd.DataFrame({rank: pd.Series(one.key).value_counts() for rank, one in ends.items()}).fillna(0)
     for reference in dict.fromkeys(told for _, _, told in clocks.values()):
@@ -211,7 +211,7 @@ def _only(ends: Ends, keys: pd.Index) -> np.ndarray:
 
 
 def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL) -> pd.DataFrame:
-    """The collectives that ranks share, with how long each waited for the last rank to arrive.
+    """Return the collectives that ranks share, with how long each waited for the last rank to arrive.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def waits(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def waited_for(rows: pd.DataFrame) -> pd.Series:
-    """How much longer the other ranks waited in the collectives shared with a rank; `rows` as for `waits`.
+    """Return how much longer the other ranks waited in the collectives shared with a rank; `rows` as for `waits`.
 
     Returns
     -------
@@ -269,7 +269,7 @@ def waited_for(rows: pd.DataFrame) -> pd.Series:
 
 
 def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
-    """How much longer another rank waited, for each collective; the other rank is that of `waited_for`.
+    """Return how much longer another rank waited, for each collective; the other rank is that of `waited_for`.
 
     Returns
     -------
@@ -287,7 +287,7 @@ def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
 
 
 def _once(rows: pd.DataFrame, waited: np.ndarray, alone: Mapping[int, IntervalSet]) -> np.ndarray:
-    """The waiting without the part that computation or another collective hides."""
+    """Return the waiting without the part that computation or another collective hides."""
     start = rows["start_ns"].to_numpy(dtype=np.int64)
     frame = pd.DataFrame({"rank": rows["rank"].to_numpy(), "start": start, "end": start + waited})
     frame = frame.sort_values(["rank", "start"], kind="stable")
@@ -315,7 +315,7 @@ class Ends:
     on_host: np.ndarray
 
     def only(self, rows: np.ndarray) -> Ends:
-        """Some of them."""
+        """Return some of them."""
         return Ends(self.key[rows], self.end[rows], self.on_host[rows])
 
 
@@ -349,7 +349,7 @@ class TwoRanks:
         return max(highs) - min(lows) < _FARTHEST and (span + _MOST_NS) * 6 * (len(self._count[0]) + 1) < _FARTHEST
 
     def apart_ns(self) -> int | None:
-        """How far the other rank's clock is ahead; ``None`` if unknown."""
+        """Return how far the other rank's clock is ahead; ``None`` if unknown."""
         if not self.known:
             return None
         mine, others = self._surely_nth()
@@ -359,7 +359,7 @@ class TwoRanks:
         return self._by_search() if by_order is None else by_order
 
     def same(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of matching collectives in both `Ends`, if the other clock is `apart` ns ahead."""
+        """Return positions of matching collectives in both `Ends`, if the other clock is `apart` ns ahead."""
         if not self.known:
             return np.empty(0, np.intp), np.empty(0, np.intp)
         certain, same_certain = self._surely_nth()
@@ -376,7 +376,7 @@ class TwoRanks:
         return self._rows[0][mine], self._rows[1][others]
 
     def _tolerance(self) -> tuple[int, int]:
-        """How far apart the ends of one collective may be: for nearest pairs, and for pairs in order."""
+        """Return how far apart the ends of one collective may be: for nearest pairs, and for pairs in order."""
         within = np.diff(self._key[0]) == 0
         gaps = np.diff(self._end[0])[within]
         usual, least = np.percentile(gaps, [10, 0]) if len(gaps) else (_MOST_NS * _SHARE, 0)
@@ -384,7 +384,7 @@ class TwoRanks:
         return window, min(max(int(least) // 2, window), _MOST_NS)
 
     def _nth(self, shift: int = 0, from_end: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of the n-th and the (n + `shift`)-th; without a shift, only for keys with equal counts."""
+        """Return pairs of the n-th and the (n + `shift`)-th; without a shift, only for keys with equal counts."""
         mine = np.arange(len(self._key[0]))
         key = self._key[0]
         number = mine - self._start[0][key] + shift
@@ -396,7 +396,7 @@ class TwoRanks:
         return mine[there], (self._start[1][key] + number)[there]
 
     def _surely_nth(self) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs in order of collectives on the host."""
+        """Return pairs in order of collectives on the host."""
         mine, others = self._nth()
         on_host = self._on_host[mine]
         return mine[on_host], others[on_host]
@@ -444,7 +444,7 @@ class TwoRanks:
         return np.concatenate(parts)
 
     def _nearest(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of ends that are each other's nearest, within the tolerance."""
+        """Return pairs of ends that are each other's nearest, within the tolerance."""
         lowest = np.minimum.reduceat(self._end[0], self._start[0])
         span = int((self._end[0] - lowest[self._key[0]]).max()) + self._window + 1
         at = [
@@ -466,7 +466,7 @@ def _nearest_place(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _frequent(differences: np.ndarray, window: int, most: int) -> list[int]:
-    """The most frequent differences, `window` or more apart."""
+    """Return the most frequent differences, `window` or more apart."""
     ordered = np.sort(differences)
     number = np.searchsorted(ordered, ordered + window, side="right") - np.arange(len(ordered))
     found: list[int] = []

@@ -115,7 +115,7 @@ class Ranks(Documented):
         return pd.concat(parts, ignore_index=True)
 
     def _calls(self, rank: int) -> tuple[pd.DataFrame, int]:
-        """The collectives of a rank, with their waiting, and its number of steps."""
+        """Return the collectives of a rank, with their waiting, and its number of steps."""
         analysis = self._profiles[rank]._analysis
         assert analysis.attribution is not None  # callers leave out ranks without events
         assert analysis.collectives is not None
@@ -174,7 +174,7 @@ class Ranks(Documented):
         return found_by(RULES, self._facts, self._facts.step_ms)
 
     def _findings_of(self, rank: int) -> pd.DataFrame:
-        """The findings of a rank, without the costs that findings about the job cover."""
+        """Return the findings of a rank, without the costs that findings about the job cover."""
         profile = self._profiles[rank]
         late = next((one for one in self._found_in_job if one.rows[0].kind == "rank"), None)
         if late is None or profile._is_reduced or profile._recording.events.empty:
@@ -287,7 +287,7 @@ def load_ranks(path: Path) -> Ranks:
 
 
 def of_recordings(recordings: Sequence[Recording]) -> Ranks:
-    """The ranks in one trace file."""
+    """Return the ranks in one trace file."""
     return Ranks(list(map(Profile, in_rank_order(recordings))))
 
 

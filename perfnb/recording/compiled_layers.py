@@ -120,18 +120,18 @@ class CompiledCode(NamedTuple):
 
 
 def region_ids(events: pd.DataFrame) -> list[str]:
-    """The compiled regions that events run, such as ``1/0``."""
+    """Return the compiled regions that events run, such as ``1/0``."""
     ids = of_labels(events["name"], lambda name: name.removeprefix(REGION) if name.startswith(REGION) else "", "")
     return [name for name in np.unique(ids[is_one_of(events["category"], OPS)]).tolist() if name]
 
 
 def graph_keys(events: pd.DataFrame) -> list[str]:
-    """The keys of the compiled graphs that events call."""
+    """Return the keys of the compiled graphs that events call."""
     return [key for key in np.unique(_called_keys(events)).tolist() if key]
 
 
 def _called_keys(events: pd.DataFrame) -> npt.NDArray[Any]:
-    """The key of the graph that each event calls; empty for other events."""
+    """Return the key of the graph that each event calls; empty for other events."""
     return np.where(is_one_of(events["category"], (*OPS, *RANGES)), of_labels(events["name"], _key, ""), "")
 
 
@@ -153,7 +153,7 @@ def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: S
 
 
 def graph_launches(events: pd.DataFrame) -> list[int]:
-    """The correlations of the calls that launch CUDA graphs."""
+    """Return the correlations of the calls that launch CUDA graphs."""
     numbers: list[int] = events["correlation"][_is_launch(events)].tolist()
     return [number for number in numbers if number != NONE]
 
@@ -163,7 +163,8 @@ def _is_launch(events: pd.DataFrame) -> Bools:
 
 
 def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
-    """Nanoseconds of the work that CUDA graphs replayed: ``correlation`` of the launch, ``module``, ``duration_ns``.
+    """Return nanoseconds of the work that CUDA graphs replayed: ``correlation`` of the launch, ``module``,
+    ``duration_ns``.
 
     Only of launches of which some work is annotated; the module of the rest of their work is empty.
     """
@@ -204,34 +205,34 @@ class _Host:
         self._position = np.argsort(self._children)
 
     def children(self, place: int) -> list[int]:
-        """The events directly inside one, in order of time."""
+        """Return the events directly inside one, in order of time."""
         inside: list[int] = self._children[self._first[place] : self._first[place + 1]].tolist()
         return inside
 
     def above(self, place: int, marked: Bools) -> int:
-        """The nearest marked event around one; `NONE` without one."""
+        """Return the nearest marked event around one; `NONE` without one."""
         while (place := int(self._parent[place])) != NONE and not marked[place]:
             pass
         return place
 
     def all_above(self, place: int) -> Iterator[int]:
-        """All events around one, from the inside out."""
+        """Yield all events around one, from the inside out."""
         while (place := int(self._parent[place])) != NONE:
             yield place
 
     def looked_up(self, region: int) -> int:
-        """The lookup of compiled code before a region, or the region."""
+        """Return the lookup of compiled code before a region, or the region."""
         before = self._beside(region, -1)
         return before if before != NONE and self.name[before] == REGION_LOOKUP else region
 
     def _beside(self, place: int, distance: int) -> int:
-        """The event before or behind another one, inside the same event; `NONE` without one."""
+        """Return the event before or behind another one, inside the same event; `NONE` without one."""
         parent, at = int(self._parent[place]), int(self._position[place]) + distance
         inside = parent != NONE and self._first[parent] <= at < self._first[parent + 1]
         return int(self._children[at]) if inside else NONE
 
     def until_next(self, call: int, region: int) -> int:
-        """The end of a region, or if other code runs in it after its graph, where that starts."""
+        """Return the end of a region, or if other code runs in it after its graph, where that starts."""
         if call == region:
             return int(self.end[region])
         while self._parent[call] != region:
@@ -240,7 +241,7 @@ class _Host:
         return int(self.end[region] if later == NONE else self.start[later])
 
     def all_inside(self, place: int) -> Iterator[int]:
-        """An event, and all events inside it except those inside calls of graphs."""
+        """Yield an event, and all events inside it except those inside calls of graphs."""
         waiting = [place]
         while waiting:
             inside = waiting.pop()
@@ -248,7 +249,7 @@ class _Host:
             waiting += self.children(inside) if self.key[inside] == "" else []
 
     def numbers(self, places: Iterable[int]) -> list[int]:
-        """The sequence numbers that forward operators among some events gave to their nodes."""
+        """Return the sequence numbers that forward operators among some events gave to their nodes."""
         own = [at for at in places if self.sequence[at] != NONE and self.forward_thread[at] <= 0]
         return [int(self.sequence[at]) for at in own]
 
@@ -286,7 +287,7 @@ class _Layers:
         self._functions: dict[str, int] = {}
 
     def heads(self, paths: Iterable[tuple[str, str]], around: int) -> dict[str, list[int]]:
-        """The layers that a graph's models may be, by the start that the paths of their modules share.
+        """Return the layers that a graph's models may be, by the start that the paths of their modules share.
 
         That is the variable of a model, or the path to it in a list, dict or object.
         """
@@ -306,7 +307,7 @@ class _Layers:
         return {head: roots for head, roots in found.items() if roots}
 
     def _roots(self, head: str, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
-        """The layers that a model may be: the one around its region, or else all that fit.
+        """Return the layers that a model may be: the one around its region, or else all that fit.
 
         A trace does not know its models: there the layers of those that do not fit are added.
         """
@@ -342,7 +343,7 @@ class _Layers:
         return root
 
     def named(self, head: str, rows: Iterable[int]) -> int:
-        """Which of several layers has the name of the variable at which paths start; `NONE` if none has."""
+        """Return which of several layers has the name of the variable at which paths start; `NONE` if none has."""
         variable = _VARIABLE.sub(r"\1", _head(head))
         names = (variable + head[len(_head(head)) :], variable + _below(_head(head), head))
         return next((row for row in rows if self._names[row] in names), NONE)
@@ -355,29 +356,29 @@ class _Layers:
         return bool(2 * alike > len(wanted))
 
     def at(self, root: int, below: str) -> int:
-        """The layer at a path below another; `NONE` if there is none."""
+        """Return the layer at a path below another; `NONE` if there is none."""
         return self._by_name.get(f"{self._names[root]}{below}", NONE)
 
     def is_inside(self, row: int, outer: int) -> bool:
-        """Whether a layer is another one, or inside it."""
+        """Return whether a layer is another one, or inside it."""
         while row not in (outer, NONE):
             row = self._parent[row]
         return row == outer
 
     def nearest(self, row: int, known: Mapping[int, int]) -> int:
-        """The nearest layer around one that is `known`; `NONE` without one."""
+        """Return the nearest layer around one that is `known`; `NONE` without one."""
         while row != NONE and row not in known:
             row = self._parent[row]
         return row
 
     def overhead(self, root: int) -> int:
-        """The layer of the overhead of a region."""
+        """Return the layer of the overhead of a region."""
         if root not in self._overhead:
             self._overhead[root] = self._add(f"{self._names[root]}.{OVERHEAD}", root)
         return self._overhead[root]
 
     def function(self, name: str) -> int:
-        """The layer of a compiled function that calls several models."""
+        """Return the layer of a compiled function that calls several models."""
         if name not in self._functions:
             self._functions[name] = self._add(f"{name}()", NONE)
         return self._functions[name]
@@ -393,7 +394,7 @@ class _Layers:
         return len(self._names) - 1
 
     def frame(self) -> pd.DataFrame:
-        """The layers, with those that were added behind the others."""
+        """Return the layers, with those that were added behind the others."""
         depth, known = self._modules["depth"].tolist(), len(self._modules)
         for parent in self._parent[known:]:
             depth.append(0 if parent == NONE else depth[parent] + 1)
@@ -413,25 +414,27 @@ class _Layers:
 
 
 def _head(path: str) -> str:
-    """The variable at the start of a path: ``L['self']``."""
+    """Return the variable at the start of a path: ``L['self']``."""
     match = _VARIABLE.match(path)
     return "" if match is None else match[0]
 
 
 def _is_below(head: str, path: str) -> bool:
-    """Whether a path starts there."""
+    """Return whether a path starts there."""
     return path.startswith(head) and path[len(head) : len(head) + 1] in ("", ".", "[")
 
 
 def _below(head: str, path: str) -> str:
-    """A path behind its head, such as ``.blocks[0]._modules['up']``, as in the names of layers: ``.blocks.0.up``."""
+    """Return a path behind its head, such as ``.blocks[0]._modules['up']``, as in the names of layers:
+    ``.blocks.0.up``.
+    """
     parts = [_name_of(*match.groups()) for match in _PART.finditer(path[len(head) :])]
     return "".join(f".{part}" for part in parts if part not in _NOT_NAMES)
 
 
 @lru_cache(maxsize=2**14)
 def _name_of(name: str | None, key: str | None) -> str:
-    """A part of a path without quotes and escapes."""
+    """Return a part of a path without quotes and escapes."""
     if name is not None and name.isidentifier():
         return name
     try:
@@ -441,7 +444,7 @@ def _name_of(name: str | None, key: str | None) -> str:
 
 
 def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planned:
-    """A kernel with the layers whose operations it computes, and their shares."""
+    """Return a kernel with the layers whose operations it computes, and their shares."""
     kernel, work = graph.kernels[at], graph.work[at]
     weights: dict[tuple[int, ...], float] = {}
     inside = [graph.operations[name] for name in work.moved]
@@ -464,7 +467,7 @@ def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planne
 
 
 def _chain(graph: Graph, operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
-    """The layers from the root to the one that called an operation, without the root; empty if none is known.
+    """Return the layers from the root to the one that called an operation, without the root; empty if none is known.
 
     Autograd adds gradients where branches meet, in no module: these operations belong to the layer around the modules
     whose gradients they add.
@@ -495,7 +498,7 @@ def _heads_by_variable(models: _Models) -> dict[str, list[tuple[str, int]]]:
 
 
 def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """What all these chains start with."""
+    """Return what all these chains start with."""
     length = 0
     while chains and all(len(chain) > length and chain[length] == chains[0][length] for chain in chains):
         length += 1
@@ -503,7 +506,8 @@ def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple[int, int]]:
-    """The events inside a graph's call that run its kernels, each with its kernel's place, in the order of both."""
+    """Yield the events inside a graph's call that run its kernels, each with its kernel's place, in the order of both.
+    """
     places: dict[str, list[int]] = {}
     for at, kernel in enumerate(kernels):
         names = [f"::{part}" for part in kernel.name.split(".")] if kernel.extern else [kernel.name]
@@ -523,13 +527,15 @@ def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple
 
 
 def _called(event: str) -> str:
-    """The name of the kernel that an event calls: ``::mm`` for ``aten::mm``, else without the number of its graph."""
+    """Return the name of the kernel that an event calls: ``::mm`` for ``aten::mm``, else without the number of its
+    graph.
+    """
     _, colons, name = event.rpartition("::")
     return f"::{name}" if colons else _GRAPH_NUMBER.sub("", event)
 
 
 def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
-    """A graph for each key whose first call runs all its kernels, and no others that were generated."""
+    """Return a graph for each key whose first call runs all its kernels, and no others that were generated."""
     host, first = _Host(events), dict[str, int]()
     for call in np.flatnonzero(host.key != "").tolist():
         first.setdefault(str(host.key[call]), call)
@@ -545,14 +551,14 @@ def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
 
 
 def run_kernels(events: pd.DataFrame, graphs: Iterable[Graph]) -> bool:
-    """Whether one of some graphs runs one of its kernels."""
+    """Return whether one of some graphs runs one of its kernels."""
     host = _Host(events)
     calls = ((call, graph) for graph in graphs for call in np.flatnonzero(host.key == graph.key).tolist())
     return any(True for call, graph in calls for _ in matched(host, call, graph.kernels))
 
 
 def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
-    """The kernel calls of Inductor's mapping to operations, in the order of the generated code."""
+    """Yield the kernel calls of Inductor's mapping to operations, in the order of the generated code."""
     calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]
     for call, names in sorted(calls, key=lambda pair: int(pair[0]["order"])):
         name = call["kernel"]
@@ -560,13 +566,13 @@ def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
 
 
 def source_of(trace: Any) -> tuple[str, int, str] | tuple[()]:
-    """The innermost line of a stack in an operation's metadata."""
+    """Return the innermost line of a stack in an operation's metadata."""
     lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
     return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else ()
 
 
 def _launched(host: _Host, annotated: pd.DataFrame) -> dict[str, Graph]:
-    """The CUDA graphs whose work is annotated, one for each set of annotations; their launches call them.
+    """Return the CUDA graphs whose work is annotated, one for each set of annotations; their launches call them.
 
     The launch is a kernel that computes for each annotation as much as it took time on the device, in all launches.
     """
@@ -670,7 +676,7 @@ class _Regions:
             self._cut(call, start + launch, end, executed, run, node != NONE)
 
     def _models(self, call: int, graph: Graph, around: int) -> _Models:
-        """The layers that a graph's modules are; the root is `NONE` if none is known.
+        """Return the layers that a graph's modules are; the root is `NONE` if none is known.
 
         Of several alike models in a function, the one with the variable's name is meant. The function's own layer then
         is the one around it, or one that is added.
@@ -695,7 +701,7 @@ class _Regions:
         return _Models(root, tuple(known.items()))
 
     def _root(self, call: int, roots: list[int]) -> int:
-        """Which of several layers a graph runs for: alike layers share code, and their order distinguishes them.
+        """Return which of several layers a graph runs for: alike layers share code, and their order distinguishes them.
 
         `NONE` if the code does not run once for each of them.
         """
@@ -705,14 +711,14 @@ class _Regions:
         return roots[calls.index(call)] if len(calls) == len(roots) else NONE
 
     def _function(self, call: int) -> str:
-        """The name of the function that was compiled into a graph."""
+        """Return the name of the function that was compiled into a graph."""
         region = self._host.above(call, self._host.is_region)
         name = "" if region == NONE else self._functions.get(self._host.name[region].removeprefix(REGION), "")
         resumed = RESUMED.fullmatch(name)
         return resumed[1] if resumed is not None else name or "compiled function"
 
     def _frame(self, call: int) -> tuple[int, str]:
-        """The span or step around a call, and torch's number of the code that it was compiled from."""
+        """Return the span or step around a call, and torch's number of the code that it was compiled from."""
         host = self._host
         region = host.above(call, host.is_region)
         code = host.key[call] if region == NONE else host.name[region].removeprefix(REGION).partition("/")[0]
@@ -782,7 +788,7 @@ class _Regions:
             self.pieces.append(_Piece(int(start), int(end), beside, run.numbers[owner], backward))
 
     def result(self, code: Sequence[CompiledCode]) -> Recording:
-        """The recording with what was found, and the pieces among its events."""
+        """Return the recording with what was found, and the pieces among its events."""
         recording, record = self._recording, _record(self._kernels, self._executed, code)
         if not self.pieces:
             return replace(recording, compiled=record)
@@ -797,7 +803,7 @@ class _Regions:
         )
 
     def _events(self) -> pd.DataFrame:
-        """The pieces, followed by the other events: of two equal intervals the first is around the other."""
+        """Return the pieces, followed by the other events: of two equal intervals the first is around the other."""
         events, pieces = self._recording.events.copy(deep=False), self.pieces
         backward = np.array([piece.backward for piece in pieces])
         number = np.array([piece.number for piece in pieces], dtype=np.int64)
@@ -826,7 +832,8 @@ class _Regions:
 def _record(
     kernels: Sequence[_Planned], executed: Sequence[tuple[int, bool, int, int]], code: Sequence[CompiledCode]
 ) -> CompiledRecord:
-    """The frames of kernels and their executions: number of the kernel, whether in backward, start and duration."""
+    """Return the frames of kernels and their executions: number of the kernel, whether in backward, start and duration.
+    """
     backward = {number: backward for number, backward, *_ in executed}
     facts = [
         (*kernel.facts[:2], "backward" if backward[number] else "forward", *kernel.facts[2:])

@@ -12,7 +12,7 @@ _MOST_WAITING = 256
 
 
 def is_executor(given: object) -> bool:
-    """Whether something can be asked to run functions."""
+    """Return whether something can be asked to run functions."""
     return any(callable(getattr(given, name, None)) for name in ("submit", "map")) and not isinstance(given, type)
 
 

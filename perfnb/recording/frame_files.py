@@ -204,7 +204,7 @@ class FrameFile:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether a column of a file is text, or has no type because it has no values."""
+    """Return whether a column of a file is text, or has no type because it has no values."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
 

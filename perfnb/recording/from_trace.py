@@ -84,7 +84,9 @@ def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.Dat
 
 
 def _of_rows(values: Ints, rows: Ints) -> Ints:
-    """Some values of a column, all in their order without a copy; a column with one value for all needs no memory."""
+    """Return some values of a column, all in their order without a copy; a column with one value for all needs no
+    memory.
+    """
     if values.strides == (0,) and len(rows):
         return _no_numbers(len(rows), values[0])
     return values if len(rows) == len(values) and (np.diff(rows) == 1).all() else values[rows]
@@ -176,7 +178,7 @@ def _with_whole_step(trace: TraceColumns, steps: TraceSteps) -> TraceColumns:
 
 
 def _no_numbers(count: int, value: int = MISSING) -> Ints:
-    """A column of one value, which needs no memory."""
+    """Return a column of one value, which needs no memory."""
     return np.broadcast_to(np.int64(value), count)
 
 

@@ -26,7 +26,7 @@ RANKS = SavedKind("ranks", SavedRanks, parts=PROFILE)
 
 
 def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
-    """Where a process saves a profile for `path`: a folder inside it if its job has several ranks.
+    """Return where a process saves a profile for `path`: a folder inside it if its job has several ranks.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def tell_of_ranks(path: str | Path, meta: Mapping[str, Any]) -> None:
 
 
 def rank_folder(rank: int) -> str:
-    """The name of a rank's folder."""
+    """Return the name of a rank's folder."""
     return f"rank_{rank}"
 
 

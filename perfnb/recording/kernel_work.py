@@ -64,7 +64,7 @@ _PICKING = frozenset(f"aten::{name}" for name in ("embedding", "index", "index_s
 
 
 def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> list[Work]:
-    """What each kernel of a graph does; `operations` are in the order of the graph.
+    """Return what each kernel of a graph does; `operations` are in the order of the graph.
 
     A kernel of which that is not known, such as one that arranges memory, has all operations that it is named with, and
     moves no bytes.
@@ -91,7 +91,7 @@ def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> l
 
 
 def _operator_of(kernel: Kernel, operations: Mapping[str, Operation]) -> set[str]:
-    """The operation that a kernel of a library is, if one is known: the one with its name, or else the first."""
+    """Return the operation that a kernel of a library is, if one is known: the one with its name, or else the first."""
     names = [name for name in kernel.operations if name in operations and not operations[name].view]
     words = kernel.name.split(".")
     named = [name for name in names if operations[name].op.rpartition("::")[2] in words]
@@ -118,12 +118,14 @@ class _Memory:
                 self.users.setdefault(self._base.get(name, name), set()).add(key)
 
     def is_stored(self, key: str, at: Sequence[int], named: Mapping[str, Sequence[int]]) -> bool:
-        """Whether something needs the result of an operation that none of the kernels, by their places, computes."""
+        """Return whether something needs the result of an operation that none of the kernels, by their places,
+        computes.
+        """
         users = self.users[key]
         return not users or key in self._returned or any(not set(named.get(user, (NONE,))) <= set(at) for user in users)
 
     def leading_to(self, results: Iterable[str], inside: set[str]) -> set[str]:
-        """The operations among some that results follow from, and these."""
+        """Return the operations among some that results follow from, and these."""
         found, waiting = set(results), list(results)
         while waiting:
             inputs = {self._base.get(name, name) for name in self._operations[waiting.pop()].inputs}
@@ -133,7 +135,7 @@ class _Memory:
         return found
 
     def moved(self, computed: Sequence[str], results: set[str]) -> dict[str, int]:
-        """Bytes that each operation of a kernel reads or writes."""
+        """Return bytes that each operation of a kernel reads or writes."""
         inside, moved, left = set(computed), dict[str, int](), dict[str, int]()
         for key in computed:
             operation = self._operations[key]

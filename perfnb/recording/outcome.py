@@ -137,7 +137,7 @@ def make_outcome(
 
 
 def _date(text: Any) -> datetime:
-    """When something was measured, or now."""
+    """Return when something was measured, or now."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (TypeError, ValueError, OverflowError):

@@ -73,12 +73,12 @@ _Kernels = dict[str, tuple[list[str], list[str]]]
 
 
 def _row(operation: Operation) -> list[Any]:
-    """An operation as `_Operation` reads it."""
+    """Return an operation as `_Operation` reads it."""
     return list((operation._asdict() | {"source": operation.source or None}).values())
 
 
 def written(graphs: Iterable[Graph]) -> bytes:
-    """The text of a provenance file about graphs."""
+    """Return the text of a provenance file about graphs."""
     described = [
         {
             "key": graph.key,
@@ -91,7 +91,7 @@ def written(graphs: Iterable[Graph]) -> bytes:
 
 
 def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> list[Graph]:
-    """The graphs of a trace that provenance files describe.
+    """Return the graphs of a trace that provenance files describe.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> 
 
 
 def _read(path: Path) -> list[Graph] | _Kernels:
-    """The graphs in a file, or the kernels of one graph if the file does not name it."""
+    """Return the graphs in a file, or the kernels of one graph if the file does not name it."""
     try:
         text = read_regular(path, _MOST_BYTES)
     except OSError as error:
@@ -142,7 +142,7 @@ def _read(path: Path) -> list[Graph] | _Kernels:
 
 
 def _described(graph: _Graph) -> Graph:
-    """A graph as perfnb described it."""
+    """Return a graph as perfnb described it."""
     variables = {path.partition("]")[0].partition(".")[0] for each in graph.operations for path, _ in each.modules}
     if len(variables) > _MOST_VARIABLES:
         raise msgspec.ValidationError("too many models")
@@ -158,7 +158,9 @@ def _described(graph: _Graph) -> Graph:
 
 
 def _graph_of(told: Mapping[str, tuple[list[str], list[str]]]) -> Graph:
-    """A graph without a key: an operation for each that is named, and one for each line, of which torch names none."""
+    """Return a graph without a key: an operation for each that is named, and one for each line, of which torch names
+    none.
+    """
     operations: dict[str, Operation] = {}
     fused: dict[str, list[str]] = {}
     for kernel, (nodes, stacks) in told.items():

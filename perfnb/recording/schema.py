@@ -41,7 +41,7 @@ _TEXT, _INT, _FLOAT, _CATEGORY = TEXT, "Int64", "Float64", "category"
 
 
 def _of(dtype: Any, *names: str) -> dict[str, Any]:
-    """Columns of one type."""
+    """Return columns of one type."""
     return dict.fromkeys(names, dtype)
 
 
@@ -50,7 +50,7 @@ _MATCHED = {**_of(_TEXT, "op", "shapes", "layer"), "phase": _CATEGORY, "matched"
 
 
 def _both(dtype: Any, *names: str) -> dict[str, Any]:
-    """Columns of two runs: ``<name>_a`` and ``<name>_b``."""
+    """Return columns of two runs: ``<name>_a`` and ``<name>_b``."""
     return {f"{name}_{side}": dtype for name in names for side in ("a", "b")}
 
 

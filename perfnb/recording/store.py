@@ -64,7 +64,7 @@ class SavedKind:
         return f"{self.word}.json"
 
     def is_at(self, path: str | Path) -> bool:
-        """Whether a folder of this kind is at `path`."""
+        """Return whether a folder of this kind is at `path`."""
         return (usable(path) / self.file).is_file()
 
 

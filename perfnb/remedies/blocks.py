@@ -30,7 +30,7 @@ PAIRS, _SURE = STURDY_PAIRS, 2
 
 
 def levers_for_loops(wanted: Any) -> list[str] | None:
-    """The levers to try on a loop's own steps: none in the list for those that its profile gives reason for.
+    """Return the levers to try on a loop's own steps: none in the list for those that its profile gives reason for.
 
     ``None`` if no lever is wanted.
 
@@ -94,12 +94,13 @@ class BlockTrial(LeverTrial):
 
 
 def counted_steps(step_ms: float, lead: int = LEAD) -> int:
-    """Steps that count in a block, where a step takes so long, and so many do not count."""
+    """Return steps that count in a block, where a step takes so long, and so many do not count."""
     return max(_COUNTED, lead, min(LONGEST_BLOCK, math.ceil(BLOCK_MS / max(step_ms, 1e-6))))
 
 
 def judged(trials: Sequence[BlockTrial]) -> list[BlockTrial]:
-    """The trials with the verdicts of their pairs of blocks so far; those to keep are faster and have no `why_not`.
+    """Return the trials with the verdicts of their pairs of blocks so far; those to keep are faster and have no
+    `why_not`.
 
     A lever with too few pairs for a verdict among so many levers gets none.
     """
@@ -127,7 +128,7 @@ def _before(one: BlockTrial, other: BlockTrial) -> bool:
 
 
 def answer(trials: Sequence[BlockTrial]) -> str:
-    """What to say of trials that were `judged`, in a line."""
+    """Return what to say of trials that were `judged`, in a line."""
     parts = []
     for one in trials:
         if one.helps("time") and one.ratio is not None and one.ratio_ci is not None:

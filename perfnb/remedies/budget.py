@@ -48,27 +48,29 @@ class LeverPlan:
         return self.set_up + self.checked + self.weighed
 
     def turn(self, lever: Lever) -> int:
-        """How many steps one turn of a lever takes; 1 if it shares rounds with others."""
+        """Return how many steps one turn of a lever takes; 1 if it shares rounds with others."""
         return _AHEAD if lever.in_blocks else self.block + 1 if lever.settles and self.block > 1 else 1
 
     def a_round(self, levers: Sequence[Lever]) -> int:
-        """How many steps a round of levers takes: those with longer turns each have the unmodified step beside them."""
+        """Return how many steps a round of levers takes: those with longer turns each have the unmodified step beside
+        them.
+        """
         turns = [self.turn(lever) for lever in levers]
         shared = turns.count(1)
         return 2 * sum(turn for turn in turns if turn > 1) + (shared + 1 if shared else 0)
 
     def timing(self, levers: Sequence[Lever]) -> int:
-        """How many steps it takes at least to time levers."""
+        """Return how many steps it takes at least to time levers."""
         return self.a_round(levers) * (self.warm + fewest_rounds(len(levers))) if self.timed else 0
 
     def confirming(self, settles: bool = False) -> int:
-        """How many steps it takes at least to confirm levers, one of which may settle."""
+        """Return how many steps it takes at least to confirm levers, one of which may settle."""
         turn = self.block + 1 if settles and self.block > 1 else 1
         return 2 * (self.warm + fewest_rounds(2)) * turn if self.timed else 0
 
 
 def plan_for(goal: str, step_s: float, budget_s: float) -> LeverPlan:
-    """What a budget allows."""
+    """Return what a budget allows."""
     if budget_s >= _FEW_STEPS * step_s:
         return LeverPlan()
     weighed = 2 if goal == "memory" else 0
@@ -118,8 +120,8 @@ class TrialBudget:
             self._until += seconds
 
     def allows(self, lever: Lever, ready: Sequence[PreparedLever] = (), beside: int = 0) -> bool:
-        """Whether there is time to prepare and check a lever, to time it with those that are `ready`, and for some
-        steps `beside`."""
+        """Return whether there is time to prepare and check a lever, to time it with those that are `ready`, and for
+        some steps `beside`."""
         levers = [*(one.lever for one in ready), lever]
         switching = [one.switching_s for one in ready]
         switching_s = sum(switching) + max(switching, default=0.0)  # the new one is taken to switch as slowly as any

@@ -137,7 +137,7 @@ def _compiled() -> Compiled:
 
 
 def all_on(switches: Sequence[Switch]) -> Switch:
-    """Several levers at once, in order."""
+    """Return several levers at once, in order."""
 
     @contextmanager
     def on() -> Iterator[None]:
@@ -150,12 +150,12 @@ def all_on(switches: Sequence[Switch]) -> Switch:
 
 
 def without_models(subject: Subject) -> str:
-    """Why what acts on models does not apply."""
+    """Return the reason why what acts on models does not apply."""
     return "" if subject.models else "the step calls no model that perfnb can see"
 
 
 def always(on: Callable[[Subject], AbstractContextManager[Any]]) -> Callable[[Subject], Any]:
-    """How to prepare a lever that needs no preparing."""
+    """Return how to prepare a lever that needs no preparing."""
 
     @contextmanager
     def prepared(subject: Subject) -> Iterator[Switch]:

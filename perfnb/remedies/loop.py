@@ -94,7 +94,7 @@ class LeverLoop:
                     families |= {one.lever.family} - {""}
 
     def _telling(self, words: str) -> Callable[..., None]:
-        """A progress callback that says what is being tried and what is left of the budget."""
+        """Return a progress callback that says what is being tried and what is left of the budget."""
         return lambda _pass="", done=0, planned=None: self.progress(
             words, done, planned, f"{self.budget.left_s:.0f} s left"
         )
@@ -187,7 +187,7 @@ class LeverLoop:
         return one
 
     def _judged(self, switch: Switch) -> tuple[bool | None, str]:
-        """Whether quality is good enough with a lever on, and what it is; ``None`` without a test of it."""
+        """Return whether quality is good enough with a lever on, and what it is; ``None`` without a test of it."""
         __tracebackhide__ = True
         if self.request.quality is None:
             return None, ""
@@ -239,7 +239,7 @@ class LeverLoop:
     def _rows_of(
         self, group: Sequence[PreparedLever], budget_s: float, words: str
     ) -> tuple[list[PreparedLever], Floats]:
-        """Those levers of a group that can be timed to the end, and the rows of the unmodified step and of each.
+        """Return those levers of a group that can be timed to the end, and the rows of the unmodified step and of each.
 
         One with which the step fails is left out, and the others are timed again.
         """
@@ -262,7 +262,7 @@ class LeverLoop:
     def _times(
         self, levers: Sequence[PreparedLever], switches: Sequence[Switch], budget_s: float, words: str, seed: int = SEED
     ) -> Floats:
-        """Milliseconds of the unmodified step and under each switch, in the way that the levers in them need."""
+        """Return milliseconds of the unmodified step and under each switch, in the way that the levers in them need."""
         __tracebackhide__ = True
         for one in levers:
             one.on = False
@@ -276,7 +276,7 @@ class LeverLoop:
         )
 
     def _broken(self, levers: Sequence[PreparedLever], error: Exception) -> list[PreparedLever]:
-        """The levers that were on when the step failed; raises its error if it fails without them too."""
+        """Return the levers that were on when the step failed; raises its error if it fails without them too."""
         __tracebackhide__ = True
         broken = [one for one in levers if one.on]
         if not broken:
@@ -338,7 +338,7 @@ class LeverLoop:
                 trial.notes.append(f"adds nothing to {together}" if kept else "not confirmed on fresh pairs")
 
     def _apart(self, one: PreparedLever, kept: Sequence[PreparedLever]) -> str:
-        """Why a lever cannot be on with others, or why that is not worth trying; empty if it can."""
+        """Return the reason why a lever cannot be on with others, or why that is not worth trying; empty if it can."""
         __tracebackhide__ = True
         assert self.yardstick is not None
         if one.lever.family and one.lever.family in {other.lever.family for other in kept}:
@@ -357,7 +357,9 @@ class LeverLoop:
 
 
 def _together(combination: Sequence[PreparedLever]) -> LeverTrial:
-    """Several levers as one, with values as far from exact as those of any of them; their lines are in their rows."""
+    """Return several levers as one, with values as far from exact as those of any of them; their lines are in their
+    rows.
+    """
     trials = [one.trial for one in combination]
     values = max((trial.values for trial in trials), key=lambda values: FROM_EXACT.index(values.verdict))
     setup_s = sum(trial.setup_s or 0.0 for trial in trials)

@@ -94,7 +94,7 @@ class LoopTrial:
         self._go_on(self._steps.send, None)
 
     def next(self, batches: Iterator[Any]) -> Any:
-        """The next batch of the loop's loader."""
+        """Return the next batch of the loop's loader."""
         return next(batches) if self._rest is None else self._rest.next(batches)
 
     def end(self, ms: float) -> None:
@@ -116,7 +116,7 @@ class LoopTrial:
             self._steps.close()
 
     def found(self) -> tuple[list[dict[str, Any]], str]:
-        """What was found so far: as the run's summary keeps it, and in a line."""
+        """Return what was found so far: as the run's summary keeps it, and in a line."""
         trials = judged(self.trials)
         return [one.as_tried(kept=one.helps("time"), left=None) for one in trials], answer(trials)
 
@@ -184,7 +184,7 @@ class LoopTrial:
         return subject
 
     def _chosen(self, subject: Subject) -> list[tuple[Lever, BlockTrial]]:
-        """The levers to try, most promising first, each with what will be noted of it."""
+        """Return the levers to try, most promising first, each with what will be noted of it."""
         known, ready = by_name(), []
         usual = worth_trying((known[name] for name in IN_LOOPS), self._bounds, "time")
         for lever in [known[name] for name in self._wanted] or usual:
@@ -269,7 +269,7 @@ class LoopTrial:
             self._fail(error)
 
     def _lines(self, lever: Lever, subject: Subject) -> list[str]:
-        """The lines that keep a lever, as they read at the place where they belong, if that is known."""
+        """Return the lines that keep a lever, as they read at the place where they belong, if that is known."""
         parts: list[tuple[str, str | None]] = []
         changed: dict[str, int | None] = {"fused": True, "foreach": None}
         if lever.in_blocks and subject.loader is not None:

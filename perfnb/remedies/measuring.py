@@ -49,7 +49,7 @@ def time_levers(
     block: int = 1,
     ahead: bool = False,
 ) -> Floats:
-    """Milliseconds of the unmodified step (first row) and under each switch, a column per round.
+    """Return milliseconds of the unmodified step (first row) and under each switch, a column per round.
 
     In each round every variant runs once, in random order, on the same batch and with the same random numbers. With a
     `block`, it runs so many times back to back, after a step that does not count. One that is hopeless in the rounds
@@ -123,7 +123,7 @@ def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
 def losses(
     subject: Subject, quality: Callable[[], Any], limits: Mapping[str, float], switch: Switch = nullcontext
 ) -> tuple[Loss, ...]:
-    """What `quality` says after a few steps with a lever on."""
+    """Return what `quality` says after a few steps with a lever on."""
     __tracebackhide__ = True
     with subject.restored(), switch(), subject.gate.opened():
         for _ in range(_QUALITY_STEPS):

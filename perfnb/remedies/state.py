@@ -62,7 +62,7 @@ def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
 
 
 def fingerprint(subject: Subject) -> dict[str, Any]:
-    """What must be as before, by name: digests of tensors, and values of switches."""
+    """Return what must be as before, by name: digests of tensors, and values of switches."""
     seen: dict[str, Any] = {name: read() for name, (read, _) in SWITCHES.items()}
     seen |= {"inference mode": torch.is_inference_mode_enabled(), "the random state": digest(random_state())}
     for root, model in subject.models.items():
@@ -88,12 +88,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Where a tensor's numbers are; ``None`` if they are in several places."""
+    """Return where a tensor's numbers are; ``None`` if they are in several places."""
     return tensor.data_ptr() if tensor.layout is torch.strided else None
 
 
 def digest(value: Any) -> str:
-    """A digest of nested tensors and plain values; tensors whose numbers cannot be copied are only told apart."""
+    """Return a digest of nested tensors and plain values; tensors whose numbers cannot be copied are only told apart.
+    """
     digest = hashlib.blake2b(digest_size=16)
     stack = [value]
     while stack:

@@ -60,19 +60,19 @@ class Subject:
         return next((kind for kind in sorted(self.kinds) if kind != "cpu"), "cpu")
 
     def modules(self, *kinds: type[nn.Module]) -> Iterator[nn.Module]:
-        """The modules of some classes in the models."""
+        """Yield the modules of some classes in the models."""
         for model in self.models.values():
             yield from (module for module in model.modules() if isinstance(module, kinds))
 
     def once(self, word: str, find: Callable[[Subject], Any]) -> Any:
-        """What `find` finds, kept in `chosen` under a word."""
+        """Return what `find` finds, kept in `chosen` under a word."""
         __tracebackhide__ = True
         if word not in self.chosen:
             self.chosen[word] = find(self)
         return self.chosen[word]
 
     def restored(self) -> Restored:
-        """A context in which the step may run without lasting effect."""
+        """Return a context in which the step may run without lasting effect."""
         return Restored(self.models.values(), [self.step, *self.optimizers.values(), self.batches, self.loader])
 
     def run(self) -> Any:
@@ -81,7 +81,7 @@ class Subject:
         return self.step(*self.sample)
 
     def fed(self, stack: ExitStack) -> Callable[[], Any]:
-        """The step with batches of its own, from what feeds it now; the stack ends their iteration."""
+        """Return the step with batches of its own, from what feeds it now; the stack ends their iteration."""
         source = BatchSource(self.batches)
         stack.callback(source.close)
         return lambda: self.step(source.next())
@@ -202,7 +202,7 @@ def _watch(subject: Subject, parts: bool) -> tuple[list[Optimizer], set[str], st
 
 
 def _version(grad: Tensor | None) -> tuple[int, int] | None:
-    """Changes when another gradient takes its place, and when one is added to it."""
+    """Return changes when another gradient takes its place, and when one is added to it."""
     return None if grad is None else (id(grad), grad._version)
 
 
@@ -218,7 +218,7 @@ def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _modules(step: Callable[..., Any], namespace: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
-    """Modules by their names, then those that the step reaches otherwise, by their classes."""
+    """Yield modules by their names, then those that the step reaches otherwise, by their classes."""
     named = named_values(namespace, nn.Module)
     yield from named
     seen, counts = {id(part) for _, model in named for part in model.modules()}, Counter[str]()

@@ -16,7 +16,7 @@ _AUTOCASTS = ("cpu", "cuda")
 
 
 def older_precision() -> str | None:
-    """What ``torch.get_float32_matmul_precision`` says; ``None`` where the newer interface is in use.
+    """Return what ``torch.get_float32_matmul_precision`` says; ``None`` where the newer interface is in use.
 
     Since torch 2.9 there are two interfaces, and asking the older one raises after the newer one was used.
     """
@@ -27,7 +27,7 @@ def older_precision() -> str | None:
 
 
 def newer_parts() -> dict[str, Any]:
-    """What has an ``fp32_precision`` for products, by name; empty before torch 2.9."""
+    """Return what has an ``fp32_precision`` for products, by name; empty before torch 2.9."""
     owners = {
         "torch.backends.cuda.matmul": torch.backends.cuda.matmul,
         "torch.backends.mkldnn.matmul": getattr(torch.backends.mkldnn, "matmul", None),
@@ -41,7 +41,7 @@ def newer_parts() -> dict[str, Any]:
 
 
 def float32_precisions() -> dict[str, str | None]:
-    """How torch computes products of float32 matrices, as both interfaces have it."""
+    """Return how torch computes products of float32 matrices, as both interfaces have it."""
     parts = {name: owner.fp32_precision for name, owner in newer_parts().items()}
     return {_OLDER: older_precision()} | parts
 

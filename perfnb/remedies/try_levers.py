@@ -135,7 +135,7 @@ class LeverTrials(Documented):
         return "\n".join(line for trial in self.figures.trials if trial.lever in self.best for line in trial.code)
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
-        """What `Journal.add` writes: step times with each lever on, its name, and whether it is kept.
+        """Yield what `Journal.add` writes: step times with each lever on, its name, and whether it is kept.
 
         A combination that is kept comes last, and is accepted instead of each of its levers.
         """
@@ -164,7 +164,7 @@ def _row_of(trial: LeverTrial, own_peak: int | None) -> dict[str, Any]:
 
 
 def levers() -> pd.DataFrame:
-    """All levers that `try_levers` knows: what each does, and the bottleneck that it answers."""
+    """Return all levers that `try_levers` knows: what each does, and the bottleneck that it answers."""
     from perfnb.remedies.levers import LEVERS
 
     rows = [(lever.name, lever.words, ", ".join(lever.answers)) for lever in LEVERS]
@@ -307,7 +307,7 @@ def run_trials(
 
 
 def try_one(parts: Mapping[str, Any], lever: str, line: ProgressLine) -> dict[str, Any]:
-    """What *Try it* does: try a lever on a step; the answer is that of `perfnb.remedies.view.trial_answer`.
+    """Return what *Try it* does: try a lever on a step; the answer is that of `perfnb.remedies.view.trial_answer`.
 
     Parameters
     ----------
@@ -332,7 +332,7 @@ def try_one(parts: Mapping[str, Any], lever: str, line: ProgressLine) -> dict[st
 
 
 def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: float) -> dict[str, float]:
-    """The most that removing each bottleneck could save, in milliseconds, by a short profile."""
+    """Return the most that removing each bottleneck could save, in milliseconds, by a short profile."""
     from perfnb.profile.profiling import run_profile
     from perfnb.step.budget import Plan
 
@@ -344,6 +344,6 @@ def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: flo
 
 
 def bounds_of(findings: pd.DataFrame) -> dict[str, float]:
-    """The largest bound of each bottleneck, of which there may be several findings; 0 if none is known."""
+    """Return the largest bound of each bottleneck, of which there may be several findings; 0 if none is known."""
     bounds = findings.groupby("bottleneck")["bound_ms"].max().astype(float).fillna(0.0)
     return {str(name): float(bound) for name, bound in bounds.items()}

@@ -97,14 +97,14 @@ def free_bytes(kind: str) -> int | None:
 
 
 def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
-    """How far the results with a lever on are from the truth, and how far the step's own are."""
+    """Return how far the results with a lever on are from the truth, and how far the step's own are."""
     __tracebackhide__ = True
     found = results_of(subject, switch, steps=yardstick.steps)
     return errors_between(yardstick.own, found, yardstick.truth, random=yardstick.random, kind_of=_kind)
 
 
 def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstick, again: bool = True) -> Values:
-    """Whether the step computes the same with levers on; prepared `again` if random numbers forbid to say."""
+    """Return whether the step computes the same with levers on; prepared `again` if random numbers forbid to say."""
     __tracebackhide__ = True
     if len(levers) == 1 and (own_check := levers[0].lever.check) is not None:
         return own_check(subject, levers[0].switch)
@@ -126,7 +126,8 @@ def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstic
 
 
 def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject) -> Values:
-    """Whether a loader gives the same first batches as another, in the same order, from the same random numbers."""
+    """Return whether a loader gives the same first batches as another, in the same order, from the same random numbers.
+    """
     __tracebackhide__ = True
 
     def first(loader: Iterable[Any], seed_shift: int = 0) -> list[Any]:
@@ -146,7 +147,7 @@ def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject)
 
 
 def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
-    """The place of the first batch that differs in any bit."""
+    """Return the place of the first batch that differs in any bit."""
     pairs = zip_longest(a, b)
     return next((place for place, (x, y) in enumerate(pairs) if digest(x) != digest(y)), None)
 

@@ -57,7 +57,7 @@ class LeverTrial:
         return math.ceil(self.setup_s * 1e3 / self.saves_ms)
 
     def as_tried(self, *, kept: bool, left: int | None) -> dict[str, Any]:
-        """What a run's summary keeps of it, if the run had so many steps left."""
+        """Return what a run's summary keeps of it, if the run had so many steps left."""
         return {
             **{"lever": self.lever, "verdict": self.verdict, "ratio": self.ratio},
             "interval": None if self.ratio_ci is None else list(self.ratio_ci),
@@ -66,7 +66,7 @@ class LeverTrial:
         }
 
     def helps(self, goal: str) -> bool:
-        """Whether it makes the step faster or smaller, and may be kept."""
+        """Return whether it makes the step faster or smaller, and may be kept."""
         return not self.why_not and (self.memory == "less" if goal == "memory" else self.verdict == "faster")
 
 
@@ -90,7 +90,7 @@ class LeverFigures:
     need_s: int | None = None  # the budget that would do, where time was too short for some that were ready
 
     def own_ms(self, ahead: bool) -> float:
-        """The time of the unmodified step that savings are of; with its batch for levers that work ahead."""
+        """Return the time of the unmodified step that savings are of; with its batch for levers that work ahead."""
         return self.step_ms if self.fed_ms is None or not ahead else self.fed_ms
 
     @property
@@ -102,19 +102,21 @@ class LeverFigures:
 
 
 def fewest_rounds(levers: int, level: float = 0.05) -> int:
-    """The fewest pairs in which the smallest signed-rank p-value, 2 / 2**n, stands Holm's correction."""
+    """Return the fewest pairs in which the smallest signed-rank p-value, 2 / 2**n, stands Holm's correction."""
     return max(6, math.ceil(1 + math.log2(max(1, levers) / level)))
 
 
 def as_its_interval(verdict: str, interval: tuple[float, float] | None) -> str:
-    """A verdict that agrees with the interval beside it: Holm's test may see what a simultaneous interval does not."""
+    """Return a verdict that agrees with the interval beside it: Holm's test may see what a simultaneous interval does
+    not.
+    """
     if verdict in ("faster", "slower") and interval is not None and interval[0] <= 1 <= interval[1]:
         return "inconclusive"
     return verdict
 
 
 def memory_verdict(peak: int | None, own: int | None) -> str:
-    """Whether a lever needs less memory than the unmodified step: less, more, same, or "" if not measured."""
+    """Return whether a lever needs less memory than the unmodified step: less, more, same, or "" if not measured."""
     if peak is None or not own:
         return ""
     change = peak / own - 1
@@ -122,13 +124,13 @@ def memory_verdict(peak: int | None, own: int | None) -> str:
 
 
 def not_hopeless(pilot_ms: Floats) -> list[int]:
-    """The rows of a few rounds that are worth more of them: the first, and those not many times slower."""
+    """Return the rows of a few rounds that are worth more of them: the first, and those not many times slower."""
     best = pilot_ms.min(axis=1)
     return [0, *(row for row in range(1, len(best)) if best[row] <= HOPELESS * best[0])]
 
 
 def keepable(values: Values, listed: bool, quality: bool | None) -> str:
-    """Why a lever's results forbid to keep it; empty if they do not.
+    """Return the reason why a lever's results forbid to keep it; empty if they do not.
 
     Parameters
     ----------
@@ -147,7 +149,7 @@ def keepable(values: Values, listed: bool, quality: bool | None) -> str:
 
 
 def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
-    """Which limit on time or memory a lever breaks, or what could not be measured for it; empty if neither."""
+    """Return which limit on time or memory a lever breaks, or what could not be measured for it; empty if neither."""
     times = trial.times_ms
     measured = {
         "peak_memory_bytes": trial.peak_bytes,
@@ -163,12 +165,13 @@ def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
 
 
 def bound_of(lever: Lever, bounds: Mapping[str, float]) -> float | None:
-    """The most that the findings which a lever answers said could be saved; ``None`` if it answers none of them."""
+    """Return the most that the findings which a lever answers said could be saved; ``None`` if it answers none of them.
+    """
     return max((bounds[cause] for cause in lever.answers if cause in bounds), default=None)
 
 
 def worth_trying(levers: Iterable[Lever], bounds: Mapping[str, float], goal: str) -> list[Lever]:
-    """The levers that a finding gives reason for, the largest bound first, then those that cost little to try.
+    """Return the levers that a finding gives reason for, the largest bound first, then those that cost little to try.
 
     With memory as the goal, levers for memory come before all others, however costly.
     """

@@ -36,7 +36,7 @@ _NOT_KEPT = {
 
 
 def trials_document(trials: LeverTrials) -> Document:
-    """What each lever does to the step, those that save most first."""
+    """Return what each lever does to the step, those that save most first."""
     figures = trials.figures
     state, sentence = _answer(trials)
     rounds = (
@@ -59,7 +59,7 @@ def trials_document(trials: LeverTrials) -> Document:
 
 
 def _answer(trials: LeverTrials) -> tuple[State, str]:
-    """What helps, in a sentence."""
+    """Return what helps, in a sentence."""
     figures, kept = trials.figures, trials.figures.confirmed
     if kept is None:
         less = "takes less memory" if figures.goal == "memory" else "makes the step faster"
@@ -96,7 +96,7 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
 
 
 def _is_open(trial: LeverTrial) -> bool:
-    """Whether a lever may save much, but its interval is too wide to tell."""
+    """Return whether a lever may save much, but its interval is too wide to tell."""
     low = trial.ratio_ci[0] if trial.ratio_ci else 1.0
     return trial.verdict == "inconclusive" and not trial.why_not and (trial.ratio or 1.0) < 1 and low < _MUCH
 
@@ -140,7 +140,9 @@ def _cells(trial: LeverTrial, own_peak: int | None) -> tuple[Any, ...]:
 
 
 def _not_tried(trials: LeverTrials) -> str:
-    """The levers that were not tried, in a line, with the reason if it is the same for all; empty if there are none."""
+    """Return the levers that were not tried, in a line, with the reason if it is the same for all; empty if there are
+    none.
+    """
     left = [trial for trial in trials.figures.trials if trial.verdict == "not tried"]
     names = fmt.named([trial.lever for trial in left])
     reasons = {trial.why_not for trial in left}
@@ -149,7 +151,7 @@ def _not_tried(trials: LeverTrials) -> str:
 
 
 def trial_answer(trials: LeverTrials, lever: str) -> dict[str, Any]:
-    """What trying a lever showed, ready for JSON: the answer of *Try it*.
+    """Return what trying a lever showed, ready for JSON: the answer of *Try it*.
 
     ``said`` in a sentence; the ``effect`` on the step time as documents have it; ``facts`` as pairs of words; ``code``
     that keeps it, empty unless it is worth keeping (``keep``). Or an ``error``.

@@ -95,7 +95,7 @@ class RooflineLevels:
 def step_roofline(
     recording: Recording, attribution: Attribution, counted: pd.DataFrame, step_ms: float | None
 ) -> RooflineLevels:
-    """The roofline of a profile: work from the counted step, times from the traced ones.
+    """Return the roofline of a profile: work from the counted step, times from the traced ones.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def roofline_of(
     main_dtype: str | None = None,
     step_ms: float | None = None,
 ) -> RooflineLevels:
-    """The roofline of a step.
+    """Return the roofline of a step.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def roofline_of(
 
 
 def _reached(points: pd.DataFrame) -> dict[str, float]:
-    """The highest FLOP/s by dtype among parts that take enough time for their rate to be certain."""
+    """Return the highest FLOP/s by dtype among parts that take enough time for their rate to be certain."""
     whole = points.groupby("kind")["ms"].transform("sum")
     sure = points[(points["ms"] >= _COUNTS * whole).fillna(False).to_numpy(dtype=bool)]
     best = sure.groupby("dtype")["achieved_flops_per_s"].max().dropna()
@@ -210,7 +210,8 @@ def _reached(points: pd.DataFrame) -> dict[str, float]:
 
 
 def _points(work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:
-    """Where each part of the step is; parts that move no bytes, such as layers that only call others, have none."""
+    """Return where each part of the step is; parts that move no bytes, such as layers that only call others, have none.
+    """
     work = work[(work["bytes"] > 0).fillna(False).to_numpy(dtype=bool)]
     flops, moved, ms = (work[name].astype("Float64") for name in ("flops", "bytes", "ms"))
     intensity = flops / moved

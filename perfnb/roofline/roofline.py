@@ -50,6 +50,6 @@ class Roofline(Documented, RooflineLevels):
 
 
 def roofline_result(levels: RooflineLevels) -> Roofline:
-    """The same figures as a result of their own: changing its frames changes nothing else."""
+    """Return the same figures as a result of their own: changing its frames changes nothing else."""
     own = {"points": levels.points.copy(), "uncounted": levels.uncounted.copy(), "peaks": dict(levels.peaks)}
     return Roofline(**{**vars(levels), **own})

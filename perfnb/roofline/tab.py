@@ -36,7 +36,7 @@ _COUNTED = {
 
 
 def roofline_document(roofline: RooflineLevels) -> Document:
-    """How close the step comes to the machine's ceilings, and each layer and op to its own."""
+    """Return how close the step comes to the machine's ceilings, and each layer and op to its own."""
     counters = roofline.counters
     read = ", ".join(f"{word} {fmt.share(counters[name])}" for name, word in _COUNTED.items() if name in counters)
     return Document(
@@ -51,7 +51,7 @@ def roofline_document(roofline: RooflineLevels) -> Document:
 
 
 def roofline_verdict(roofline: RooflineLevels) -> Verdict:
-    """Whether arithmetic or memory bandwidth limits the layers."""
+    """Return whether arithmetic or memory bandwidth limits the layers."""
     reached, parts = roofline.reached, roofline.parts
     if reached is None:
         known = "Nothing that was counted has a roof" if roofline.peaks else "The machine's ceilings are not known"

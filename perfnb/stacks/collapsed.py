@@ -25,7 +25,8 @@ _KNOWN_LINES = 50
 
 
 def recognised(head: bytes) -> bool:
-    """Whether this is the start of collapsed stacks: most lines are stacks with a count, one of several calls."""
+    """Return whether this is the start of collapsed stacks: most lines are stacks with a count, one of several calls.
+    """
     text = text_of(head)
     if text.startswith(("{", "[")) or "\0" in text:
         return False
@@ -85,7 +86,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
 
 
 def _number(text: str) -> float | None:
-    """A count above 0."""
+    """Return a count above 0."""
     if not re.fullmatch(r"\d{1,18}(\.\d{1,9})?", text, re.ASCII):
         return None
     return float(text) or None

@@ -77,7 +77,7 @@ class Format:
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """Every format, in the order they are asked."""
+    """Return every format, in the order they are asked."""
     return tuple(resolve_name(name) for name in FORMATS)
 
 
@@ -101,7 +101,7 @@ def read_record(path: Path, limits: Limits = LIMITS) -> HostRecord:
 
 
 def text_of(data: bytes) -> str:
-    """The characters of the start of a text; PowerShell's redirection writes UTF-16."""
+    """Return the characters of the start of a text; PowerShell's redirection writes UTF-16."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", "replace")
     return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")

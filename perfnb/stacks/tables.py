@@ -18,7 +18,7 @@ _COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}
 
 
 def function_table(record: HostRecord) -> pd.DataFrame:
-    """One row per function, most of its own time first; recursion counts once in the totals."""
+    """Return one row per function, most of its own time first; recursion counts once in the totals."""
     if record.calls is None:
         assert record.tree is not None
         return _of_tree(record, record.tree)
@@ -30,7 +30,7 @@ def function_table(record: HostRecord) -> pd.DataFrame:
 
 
 def stack_table(record: HostRecord) -> pd.DataFrame:
-    """One row per distinct stack, heaviest first.
+    """Return one row per distinct stack, heaviest first.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
 
 
 def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
-    """The functions by name and file, and the number of each call's: lines within one differ by sample.
+    """Return the functions by name and file, and the number of each call's: lines within one differ by sample.
 
     A function's line is known if all agree.
     """

@@ -79,14 +79,14 @@ class CallTree:
         return np.array(depth, dtype=np.int64)
 
     def with_inner(self, values: npt.NDArray[np.generic]) -> Floats:
-        """The sum of `values` over each call and all inside it."""
+        """Return the sum of `values` over each call and all inside it."""
         total = np.asarray(values, dtype=np.float64).copy()
         for level in reversed(self.levels[1:]):
             np.add.at(total, self.parent[level], total[level])
         return total
 
     def with_outer(self, values: Sequence[int]) -> Ints:
-        """The sum over each call and all around it of its function's entry in `values`."""
+        """Return the sum over each call and all around it of its function's entry in `values`."""
         total = np.array(values, dtype=np.int64)[self.function] if len(self) else self.function.copy()
         for level in self.levels[1:]:
             total[level] += total[self.parent[level]]
@@ -98,7 +98,7 @@ class CallTree:
         return self.with_inner(self.self)
 
     def order(self, keys: Sequence[npt.NDArray[np.generic]]) -> Ints:
-        """The calls with each before those inside it; siblings are ordered by `keys`, the last one first."""
+        """Return the calls with each before those inside it; siblings are ordered by `keys`, the last one first."""
         count = self.with_inner(np.ones(len(self)))
         place = np.zeros(len(self), dtype=np.int64)
         for level in self.levels:
@@ -114,7 +114,7 @@ class CallTree:
         return order
 
     def outermost(self, group: Ints) -> Bools:
-        """Whether no call around each is of the same group, such as its function: so recursion counts once."""
+        """Return whether no call around each is of the same group, such as its function: so recursion counts once."""
         order = self.order([])
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
@@ -129,7 +129,7 @@ class CallTree:
         return outermost
 
     def text(self, node: int) -> str:
-        """The stack of a call, outermost first, as collapsed stacks write it."""
+        """Return the stack of a call, outermost first, as collapsed stacks write it."""
         names: list[str] = []
         while node != NONE:
             names.append(self.functions[self.function[node]].name)
@@ -161,14 +161,14 @@ class TreeBuilder:
         self.kept = Kept(self.source, self.limits)
 
     def function(self, function: Function) -> int:
-        """The number of a function; a name that is too long is cut."""
+        """Return the number of a function; a name that is too long is cut."""
         if function not in self._functions:
             self.kept.add(2)
             function = function._replace(name=cut(function.name), file=cut(function.file))
         return self._functions.setdefault(function, len(self._functions))
 
     def inside(self, parent: int, function: int) -> int:
-        """The call of a function inside another call."""
+        """Return the call of a function inside another call."""
         node = self._nodes.setdefault((parent + 1) << _BITS | function, len(self._nodes))
         if node == len(self._self):
             self.kept.add()
@@ -192,7 +192,7 @@ class TreeBuilder:
         self._samples[node] += samples
 
     def tree(self) -> CallTree:
-        """All of it."""
+        """Return all of it."""
         nodes = np.fromiter(self._nodes, dtype=np.int64, count=len(self._nodes))
         return CallTree(
             tuple(self._functions),
@@ -204,7 +204,7 @@ class TreeBuilder:
 
 
 def numbers_of(things: Iterable[Hashable]) -> Ints:
-    """The same number for the same thing, in the order of appearance."""
+    """Return the same number for the same thing, in the order of appearance."""
     seen: dict[Hashable, int] = {}
     return np.array([seen.setdefault(thing, len(seen)) for thing in things], dtype=np.int64)
 
@@ -223,7 +223,7 @@ def sums_by(tree: CallTree, group: Ints, count: int, values: Mapping[str, npt.ND
 
 
 def function_frame(functions: Sequence[Function]) -> pd.DataFrame:
-    """The columns that name functions."""
+    """Return the columns that name functions."""
     line = np.array([each.line for each in functions], dtype=np.int64)
     return pd.DataFrame(
         {

@@ -36,7 +36,7 @@ def in_blocks(*series: Samples, most: int = BLOCKS) -> list[tuple[np.ndarray[Any
 
 
 def mean_of_blocks(values: Samples) -> Centre:
-    """Mean of the figures of blocks with its 95 % t interval, wider if neighbouring blocks are correlated.
+    """Return the mean of the figures of blocks with its 95 % t interval, wider if neighbouring blocks are correlated.
 
     The standard error is multiplied by the root of (1 + rho) / (1 - rho) (Bayley and Hammersley, 1946). The interval is
     infinite below `FEWEST_BLOCKS`.
@@ -55,7 +55,7 @@ def mean_of_blocks(values: Samples) -> Centre:
 
 
 def ratio_of_sums(parts: Samples, wholes: Samples) -> Centre:
-    """The share of one sum in another, such as waits in steps, with its interval over blocks."""
+    """Return the share of one sum in another, such as waits in steps, with its interval over blocks."""
     blocks = in_blocks(parts, wholes)
     whole = float(np.sum(wholes))
     share = float(np.sum(parts)) / whole if whole > 0 else math.nan
@@ -112,7 +112,7 @@ class Changes:
 
 
 def changes_in(times: Samples) -> Changes | None:
-    """Whether step times jumped or drifted; ``None`` with too few.
+    """Return whether step times jumped or drifted; ``None`` with too few.
 
     `change_points` looks for jumps among the medians of blocks, and the clearest of them count. If a straight line
     describes the blocks better than the jumps, it is a drift (Theil and Sen's slope).
@@ -147,7 +147,7 @@ def changes_in(times: Samples) -> Changes | None:
 
 
 def _edge(values: Floats, ends: Any, place: int, before: float, after: float) -> int:
-    """The sample nearest to a jump between blocks: the one that splits the neighbouring blocks best."""
+    """Return the sample nearest to a jump between blocks: the one that splits the neighbouring blocks best."""
     low = int(ends[place - 2]) if place > 1 else 0
     high = int(ends[min(place, len(ends) - 1)])
     # What a sample adds to the misfit if it counts to the level before, rather than the one after.

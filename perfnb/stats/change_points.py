@@ -76,7 +76,7 @@ def _found(values: Floats, offset: int, level: float, times: int, fewest: int) -
 
 
 def _nearest(values: Floats, place: int, fewest: int) -> int:
-    """The place near a change that splits its sides best: with the least distances from the medians of both."""
+    """Return the place near a change that splits its sides best: with the least distances from the medians of both."""
     before, after = np.median(values[:place]), np.median(values[place:])
     # What a value adds to the misfit if it counts to the level before, rather than to the one after.
     misfit = np.concatenate([[0.0], np.cumsum(np.abs(values - before) - np.abs(values - after))])
@@ -96,7 +96,7 @@ def _p_of_largest(largest: float, margin: float) -> float:
 
 
 def _inflation(values: Floats, place: int) -> float:
-    """How much larger correlation makes the variance of sums; 1 if none is above chance.
+    """Return how much larger correlation makes the variance of sums; 1 if none is above chance.
 
     The smaller of two estimates, neither of which takes changes for correlation. One is that of the values without the
     change at `place`. The other is -(1 - rho) / 2, the correlation of neighbouring differences of a first-order

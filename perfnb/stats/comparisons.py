@@ -68,14 +68,14 @@ class PairedComparison:
 
 
 def within_band(ratio_ci: tuple[float, float], equal_within: float) -> bool:
-    """Whether an interval of a ratio is within the equivalence band, which is symmetric on the log scale."""
+    """Return whether an interval of a ratio is within the equivalence band, which is symmetric on the log scale."""
     low, high = ratio_ci
     edge = math.log1p(equal_within)
     return math.log(low) >= -edge and math.log(high) <= edge and edge > 0
 
 
 def judge(ratio_ci: Bounds | None, ratio: float, equivalent: bool, significant: bool = False) -> str:
-    """The verdict: equivalence first, then the sign of a difference.
+    """Return the verdict: equivalence first, then the sign of a difference.
 
     A difference is shown if the interval excludes 1, or if it is `significant` by another test. One that is shown to
     be within the band is "same": it does not matter by the user's own standard. One that may exceed the band is
@@ -138,7 +138,7 @@ def compare_pairs(log_ratios: Samples, equal_within: float = 0.02, confidence: f
 
 
 def _joined(values: Floats) -> Floats:
-    """The values, or medians of neighbours if there are very many."""
+    """Return the values, or medians of neighbours if there are very many."""
     size = math.ceil(len(values) / _MOST)
     return values if size <= 1 else np.array([np.median(part) for part in np.array_split(values, len(values) // size)])
 
@@ -150,7 +150,7 @@ def _correlation(values: Floats) -> float:
 
 
 def _widening(n: int, independent: float) -> float:
-    """How much wider the interval of n values is that are worth fewer independent ones."""
+    """Return how much wider the interval of n values is that are worth fewer independent ones."""
     from scipy.special import stdtrit
 
     if independent >= n:
@@ -164,7 +164,7 @@ def _widened(centre: Centre, wider: float) -> Centre:
 
 
 def _weakened(p_value: float, wider: float) -> float:
-    """The p-value after dividing its normal deviate by how much wider the interval is."""
+    """Return the p-value after dividing its normal deviate by how much wider the interval is."""
     from scipy.special import ndtr, ndtri
 
     return float(2 * ndtr(ndtri(p_value / 2) / wider))
@@ -269,7 +269,7 @@ def _compare_together(
 
 
 def ratio_table(comparisons: Mapping[tuple[str, str], PairedComparison]) -> pd.DataFrame:
-    """One row per comparison: baseline, candidate, ratio with its interval, p-value and verdict."""
+    """Return one row per comparison: baseline, candidate, ratio with its interval, p-value and verdict."""
     rows = [
         (a, b, found.ratio, *(found.ratio_ci or (None, None)), found.p_value, found.verdict, found.smallest_detectable)
         for (a, b), found in comparisons.items()

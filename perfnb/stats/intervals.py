@@ -72,14 +72,14 @@ def lag1(samples: Samples) -> float:
 
 
 def ranks_of(samples: Samples) -> Floats:
-    """Ranks from 1, ties sharing their mean, as `scipy.stats.rankdata`, whose import is slow."""
+    """Return ranks from 1, ties sharing their mean, as `scipy.stats.rankdata`, whose import is slow."""
     _, place, count = np.unique(np.asarray(samples, dtype=float), return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(count) - (count - 1) / 2)[place]
     return ranks
 
 
 def effective_size(samples: Samples) -> float:
-    """Number of independent samples that determine the median as well; n itself if `lag1` is at most 0.2.
+    """Return the number of independent samples that determine the median as well; n itself if `lag1` is at most 0.2.
 
     n divided by the sum over all lags of the autocorrelations of being above or below the median, by the larger of two
     estimates. One models the sequence as a first-order autoregression, where a correlation r of normal values is one of
@@ -186,7 +186,7 @@ def spread(differences: Samples) -> float:
 
 
 def _rank(n: int, confidence: float) -> int:
-    """The largest k with P(W < k) at most half of what `confidence` leaves out; 0 if there is none."""
+    """Return the largest k with P(W < k) at most half of what `confidence` leaves out; 0 if there is none."""
     from scipy.special import ndtri
 
     tail = (1 - confidence) / 2
@@ -224,7 +224,7 @@ def _distribution(n: int) -> Floats:
 
 
 def steps_for_quantile(q: float, confidence: float = 0.95) -> int:
-    """Fewest samples that support a quantile: the largest of n is above it with probability 1 - q^n.
+    """Return fewest samples that support a quantile: the largest of n is above it with probability 1 - q^n.
 
     The distribution-free one-sided bound for independent samples (Hahn and Meeker, Statistical Intervals, on
     one-sided bounds); for a quantile below the median, of the smallest.

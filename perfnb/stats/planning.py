@@ -54,7 +54,7 @@ def plan_steps(
     fewest: int = 20,
     most: int = 1000,
 ) -> Planned:
-    """Steps needed for a median interval of relative half-width `half_width` (0.02 is 2 %).
+    """Return steps needed for a median interval of relative half-width `half_width` (0.02 is 2 %).
 
     The standard error of a normal sample's median is 1.2533 standard deviations over the root of n (David and
     Nagaraja, Order Statistics, on asymptotic quantiles); the deviation is that of log times, from their quartiles.
@@ -72,7 +72,7 @@ def plan_steps(
 
 
 def steps_in_block(step_s: float) -> int:
-    """How many steps of this length are timed as one block: 1 unless they are very short."""
+    """Return how many steps of this length are timed as one block: 1 unless they are very short."""
     if step_s >= SHORT_STEP_S:
         return 1
     return _MOST_IN_BLOCK if step_s <= 0 else min(_MOST_IN_BLOCK, math.ceil(BLOCK_S / step_s))
@@ -104,7 +104,7 @@ def plan_pairs(
     pair_s: float = 0.0,
     most: int = 1000,
 ) -> Planned:
-    """Pairs needed to detect a difference of `equal_within`, or to show there is none, with probability `power`.
+    """Return pairs needed to detect a difference of `equal_within`, or to show there is none, with probability `power`.
 
     If the budget allows, at least as many as tolerate one disturbed pair.
 
@@ -138,7 +138,8 @@ def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
 def pairs_needed(
     deviation: float, effect: float, *, power: float = 0.9, confidence: float = 0.95, most: int = MOST_NEEDED
 ) -> int:
-    """Fewest pairs whose t-test detects `effect`, and whose two one-sided tests show that there is none of that size.
+    """Return fewest pairs whose t-test detects `effect`, and whose two one-sided tests show that there is none of that
+    size.
 
     Both on the log scale. The power of the paired t-test is that of the noncentral t distribution with noncentrality
     effect / deviation * sqrt(n) (Cohen, Statistical Power Analysis, chapter 2). Each of the two one-sided tests of

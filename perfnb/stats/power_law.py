@@ -169,7 +169,7 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
 
 
 def _bends_upwards(x: Floats, fit: _Fit) -> bool:
-    """Whether the residuals curve the way a constant added to the power makes them."""
+    """Return whether the residuals curve the way a constant added to the power makes them."""
     if len(np.unique(x)) < 3:
         return False
     # Divided by the spread, so that no power is too small next to the others.
@@ -282,7 +282,8 @@ def _with_scatter(residuals: Floats, unknowns: int, errors: Floats) -> Floats:
 
 
 def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break | None:
-    """The place where two laws fit better than one by more than chance (Chow, Econometrica 28, 1960); ``None`` if not.
+    """Return the place where two laws fit better than one by more than chance (Chow, Econometrica 28, 1960); ``None``
+    if not.
 
     At each place with at least two different sizes on both sides, a step and a change of slope are added to the law.
     The best place is tested at a level divided by their number (Bonferroni). A smooth curve in the logarithms is

@@ -107,7 +107,7 @@ def _between_blocks(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) 
 
 
 def _ahead(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> float:
-    """The future rate, if the change from the first half to the second continues."""
+    """Return the future rate, if the change from the first half to the second continues."""
     from scipy.stats import theilslopes
 
     half = len(levels) // 2

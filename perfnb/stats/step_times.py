@@ -157,7 +157,7 @@ class StepTimes:
         return f"95 % interval, {of}{steps}" if self.ci_ms else f"{of}{steps}: too few for a 95 % interval"
 
     def quantile_ms(self, q: float) -> float | None:
-        """The step time that a share `q` of the steps does not exceed.
+        """Return the step time that a share `q` of the steps does not exceed.
 
         ``None`` with too few steps (the 90th percentile needs 29, the 95th 59, the 99th 299), and for blocks, whose
         means hide it.
@@ -184,7 +184,7 @@ class StepTimes:
 
 
 def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: Any) -> StepTimes:
-    """The timing of steps with the given batch sizes."""
+    """Return the timing of steps with the given batch sizes."""
     known = [size for size in sizes if size is not None]
     whole = len(known) == len(sizes) and len(known) > 0
     return StepTimes(

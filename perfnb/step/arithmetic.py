@@ -136,7 +136,7 @@ def _dispatched(op: Any, counter: OpCounter, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatches(kind: type) -> bool:
-    """Whether tensors of this class handle their operators themselves."""
+    """Return whether tensors of this class handle their operators themselves."""
     return getattr(kind, "__torch_dispatch__", None) not in (
         Tensor.__torch_dispatch__,
         torch._C._disabled_torch_dispatch_impl,
@@ -169,7 +169,7 @@ class _Operator(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def operator_of(func: Any) -> _Operator:
-    """What the name and the schema of an operator tell."""
+    """Return what the name and the schema of an operator tell."""
     full = str(func.name() if callable(getattr(func, "name", None)) else func)
     name = full.partition(".")[0] if "::" in full else full
     own = isinstance(func, torch._ops.OpOverload)
@@ -190,19 +190,19 @@ def operator_of(func: Any) -> _Operator:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether composite operators have no special kernels for a tensor."""
+    """Return whether composite operators have no special kernels for a tensor."""
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def _dtype(tensors: list[Tensor]) -> str:
-    """The first floating-point dtype among inputs and outputs, else the first dtype."""
+    """Return the first floating-point dtype among inputs and outputs, else the first dtype."""
     dtypes = [tensor.dtype for tensor in tensors]
     fractions = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     return str(next(iter(fractions or dtypes), "")).removeprefix("torch.")
 
 
 def _device(tensors: list[Tensor]) -> str:
-    """The kind of the first accelerator among inputs and outputs, else the CPU: scalars stay there."""
+    """Return the kind of the first accelerator among inputs and outputs, else the CPU: scalars stay there."""
     return next((tensor.device.type for tensor in tensors if tensor.device.type != "cpu"), "cpu")
 
 
@@ -213,7 +213,7 @@ Formula = Callable[[tuple[Any, ...], Any], Any]
 
 
 def message_bytes(args: Iterable[Any]) -> int:
-    """Bytes of a collective's message: of the largest tensor, or list of tensors, that it is given."""
+    """Return the bytes of a collective's message: of the largest tensor, or list of tensors, that it is given."""
     return max((sum(tensor.nbytes for tensor in tensors_in([one])) for one in args), default=0)
 
 
@@ -239,7 +239,7 @@ def aten(names: str) -> frozenset[str]:
 
 
 def _convolution_backward(args: tuple[Any, ...], out: Any) -> Any:
-    """Each of the two gradients takes as many multiply-adds as the forward pass.
+    """Return each of the two gradients takes as many multiply-adds as the forward pass.
 
     torch's formula wrongly multiplies the weight's gradient by the number of groups.
     """
@@ -250,27 +250,29 @@ def _convolution_backward(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _attention(tensors: tuple[Any, ...], by_key: int, by_value: int) -> Any:
-    """Products of the size of the attention scores: `by_key` along the keys' width, `by_value` along the values'."""
+    """Return products of the size of the attention scores: `by_key` along the keys' width, `by_value` along the
+    values'.
+    """
     query, key, value = tensors
     scores = prod(query.shape[:-1]) * key.shape[-2]
     return 2 * scores * (by_key * query.shape[-1] + by_value * value.shape[-1])
 
 
 def _grouped(args: tuple[Any, ...], out: Any) -> Any:
-    """A grouped product: the groups together make up the rows, the columns or the inner dimension."""
+    """Return a grouped product: the groups together make up the rows, the columns or the inner dimension."""
     a, b = args[:2]
     groups = a.shape[0] if a.dim() == 3 and b.dim() == 3 else 1
     return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
 def _recurrent(inputs: Any, weights: Any) -> Any:
-    """Each weight matrix is multiplied with each row of the input."""
+    """Return each weight matrix is multiplied with each row of the input."""
     rows = inputs.numel() // inputs.shape[-1]
     return 2 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
 def _encoder_layer(args: tuple[Any, ...], out: Any) -> Any:
-    """A transformer layer in one operator: four projections, and attention over all pairs of positions."""
+    """Return a transformer layer in one operator: four projections, and attention over all pairs of positions."""
     batch, length, width = args[0].shape
     weights = sum(args[place].numel() for place in (3, 5, 14, 16))
     return 2 * batch * length * weights + 4 * batch * length * length * width
@@ -368,7 +370,7 @@ _MAY_ADD = aten("index_put index_put_ _index_put_impl_ _unsafe_index_put put put
 
 
 def adds(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator that writes into a tensor accumulates."""
+    """Return whether an operator that writes into a tensor accumulates."""
     if name in _MAY_ADD:
         by_position = "scatter" not in name and len(args) > 3 and bool(args[3])
         return by_position or bool(kwargs.get("accumulate", False)) or "reduce" in kwargs
@@ -408,7 +410,7 @@ def bytes_moved(operator: _Operator, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among some values, also in containers."""
+    """Yield the tensors among some values, also in containers."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -427,12 +429,12 @@ def _place(tensor: Tensor) -> _Place:
 
 
 def _extents(values: Iterable[Any]) -> dict[_Place, int]:
-    """Bytes of the tensors among some values, by their places."""
+    """Return the bytes of the tensors among some values, by their places."""
     return {_place(tensor): _extent(tensor) for tensor in tensors_in(values)}
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes of memory that a tensor's elements occupy, without repeats."""
+    """Return the bytes of memory that a tensor's elements occupy, without repeats."""
     size = tensor.element_size()
     if tensor.layout is torch.sparse_coo:
         return int(tensor._nnz()) * (size * prod(tensor.shape[tensor.sparse_dim() :]) + 8 * tensor.sparse_dim())
@@ -448,14 +450,14 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _putting(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """An operator that writes, and when accumulating reads, only some elements of its first argument."""
+    """Return an operator that writes, and when accumulating reads, only some elements of its first argument."""
     sources = sum(_extents(args[1:]).values())
     touched = _TOUCHED[name](args) * int(args[0].element_size())
     return sources + touched * (2 if adds(name, args, kwargs) or "reduce" in name else 1)
 
 
 def _put_places(args: tuple[Any, ...]) -> int:
-    """Elements that `index_put_` writes; with a mask, whose sum is unknown here, the number of values."""
+    """Return elements that `index_put_` writes; with a mask, whose sum is unknown here, the number of values."""
     target, indices, values = args[:3]
     chosen = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for _, index in chosen):
@@ -465,7 +467,7 @@ def _put_places(args: tuple[Any, ...]) -> int:
 
 
 def _unread(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Positions of arguments of which only the shape is used."""
+    """Return positions of arguments of which only the shape is used."""
     if name == "aten::convolution_backward":
         mask = args[10]
         return tuple(place for place, needed in ((1, mask[1]), (2, mask[0])) if not needed)

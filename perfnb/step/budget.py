@@ -63,7 +63,7 @@ class Plan:
             require_flag(name, bool(value) if isinstance(value, np.bool_) else value)
 
     def goes_on_warming(self, times_ns: Sequence[int], spent_s: float, gpu: bool) -> bool:
-        """Whether to run another warm-up step after steps of these durations."""
+        """Return whether to run another warm-up step after steps of these durations."""
         if self.warmup is not None:
             return len(times_ns) < self.warmup and (not times_ns or spent_s < self.budget_s / 2)
         if not times_ns:
@@ -74,7 +74,7 @@ class Plan:
         return len(times_ns) < max(FEWEST, FLOOR_GPU if gpu else FLOOR) or not is_steady(times_ns)
 
     def steps_are_long(self, times_ns: Sequence[int], spent_s: float) -> bool:
-        """Whether another warm-up step would leave too few timed steps for an interval.
+        """Return whether another warm-up step would leave too few timed steps for an interval.
 
         The first step says nothing about the others: it may compile or fill caches.
         """
@@ -89,7 +89,7 @@ class Plan:
         return 1 + self.memory + self.flops
 
     def timed_steps(self, warm_ns: Sequence[int]) -> int:
-        """How many steps to time: as requested, or as the target precision needs given the warm-up's spread."""
+        """Return how many steps to time: as requested, or as the target precision needs given the warm-up's spread."""
         if self.steps is not None:
             return self.steps
         recent = np.asarray(warm_ns[-FEWEST_TIMED:], dtype=float)
@@ -101,7 +101,7 @@ class Plan:
         return int(np.clip(math.ceil((1.96 * 1.2533 * spread / AIM) ** 2), FEWEST_TIMED, MOST_TIMED))
 
     def goes_on_timing(self, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
-        """Whether to time another step, reserving time for the later passes.
+        """Return whether to time another step, reserving time for the later passes.
 
         Until there are enough steps for an interval, that is one step for each pass; then all the steps that they want.
         """
@@ -114,7 +114,7 @@ class Plan:
         return done < wanted and spent_s + step_s + kept_back <= self.budget_s
 
     def why_longer(self, spent_s: float, step_s: float) -> str | None:
-        """What to tell the user after the first step if the passes will exceed the budget."""
+        """Return what to tell the user after the first step if the passes will exceed the budget."""
         passes = {"timed": True, "traced": True, "memory": self.memory, "FLOPs": self.flops}
         left = [name for name, wanted in passes.items() if wanted]
         if spent_s + len(left) * step_s <= self.budget_s:
@@ -125,26 +125,28 @@ class Plan:
         )
 
     def steps_to_try(self, spent_s: float, step_s: float) -> int:
-        """How many steps to try another setting with, after two that are left out; 0 if time is short."""
+        """Return how many steps to try another setting with, after two that are left out; 0 if time is short."""
         left_s = min(TRIAL_SHARE * self.budget_s, (self.budget_s - spent_s) / 2)
         affordable = int(left_s / step_s) - 2 if step_s > 0 else MOST_TRIED
         return min(MOST_TRIED, affordable) if affordable >= 3 else 0
 
     def traced_steps(self, spent_s: float, step_s: float) -> tuple[int, bool]:
-        """How many steps to trace, and whether to run an unanalysed one first; time for counted steps is reserved."""
+        """Return how many steps to trace, and whether to run an unanalysed one first; time for counted steps is
+        reserved.
+        """
         left_s = max(0.0, self.budget_s - spent_s - (self.memory + self.flops) * step_s)
         affordable = int(left_s / (step_s * TRACED_FACTOR)) if step_s > 0 else self.traced + 1
         lead_in = affordable > self.traced
         return max(1, min(self.traced, affordable)), lead_in
 
     def sampled_steps(self, spent_s: float, step_s: float) -> int:
-        """How many steps to sample the stacks of; time for counted steps is reserved."""
+        """Return how many steps to sample the stacks of; time for counted steps is reserved."""
         left_s = (self.budget_s - spent_s - 2 * (self.memory + self.flops) * COUNTED_FACTOR * step_s) / 2
         wanted_s = max(LEAST_SAMPLED_S, min(SAMPLED_S, left_s))
         return max(1, min(MOST_SAMPLED, math.ceil(wanted_s / step_s))) if step_s > 0 else FEWEST_TIMED
 
     def briefly_sampled_steps(self, spent_s: float, step_s: float, timed: int) -> int:
-        """How many steps to sample unasked after all other passes.
+        """Return how many steps to sample unasked after all other passes.
 
         Not many more than were timed, because each one trains the user's model; 0 if the budget has no time for enough
         samples.
@@ -155,7 +157,7 @@ class Plan:
         return max(1, min(MOST_SAMPLED, max(_UNASKED * timed, _UNASKED_STEPS), int(left_s / step_s)))
 
     def affords_lead_in(self, spent_s: float, step_s: float) -> bool:
-        """Whether there is time for a lead-in step before the one whose memory is counted."""
+        """Return whether there is time for a lead-in step before the one whose memory is counted."""
         return spent_s + (2 + self.flops) * COUNTED_FACTOR * step_s <= self.budget_s
 
 
@@ -166,7 +168,7 @@ FEWEST = 6
 
 
 def is_steady(times: Sequence[float]) -> bool | None:
-    """Whether the last step times are in steady state; ``None`` if there are too few, or the clock stood still.
+    """Return whether the last step times are in steady state; ``None`` if there are too few, or the clock stood still.
 
     The last 20 (or an even number from 6) are split into halves that must agree: the first value is at most 1.5
     interquartile ranges above the upper quartile of its half, medians and outer quartiles differ by at most 5 %, and

@@ -92,7 +92,7 @@ def measure_ceilings(
 
 
 def _doubtful(rate: Rate, now: datetime) -> bool:
-    """Whether a rate was measured on a busy machine, some time ago."""
+    """Return whether a rate was measured on a busy machine, some time ago."""
     try:
         age_s = (now - datetime.fromisoformat(rate.at)).total_seconds()
     except (ValueError, TypeError):  # no date, or one without a time zone
@@ -101,7 +101,7 @@ def _doubtful(rate: Rate, now: datetime) -> bool:
 
 
 def _better(known: Rate | None, fresh: Rate) -> Rate:
-    """The higher of two rates; a lower one measured on a quieter machine confirms the known rate."""
+    """Return the higher of two rates; a lower one measured on a quieter machine confirms the known rate."""
     if known is None or fresh.per_s > known.per_s:
         return fresh
     return known if known.others <= fresh.others else Rate(known.per_s, known.at, fresh.others)
@@ -130,7 +130,7 @@ def _busy_s() -> float:
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    """What ceilings depend on besides the dtype."""
+    """Return what ceilings depend on besides the dtype."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "threads": None, "torch": torch.__version__}
     facts = describe_environment()
@@ -147,7 +147,7 @@ def _key(machine: dict[str, Any]) -> str:
 
 
 def _precision(device: torch.device, dtype: str) -> str:
-    """The settings that let torch compute a product less exactly than its dtype implies."""
+    """Return the settings that let torch compute a product less exactly than its dtype implies."""
     backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     names = {
         "float32": ("fp32_precision", "allow_tf32"),
@@ -212,7 +212,7 @@ def _ceiling(device: torch.device, dtype: str) -> _Ceiling:
 
 
 def _measure(ceilings: dict[str, _Ceiling]) -> dict[str, float]:
-    """The rate of each ceiling that can be measured.
+    """Return the rate of each ceiling that can be measured.
 
     They take turns, so that a burst of other work affects all of them; one that still improves gets more turns.
     """
@@ -233,7 +233,9 @@ def _measure(ceilings: dict[str, _Ceiling]) -> dict[str, float]:
 
 
 def _product(size: int, device: torch.device, dtype: torch.dtype) -> _Run:
-    """A product of square matrices with varied values: with constant ones a GPU draws less power and runs faster."""
+    """Return a product of square matrices with varied values: with constant ones a GPU draws less power and runs
+    faster.
+    """
     line = torch.arange(size, dtype=torch.float32, device=device).mul_(0.618034).frac_().sub_(0.5)
     left = torch.outer(line, line.flip(0)).to(dtype)
     right, out = left.t().contiguous(), torch.empty(size, size, dtype=dtype, device=device)
@@ -241,7 +243,7 @@ def _product(size: int, device: torch.device, dtype: torch.dtype) -> _Run:
 
 
 def _copy(device: torch.device) -> _Run:
-    """A copy too large for any cache; bytes read and bytes written both count."""
+    """Return a copy too large for any cache; bytes read and bytes written both count."""
     source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     return 2.0 * source.numel(), lambda: target.copy_(source)

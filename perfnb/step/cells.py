@@ -21,7 +21,7 @@ class Clause(NamedTuple):
 
 
 def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) -> Callable[..., None]:
-    """The step: bind the batch to the clause's target by `assign`, then run `body` in `namespace`."""
+    """Return the step: bind the batch to the clause's target by `assign`, then run `body` in `namespace`."""
 
     def step(*batch: Any) -> None:
         __tracebackhide__ = True
@@ -39,7 +39,9 @@ def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) 
 def batches_of(
     clause: Clause, namespace: dict[str, Any], refuse: Callable[[str], Exception]
 ) -> Callable[[], Iterable[Any]]:
-    """A function that evaluates a clause's iterable anew whenever the batches restart, so that ``enumerate`` works."""
+    """Return a function that evaluates a clause's iterable anew whenever the batches restart, so that ``enumerate``
+    works.
+    """
 
     def batches() -> Iterable[Any]:
         __tracebackhide__ = True

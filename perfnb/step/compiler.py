@@ -73,7 +73,9 @@ _ATTRIBUTE = "_perfnb_operations_5"
 
 
 def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
-    """The private names that this torch lacks; by default of those without which compiled regions have no layers."""
+    """Return the private names that this torch lacks; by default of those without which compiled regions have no
+    layers.
+    """
     wanted = PRIVATE_NAMES if needed is None else needed
     return [f"{module}.{name}" for module, names in wanted.items() for name in names if not _has(module, name)]
 
@@ -120,7 +122,9 @@ class CompilesForProfiling(Installed):
 
 
 def why_not_again() -> str:
-    """Why this torch cannot compile a model once more, for profiling, apart from the user's code; empty if it can."""
+    """Return the reason why this torch cannot compile a model once more, for profiling, apart from the user's code;
+    empty if it can.
+    """
     missing = missing_names() + missing_names(AGAIN_NAMES)
     if not missing and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
         missing = ["torch.compile(isolate_recompiles=)"]
@@ -155,7 +159,7 @@ class CompilesAgain(Installed):
 
 
 def _compiled_again(compiled: Any) -> Any:
-    """What ``torch.compile`` returns for the same function with the same settings; ``None`` without Inductor."""
+    """Return what ``torch.compile`` returns for the same function with the same settings; ``None`` without Inductor."""
     dynamo, eval_frame = map(importlib.import_module, ("torch._dynamo", "torch._dynamo.eval_frame"))
     try:
         settings = inspect.getclosurevars(compiled).nonlocals["self"]
@@ -175,7 +179,7 @@ def _compiled_again(compiled: Any) -> Any:
 
 
 def _unlike(backend: Any) -> Any:
-    """A copy of a backend that equals no other one, or torch would use the code that the other has compiled."""
+    """Return a copy of a backend that equals no other one, or torch would use the code that the other has compiled."""
 
     class Unlike(type(backend)):  # type: ignore[misc]
         def __eq__(self, other: object) -> bool:
@@ -189,13 +193,13 @@ def _unlike(backend: Any) -> Any:
 
 
 def _fused() -> dict[str, tuple[str, ...]]:
-    """The operations of each kernel that Inductor has noted: those of this graph, and of some before it."""
+    """Return the operations of each kernel that Inductor has noted: those of this graph, and of some before it."""
     fused = getattr(importlib.import_module(_DEBUG), _FUSED)
     return {str(kernel): tuple(map(str, names)) for kernel, names in fused.items()}
 
 
 def _marker(before: dict[str, tuple[str, ...]]) -> Any:
-    """A pass that notes what was fused before the graph, and changes the key by which the graph is cached."""
+    """Return a pass that notes what was fused before the graph, and changes the key by which the graph is cached."""
     base: Any = importlib.import_module(_PASSES).CustomGraphPass
 
     class Marker(base):  # type: ignore[misc]
@@ -262,7 +266,7 @@ def not_imported() -> Iterator[None]:
 
 
 def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    """The living modules that a condition on compiled ones holds for."""
+    """Return the living modules that a condition on compiled ones holds for."""
     if "torch._dynamo" not in sys.modules:
         return []  # nothing has been compiled
     # torch has no list of them.
@@ -271,7 +275,7 @@ def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
 
 
 def compiled_in_place() -> list[nn.Module]:
-    """The living modules on which ``compile()`` was called."""
+    """Return the living modules on which ``compile()`` was called."""
     return modules_where(_is_in_place)
 
 
@@ -322,12 +326,12 @@ def profiling_block() -> Iterator[None]:
 
 
 def objects_are_frozen() -> bool:
-    """Whether `gc.freeze` hides objects, among them compiled code, from those who search for them."""
+    """Return whether `gc.freeze` hides objects, among them compiled code, from those who search for them."""
     return gc.get_freeze_count() > _FROZEN
 
 
 def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:
-    """The compiled graphs with these keys that tell their kernels' layers; by default all of them."""
+    """Return the compiled graphs with these keys that tell their kernels' layers; by default all of them."""
     wanted, found = None if keys is None else set(keys), dict[str, Graph]()
     if (wanted is not None and not wanted) or missing_names():
         return []
@@ -345,7 +349,8 @@ def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:
 
 
 def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> list[CompiledCode]:
-    """What torch reports about the functions of compiled regions, such as ``1/0``: the first version of the second one.
+    """Return what torch reports about the functions of compiled regions, such as ``1/0``: the first version of the
+    second one.
 
     Other versions of these functions follow, and the functions among those that are `called` which torch has not
     compiled, because their graph breaks where it cannot resume.
@@ -393,14 +398,14 @@ def _function(region: str) -> str:
 
 
 def _since_reset(utils: Any) -> list[Any]:
-    """What torch compiled since it last began to number functions anew."""
+    """Return what torch compiled since it last began to number functions anew."""
     metrics = list(utils.get_compilation_metrics())
     first = (at for at, each in enumerate(metrics) if str(each.compile_id) == "0/0" and each.co_name)
     return metrics[max(first, default=0) :]
 
 
 def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    """What torch compiled in some steps of this thread, each from begin to end by `time.perf_counter_ns`.
+    """Return what torch compiled in some steps of this thread, each from begin to end by `time.perf_counter_ns`.
 
     For each compilation the number of its step, the function, its file and line, the guard that failed (empty if the
     code was not compiled before), and milliseconds.
@@ -423,7 +428,7 @@ def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
 
 
 def _on_another_thread(facts: Any) -> bool:
-    """Whether the stack of a compilation, if torch kept it, begins where that of this thread does not."""
+    """Return whether the stack of a compilation, if torch kept it, begins where that of this thread does not."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -440,7 +445,9 @@ class _Break(NamedTuple):
 
 
 def _break_of(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -> _Break:
-    """The break that ends a region: unless that was noted, the first one behind the line at which the region begins."""
+    """Return the break that ends a region: unless that was noted, the first one behind the line at which the region
+    begins.
+    """
     if region in breaks:
         return breaks[region][-1]
     resumed = RESUMED.fullmatch(facts.co_name)
@@ -506,8 +513,8 @@ def _operations(module: fx.GraphModule) -> Iterator[Operation]:
 
 
 def _in_subgraphs(module: fx.GraphModule) -> set[str]:
-    """Names of the operations in regions that were compiled once for several layers: which of these a kernel is for,
-    or whether it is for an operation of that name outside them, the names do not tell."""
+    """Return the names of the operations in regions that were compiled once for several layers: which of these a kernel
+    is for, or whether it is for an operation of that name outside them, the names do not tell."""
     called = (node.args[0] for node in module.graph.nodes if str(node.target) == "invoke_subgraph")
     graphs = {str(each.target) for each in called if isinstance(each, fx.Node)}
     parts = [part for name in graphs if isinstance(part := getattr(module, name, None), fx.GraphModule)]
@@ -532,7 +539,7 @@ def _flops(node: fx.Node, value: Any) -> int:
 
 
 def _with_numbers(value: Any) -> Any:
-    """A value in a graph, with the numbers that the compiler saw instead of symbolic ones."""
+    """Return a value in a graph, with the numbers that the compiler saw instead of symbolic ones."""
     if isinstance(value, torch.SymInt):
         return _number(value)
     if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
@@ -547,7 +554,7 @@ def _elements(tensor: Tensor) -> int:
 
 
 def _number(size: Any) -> int:
-    """A size, of a symbolic one that which the compiler saw: asking for its value would add a guard."""
+    """Return a size, of a symbolic one that which the compiler saw: asking for its value would add a guard."""
     if isinstance(size, int):
         return size
     return 1 if size.node.hint is None else int(size.node.hint)

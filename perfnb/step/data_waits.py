@@ -97,7 +97,7 @@ class Intake:
         return batch
 
     def end(self, pass_name: str) -> ExecutedStep:
-        """The open step has ended."""
+        """Return the open step has ended."""
         wall_ns = time.perf_counter_ns() - self.begin_ns - self._own_ns
         taken = total(self._sizes), total(self._tokens), max(1, len(self._sizes))
         executed = ExecutedStep(pass_name, self.begin_ns, wall_ns, self.wait_ns, *taken)
@@ -115,7 +115,7 @@ def common_size(batch: Any) -> int | None:
 
 
 def token_count(batch: Any) -> int | None:
-    """How many token ids a batch has.
+    """Return how many token ids a batch has.
 
     They are under ``input_ids``, as Hugging Face's tokenizers name them. Otherwise they are the first tensor of a batch
     of whole numbers, of shape [batch, sequence].
@@ -135,13 +135,13 @@ def token_count(batch: Any) -> int | None:
 
 
 def total(counts: Sequence[int | None]) -> int | None:
-    """The sum over a step's batches; ``None`` if one is unknown, or there is none."""
+    """Return the sum over a step's batches; ``None`` if one is unknown, or there is none."""
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors of a batch, inside nested lists, tuples and mappings."""
+    """Yield the tensors of a batch, inside nested lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth > 0 and isinstance(value, (list, tuple)):

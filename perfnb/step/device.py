@@ -40,24 +40,24 @@ class Accelerator(NamedTuple):
             self.module.synchronize()
 
     def names(self) -> list[str]:
-        """Names of all its devices, in use or not; its kind where torch gives no name."""
+        """Return the names of all its devices, in use or not; its kind where torch gives no name."""
         name = getattr(self.module, "get_device_name", None)
         count = int(self.module.device_count()) if hasattr(self.module, "device_count") else 1
         return [str(name(index)) if name is not None else self.kind for index in range(count)]
 
 
 def accelerators() -> list[Accelerator]:
-    """The accelerators that this process uses; asking starts none."""
+    """Return the accelerators that this process uses; asking starts none."""
     return [Accelerator(kind, module, _indices(module)) for kind, module in _modules() if _is_used(module)]
 
 
 def accelerator_in_use() -> bool:
-    """Whether this process has used any accelerator."""
+    """Return whether this process has used any accelerator."""
     return any(_is_used(module) for _, module in _modules())
 
 
 def cuda_in_use() -> bool:
-    """Whether this process has used an NVIDIA or AMD GPU; asking does not create a GPU context."""
+    """Return whether this process has used an NVIDIA or AMD GPU; asking does not create a GPU context."""
     return bool(torch.cuda.is_initialized())
 
 
@@ -75,7 +75,7 @@ def _wait_for(used: list[Accelerator]) -> int:
 
 
 def _modules() -> list[tuple[str, Any]]:
-    """The kinds of accelerators this build of torch may have, with their modules."""
+    """Return the kinds of accelerators this build of torch may have, with their modules."""
     kinds = ("cuda", "xpu", "mps", "mtia", "hpu", torch._C._get_privateuse1_backend_name())
     modules = ((kind, getattr(torch, kind, None)) for kind in kinds)
     return [(kind, module) for kind, module in modules if hasattr(module, "synchronize")]
@@ -93,7 +93,7 @@ def _is_used(module: Any) -> bool:
 
 
 def _indices(module: Any) -> tuple[int, ...]:
-    """The devices on which torch holds memory, in use or cached after use, or else the current one."""
+    """Return the devices on which torch holds memory, in use or cached after use, or else the current one."""
     if not hasattr(module, "current_device"):
         return ()
     held = getattr(module, "memory_reserved", None) or getattr(module, "memory_allocated", None)
@@ -159,7 +159,9 @@ def read_clocks(*clocks: StepClock) -> tuple[list[list[int]], bool]:
 
 
 def _event_maker(used: list[Accelerator]) -> Any:
-    """A function that records a timing event on the only device in use; ``None`` with several, or without events."""
+    """Return a function that records a timing event on the only device in use; ``None`` with several, or without
+    events.
+    """
     if len(used) != 1 or len(used[0].indices) != 1 or not hasattr(used[0].module, "Event"):
         return None
     module, [index] = used[0].module, used[0].indices
@@ -182,7 +184,7 @@ def _event_maker(used: list[Accelerator]) -> Any:
 
 
 def capacity_bytes(kind: str) -> int | None:
-    """How much memory a kind of device has for this process; ``None`` if torch cannot tell.
+    """Return how much memory a kind of device has for this process; ``None`` if torch cannot tell.
 
     On CUDA and XPU what is free and what this process holds already, on MPS what Metal recommends at most, on the CPU
     what is installed or the container's limit.
@@ -230,7 +232,7 @@ _STATISTICS = {
 
 
 def _largest_free(module: Any) -> dict[int, int]:
-    """The largest free block inside a segment, by device; empty if the allocator does not track blocks."""
+    """Return the largest free block inside a segment, by device; empty if the allocator does not track blocks."""
     free: dict[int, int] = {}
     segments: list[Any] = []
     with suppress(RuntimeError):
@@ -243,7 +245,7 @@ def _largest_free(module: Any) -> dict[int, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that a device's or the host's memory ran out."""
+    """Return whether an exception means that a device's or the host's memory ran out."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     words = str(error)
@@ -270,5 +272,5 @@ def set_random_state(state: tuple[Any, ...]) -> None:
 
 
 def _of_all(module: Any, verb: str) -> Any:
-    """The module's function for the random state of all its devices, or of its only one."""
+    """Return the module's function for the random state of all its devices, or of its only one."""
     return getattr(module, f"{verb}_rng_state_all", None) or getattr(module, f"{verb}_rng_state", None)

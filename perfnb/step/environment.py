@@ -59,18 +59,18 @@ def place_in_job() -> dict[str, int] | None:
 
 
 def usable_cpus() -> float:
-    """Number of CPUs this process may use, by its affinity and its cgroup's limit."""
+    """Return the number of CPUs this process may use, by its affinity and its cgroup's limit."""
     limit = cpu_limit()
     return float(available_cpus()) if limit is None else min(float(available_cpus()), limit)
 
 
 def available_cpus() -> int:
-    """Number of CPUs on which this process may run."""
+    """Return the number of CPUs on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lower_precision(kind: str) -> str | None:
-    """A 16-bit dtype for which this kind of device has native matrix instructions, if any."""
+    """Return a 16-bit dtype for which this kind of device has native matrix instructions, if any."""
     try:
         if kind == "cuda":
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
@@ -81,7 +81,7 @@ def lower_precision(kind: str) -> str | None:
 
 
 def _processor() -> str:
-    """The CPU's name, if known."""
+    """Return the CPU's name, if known."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if line.startswith("model name"):
@@ -206,7 +206,7 @@ def _now(word: str) -> dict[str, Any]:
 
 
 def _interruptions() -> dict[str, float]:
-    """How often and how long the process has been kept from running until now, as far as that is known."""
+    """Return how often and how long the process has been kept from running until now, as far as that is known."""
     counts: dict[str, float] = {}
     with suppress(psutil.Error, NotImplementedError):
         counts["involuntary_switches"] = psutil.Process().num_ctx_switches().involuntary

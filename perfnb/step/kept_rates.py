@@ -43,7 +43,7 @@ def cache_folder() -> Path | None:
 
 
 def kept(machine: str) -> dict[str, Rate]:
-    """The known rates of a machine by name."""
+    """Return the known rates of a machine by name."""
     return {name: rate for name, entry in _read().get(machine, {}).items() if (rate := _rate(entry)) is not None}
 
 
@@ -74,7 +74,7 @@ def _read() -> dict[str, dict[str, Any]]:
 
 
 def _rate(entry: Any) -> Rate | None:
-    """A rate from its entry in the file; ``None`` if the entry is invalid."""
+    """Return a rate from its entry in the file; ``None`` if the entry is invalid."""
     match entry:
         case [per_s, str() as at, others]:
             rate, share = finite(per_s), finite(others)

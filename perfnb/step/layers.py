@@ -84,7 +84,7 @@ class Calls:
         self.begins.append(len(self.records))
 
     def unseen(self) -> list[nn.Module]:
-        """The modules, except losses, that were only called on threads that the profiler does not record."""
+        """Return the modules, except losses, that were only called on threads that the profiler does not record."""
         seen = {id(module) for _, module, _ in self.records}
         alive = [reference() for reference in list(self.elsewhere.values())]
         return [m for m in alive if m is not None and id(m) not in seen and not isinstance(m, _Loss)]
@@ -237,30 +237,30 @@ class LayerSpans(Installed):
             self.calls.loss.add(number)
 
     def _is_recorded(self) -> bool:
-        """Whether the profiler records this thread: it was started here, or autograd runs here on its behalf."""
+        """Return whether the profiler records this thread: it was started here, or autograd runs here on its behalf."""
         return threading.get_ident() == self._own_thread or profiler_active()
 
 
 def _copies_itself(module: nn.Module) -> bool:
-    """Whether a user's class copies or pickles its modules: a copy might keep what is put into the module."""
+    """Return whether a user's class copies or pickles its modules: a copy might keep what is put into the module."""
     return not isinstance(module, ScriptModule) and any(
         getattr(type(module), name, None) is not getattr(nn.Module, name, None) for name in _COPYING
     )
 
 
 def profiler_active() -> bool:
-    """Whether torch's profiler is recording this thread."""
+    """Return whether torch's profiler is recording this thread."""
     return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def others_listen() -> bool:
-    """Whether other global hooks see every module call."""
+    """Return whether other global hooks see every module call."""
     hooks = (*_global_forward_pre_hooks.values(), *_global_forward_hooks.values())
     return any(not isinstance(getattr(hook, "__self__", None), LayerSpans) for hook in hooks)
 
 
 def _inside_a_method(frame: FrameType | None) -> bool:
-    """Whether the outermost module call of this frame comes from a module's method, such as ``generate``."""
+    """Return whether the outermost module call of this frame comes from a module's method, such as ``generate``."""
     while frame is not None and frame.f_globals.get("__name__") != _RUNNER:
         code = frame.f_code
         if code.co_name not in _CALLING and code.co_argcount:
@@ -277,7 +277,8 @@ def _close_down_to(stack: Stack, height: int) -> None:
 
 
 def computes_loss(module: nn.Module, output: Any) -> bool:
-    """Whether an outermost call was a loss: one of torch's loss classes, or a scalar result without parameters."""
+    """Return whether an outermost call was a loss: one of torch's loss classes, or a scalar result without parameters.
+    """
     if isinstance(module, _Loss):
         return True
     scalar = isinstance(output, torch.Tensor) and output.dim() == 0
@@ -311,7 +312,7 @@ class Layer:
 def name_layers(
     calls: Calls, namespace: Mapping[str, Any], only: list[nn.Module] | None = None
 ) -> tuple[list[Layer], dict[int, int]]:
-    """All layers of the models that were called, in model order, and the layer index of each module (by ``id``).
+    """Return all layers of the models that were called, in model order, and the layer index of each module (by ``id``).
 
     A model is an outermost called module, or the module in a variable of `namespace` that contains it. Modules outside
     all models, created by the step, become layers below the enclosing call; one that each step creates anew is one
@@ -361,7 +362,7 @@ def name_layers(
 def known_models(
     calls: Calls, namespace: Mapping[str, Any], layers: list[Layer], places: Mapping[int, int]
 ) -> list[dict[str, Any]]:
-    """The models in variables of the user; JSON-able.
+    """Return the models in variables of the user; JSON-able.
 
     Returns
     -------
@@ -380,7 +381,7 @@ def known_models(
 def parallel_models(
     layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module]
 ) -> list[dict[str, Any]]:
-    """The called modules that DistributedDataParallel wraps, and how; JSON-able.
+    """Return the called modules that DistributedDataParallel wraps, and how; JSON-able.
 
     Returns
     -------
@@ -413,7 +414,7 @@ def _unused_bytes(module: nn.parallel.DistributedDataParallel) -> int | None:
 def own_tables(
     layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module], namespace: Mapping[str, Any]
 ) -> list[str]:
-    """The embedding layers with a dense gradient whose weight no other module shares."""
+    """Return the embedding layers with a dense gradient whose weight no other module shares."""
     held: dict[int, set[int]] = {}
     embeddings: dict[int, Any] = {}
     for model in [*called, *(module for _, module in named_modules(namespace))]:
@@ -464,7 +465,7 @@ def _made_anew(calls: Calls, namespace: Mapping[str, Any]) -> dict[int, nn.Modul
 def _models(
     outermost: list[nn.Module], namespace: Mapping[str, Any], twins: Mapping[int, nn.Module]
 ) -> list[tuple[str, nn.Module]]:
-    """The models that contain the outermost modules, each once, with their names."""
+    """Return the models that contain the outermost modules, each once, with their names."""
     named = named_modules(namespace)
     by_id = names_of(namespace, nn.Module)
     found: dict[int, tuple[str, nn.Module]] = {}

@@ -57,7 +57,7 @@ def see_loaders(module: ModuleType, take: Take) -> Callable[[], None]:
 
 
 def only_here() -> Callable[[], bool]:
-    """Whether this is the process and the thread that this function was called in.
+    """Return whether this is the process and the thread that this function was called in.
 
     A thread that fetches batches ahead is not what the loop waits for, and a forked process has a loop of its own.
     """

@@ -94,7 +94,7 @@ class LiveObjects:
                 self.add_optimizer(optimizer)
 
     def blocks(self) -> Iterator[Known]:
-        """The current blocks of parameters, buffers, gradients and optimizer state."""
+        """Yield the current blocks of parameters, buffers, gradients and optimizer state."""
         for tensor in (*self._parameters.values(), *self._buffers.values()):
             yield from self._known(tensor, "parameters", tensor)
         for parameter in self._parameters.values():
@@ -107,7 +107,7 @@ class LiveObjects:
                         yield from self._known(tensor, "optimizer_state", key, str(word))
 
     def gradient(self, parameter: torch.Tensor) -> Iterator[Known]:
-        """The block of a parameter's gradient, if it has one."""
+        """Yield the block of a parameter's gradient, if it has one."""
         if parameter.grad is not None:
             yield from self._known(parameter.grad, "gradients", parameter)
 
@@ -120,7 +120,7 @@ class LiveObjects:
 
 
 def inputs(values: Any) -> Iterator[Known]:
-    """The blocks of a batch or of a model's arguments, except tensors created by autograd."""
+    """Yield the blocks of a batch or of a model's arguments, except tensors created by autograd."""
     try:
         tensors = list(tensors_in(values))
     except Exception:  # a batch may be anything, and its memory is not worth failing for
@@ -132,14 +132,14 @@ def inputs(values: Any) -> Iterator[Known]:
 
 
 def everything() -> Iterator[Known]:
-    """The blocks of all live tensors."""
+    """Yield the blocks of all live tensors."""
     for tensor in living(torch.Tensor):
         for block in storages(tensor):
             yield Known(*block, "other")
 
 
 def living(kind: type[Any] | tuple[type[Any], ...]) -> Iterator[Any]:
-    """The live objects of a class, by type: `isinstance` may run code of proxies."""
+    """Yield the live objects of a class, by type: `isinstance` may run code of proxies."""
     return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
 
 
@@ -156,7 +156,7 @@ def storages(tensor: torch.Tensor) -> Iterator[tuple[int, int, str]]:
 
 
 def _parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-    """The plain tensors inside a wrapper subclass."""
+    """Return the plain tensors inside a wrapper subclass."""
     if not bool(is_traceable_wrapper_subclass(tensor)):
         return [tensor]
     names, _ = getattr(tensor, "__tensor_flatten__")()  # noqa: B009 - not every tensor has it

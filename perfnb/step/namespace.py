@@ -34,8 +34,8 @@ _MOST_FUNCTIONS = 50
 
 
 def namespace_of(step: Any) -> dict[str, Any]:
-    """The globals and closure variables used by a function, the functions inside it and those that it calls by name,
-    and a method's object as ``self``."""
+    """Return the globals and closure variables used by a function, the functions inside it and those that it calls by
+    name, and a method's object as ``self``."""
     seen: dict[str, Any] = {}
     functions = [getattr(step, "__func__", step)]
     for function in functions:  # grows; variables nearer to the step keep their names
@@ -49,19 +49,22 @@ def namespace_of(step: Any) -> dict[str, Any]:
 
 
 def step_variables(step: Any, given: Mapping[str, Any], batches: Any = None) -> dict[str, Any]:
-    """The variables by which the parts of a step are named; the names that the user gave to models come first."""
+    """Return the variables by which the parts of a step are named; the names that the user gave to models come first.
+    """
     return {**given, **name_of_batches(step, batches), **namespace_of(step), **given}
 
 
 def _variables(function: FunctionType) -> dict[str, Any]:
-    """The globals named in a function's code, and its closure."""
+    """Return the globals named in a function's code, and its closure."""
     seen = {name: function.__globals__[name] for name in names_in(function.__code__) if name in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return seen | {name: cell.cell_contents for name, cell in cells if not is_empty(cell)}
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """The variables that running code uses: its own, its globals, and those of the functions that it calls by name."""
+    """Return the variables that running code uses: its own, its globals, and those of the functions that it calls by
+    name.
+    """
     names = names_in(frame.f_code)
     own = {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
     seen = own | {name: frame.f_globals[name] for name in names if name in frame.f_globals and name not in own}
@@ -77,7 +80,7 @@ def names_in(code: CodeType) -> list[str]:
 
 
 def is_empty(cell: CellType) -> bool:
-    """Whether a closure variable has no value yet."""
+    """Return whether a closure variable has no value yet."""
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -86,12 +89,12 @@ def is_empty(cell: CellType) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Whether code is from the standard library, an installed package or perfnb, and not the user's."""
+    """Return whether code is from the standard library, an installed package or perfnb, and not the user's."""
     return file.startswith(_INSTALLED)
 
 
 def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Module]]:
-    """The models that the user chose, as a module, a sequence or a mapping by name, and the names given to them.
+    """Return the models that the user chose, as a module, a sequence or a mapping by name, and the names given to them.
 
     Raises `TypeError` for anything else but ``None``.
     """
@@ -108,12 +111,12 @@ def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Modu
 
 
 def named_modules(namespace: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
-    """Modules in variables, then those one level inside an object, list or dict in a variable."""
+    """Return modules in variables, then those one level inside an object, list or dict in a variable."""
     return named_values(namespace, nn.Module)
 
 
 def named_values(namespace: Mapping[str, Any], kind: type) -> list[tuple[str, Any]]:
-    """Values of a class, found as in `named_modules`."""
+    """Return values of a class, found as in `named_modules`."""
     public = [(name, value) for name, value in namespace.items() if _is_public(name)]
     nested: list[tuple[str, Any]] = []
     for name, value in public:
@@ -131,7 +134,7 @@ def named_values(namespace: Mapping[str, Any], kind: type) -> list[tuple[str, An
 
 
 def names_of(namespace: Mapping[str, Any], kind: type) -> dict[int, str]:
-    """The name of each value of a class, by its ``id``: of several, the first that `named_values` finds."""
+    """Return the name of each value of a class, by its ``id``: of several, the first that `named_values` finds."""
     return {id(value): name for name, value in reversed(named_values(namespace, kind))}
 
 
@@ -147,7 +150,7 @@ _CLOSED = (str, bytes, bytearray, int, float, complex, type, ModuleType, Tensor,
 
 
 def reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    """The roots, then the values inside them, nearest first, each once.
+    """Yield the roots, then the values inside them, nearest first, each once.
 
     Searches containers, objects, methods, partial functions, iterators and the variables of functions, but not classes
     or Python modules. Depth and number are limited, because a dataset may hold millions of values.
@@ -211,7 +214,7 @@ _AT_ONCE = {"fused": cannot_fuse, "foreach": cannot_foreach}
 
 
 def name_of_batches(step: Any, batches: Any) -> dict[str, Any]:
-    """The global variable of a step's module that holds the batches, with the batches."""
+    """Return the global variable of a step's module that holds the batches, with the batches."""
     places = getattr(getattr(step, "__func__", step), "__globals__", {})
     if batches is None or isinstance(batches, (int, str)):
         return {}
@@ -283,7 +286,7 @@ def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
 
 
 def loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What a line that makes the same loader with other settings depends on.
+    """Return what a line that makes the same loader with other settings depends on.
 
     Returns
     -------

@@ -15,12 +15,12 @@ _FUSED = (*_FUSED_ON_CPU_ALONE, *(getattr(torch.optim, name) for name in FUSED))
 
 
 def tensors_of(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters that it updates."""
+    """Return the parameters that it updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def has_sparse_gradients(optimizers: Iterable[Optimizer], modules: Iterable[nn.Module]) -> bool:
-    """Whether some parameters have sparse gradients, or belong to a module that gives them such."""
+    """Return whether some parameters have sparse gradients, or belong to a module that gives them such."""
     grads = (parameter.grad for each in optimizers for parameter in tensors_of(each))
     return any(module.__dict__.get("sparse") is True for module in modules) or any(
         grad is not None and grad.is_sparse for grad in grads
@@ -28,7 +28,7 @@ def has_sparse_gradients(optimizers: Iterable[Optimizer], modules: Iterable[nn.M
 
 
 def cannot_fuse(optimizer: Optimizer, sparse: bool) -> str:
-    """Why its update cannot be one fused kernel; empty if it can."""
+    """Return the reason why its update cannot be one fused kernel; empty if it can."""
     if type(optimizer) not in _FUSED:
         return f"{type(optimizer).__name__} has no fused implementation"
     groups, held = optimizer.param_groups, tensors_of(optimizer)
@@ -45,7 +45,8 @@ def cannot_fuse(optimizer: Optimizer, sparse: bool) -> str:
 
 
 def cannot_foreach(optimizer: Optimizer, sparse: bool) -> str:
-    """Why it cannot update all parameters at once by functions for lists of tensors; empty if it can."""
+    """Return the reason why it cannot update all parameters at once by functions for lists of tensors; empty if it can.
+    """
     groups = optimizer.param_groups
     if not all("foreach" in group for group in groups):
         return f"{type(optimizer).__name__} has no implementation that updates all parameters at once"

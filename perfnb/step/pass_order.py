@@ -103,7 +103,7 @@ def _passes(
 
 
 def _measure(session: Session, workers: WorkerStacks | None) -> Passes[None]:
-    """All passes, until one runs out of memory if that is watched; stacks are sampled if there are `workers`."""
+    """Return all passes, until one runs out of memory if that is watched; stacks are sampled if there are `workers`."""
     __tracebackhide__ = True
     capture, plan = session.capture, session.plan
     try:
@@ -134,7 +134,7 @@ def loop_passes(
     batches: Any = None,
     stacks: bool = False,
 ) -> Passes[Capture]:
-    """The passes of `capture_step` for the steps of a running loop, which executes them itself.
+    """Return the passes of `capture_step` for the steps of a running loop, which executes them itself.
 
     Nothing that needs steps of its own is done: no threads are tried, the machine's ceilings are those known from
     earlier profiles, and a step that runs out of memory is not run again. Compiled code is not counted, because
@@ -198,7 +198,7 @@ def count_step(
 
 
 def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
-    """Whether the step has compiled code: a model, one compiled in place, or a function."""
+    """Return whether the step has compiled code: a model, one compiled in place, or a function."""
     called = session.called()
     known = [part for _, model in named_values(namespace, nn.Module) for part in model.modules()]
     return (
@@ -209,7 +209,7 @@ def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
 
 
 def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
-    """The capture of a session whose passes have run, with layers, spans and environment."""
+    """Return the capture of a session whose passes have run, with layers, spans and environment."""
     capture = session.capture
     capture.layers, capture.places = name_layers(session.watched_calls(), namespace, session.models)
     capture.spans = spans_of(session.calls, capture.places)
@@ -222,7 +222,8 @@ def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
 
 
 def _code_of(modules: Iterable[nn.Module], namespace: Mapping[str, Any]) -> list[CodeType]:
-    """The code of the forward passes of modules, and of the functions among some variables that were compiled."""
+    """Return the code of the forward passes of modules, and of the functions among some variables that were compiled.
+    """
     # A scripted module's class has no forward of its own.
     functions = [getattr(type(wrapped_by_compiler(module) or module), "forward", None) for module in modules]
     compiled = (each for _, each in named_values(namespace, FunctionType) if is_compiled_function(each))
@@ -242,7 +243,7 @@ def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, la
 
 
 def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
-    """Number, layer index and whether it is a loss, of each span.
+    """Return the number, layer index and whether it is a loss, of each span.
 
     Spans of modules that are not layers belong to the span around them; spans inside a loss are loss. Modules called
     only on threads that the profiler does not record get numbers that the trace does not contain.

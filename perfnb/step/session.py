@@ -368,7 +368,8 @@ class Session(Installed):
         return error
 
     def watched_calls(self) -> Calls:
-        """The calls by which layers are named, without the counted step, which runs compiled regions uncompiled."""
+        """Return the calls by which layers are named, without the counted step, which runs compiled regions uncompiled.
+        """
         until = self._uncompiled_from
         if until is None:
             return self.calls
@@ -386,7 +387,8 @@ class Session(Installed):
         return list({id(module): module for _, module, _ in self.calls.records}.values())
 
     def _numbered(self) -> Callable[[], AbstractContextManager[Any]]:
-        """A function that returns the span of the pass's next step; that of a skipped step has the same number."""
+        """Return a function that returns the span of the pass's next step; that of a skipped step has the same number.
+        """
         first = len(self.capture.steps)
 
         def next_span() -> AbstractContextManager[Any]:
@@ -464,7 +466,7 @@ def _median_s(times_ns: list[int]) -> float:
 
 
 def _where_computed(calls: list[OpCall]) -> str:
-    """The kind of device on which most of the arithmetic ran."""
+    """Return the kind of device on which most of the arithmetic ran."""
     flops: Counter[str] = Counter()
     for call in calls:
         flops[call.device] += call.flops or 0
@@ -511,7 +513,7 @@ class FirstStep:
             self._tell(f"your step has called {self._name(*key)}.step() {MOST_STEPS + 1} times already: {_ADVICE}")
 
     def _name(self, identity: int, kind: str) -> str:
-        """The optimizer's variable, or else its class."""
+        """Return the optimizer's variable, or else its class."""
         names = (name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity)
         return next((name for name in names if len(name) <= _LONGEST_NAME), kind)
 

@@ -173,7 +173,8 @@ class StackSampler(Installed):
             del frame
 
     def calls(self, layers: list[Layer], places: Mapping[int, int], workers: Iterable[WorkerStack] = ()) -> list[Call]:
-        """All samples as a tree: the phase, then layers and functions; and each loader worker with its functions.
+        """Return all samples as a tree: the phase, then layers and functions; and each loader worker with its
+        functions.
 
         Parameters
         ----------
@@ -197,7 +198,7 @@ class StackSampler(Installed):
 
 
 def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
-    """The frames of a step, outermost first, and whether it waits for data; none outside a step."""
+    """Return the frames of a step, outermost first, and whether it waits for data; none outside a step."""
     found: list[Frame] = []
     waits = False
     while frame is not None:
@@ -224,7 +225,7 @@ _LOADERS = see_loaders.__code__.co_filename
 
 
 def phases_of(samples: list[Sample], marks: list[tuple[int, str, bool]]) -> list[str]:
-    """The phase of each sample of a step."""
+    """Return the phase of each sample of a step."""
     spans = _spans(marks)
     backward = [(start, end) for start, end, kind in spans if kind == "backward"]
     phases = []
@@ -311,14 +312,14 @@ class _Tree:
         return node
 
     def _function(self, parent: int, name: str, file: str, first: int, line: int) -> int:
-        """The node of a call to a function; `parent` itself if the function is perfnb's."""
+        """Return the node of a call to a function; `parent` itself if the function is perfnb's."""
         kind = _kind(file)
         if kind == "perfnb":
             return parent
         return self._inside(parent, kind, name.replace(".<locals>", ""), file, line if kind == "own" else first)
 
     def calls(self) -> list[Call]:
-        """The calls, each after the one around it."""
+        """Return the calls, each after the one around it."""
         return [
             Call(*key, linecache.getline(key[3], key[4]).strip()[:200] if key[1] == "own" else "", *sums)
             for key, sums in zip(self._nodes, self._sums, strict=True)

@@ -66,7 +66,7 @@ class BatchSource:
         self.made: Any = None
 
     def next(self) -> Any:
-        """The next batch, from the start if the batches ran out."""
+        """Return the next batch, from the start if the batches ran out."""
         __tracebackhide__ = True
         batch = _END if self._iterator is None else next(self._iterator, _END)
         if batch is _END:
@@ -112,7 +112,7 @@ def after_optimizer_steps(note: Callable[..., None], optimizer: Any = None) -> C
 
 
 def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step, with a clear error if it is a model that cannot take a whole batch as its input.
+    """Return the step, with a clear error if it is a model that cannot take a whole batch as its input.
 
     Raises
     ------
@@ -136,7 +136,8 @@ def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _not_a_tensor(model: torch.nn.Module, given: tuple[Any, ...], said: str) -> str | None:
-    """Why a model failed on its batch, and what to pass instead; ``None`` if another error happened."""
+    """Return the reason why a model failed on its batch, and what to pass instead; ``None`` if another error happened.
+    """
     batch = given[0] if given else None
     kind, by_name = type(batch).__name__, isinstance(batch, Mapping)
     about_batch = not said or f"not {kind}" in said or f"'{kind}' object" in said

@@ -37,7 +37,7 @@ CHANGE_NAME, CHANGE_CATEGORY = "[memory]", "memory"
 
 
 def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) -> Recording:
-    """The recording of a capture, which is closed, with the telemetry of a watcher.
+    """Return the recording of a capture, which is closed, with the telemetry of a watcher.
 
     Raises
     ------
@@ -83,7 +83,8 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
 
 
 def with_later(recording: Recording, capture: Capture, watcher: Watcher | None = None) -> Recording:
-    """The recording with what came after it was made: sampled steps, and the telemetry of a watcher that ended."""
+    """Return the recording with what came after it was made: sampled steps, and the telemetry of a watcher that ended.
+    """
     meta, steps, watch, python = dict(recording.meta), _steps(capture), recording.watch, recording.python
     steps["wall_ms"] = recording.steps["wall_ms"].reindex(steps.index).fillna(steps["wall_ms"])
     if watcher is not None:
@@ -119,7 +120,7 @@ def _steps(capture: Capture) -> pd.DataFrame:
 
 
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
-    """The events inside the steps of a trace, and their positions in it.
+    """Return the events inside the steps of a trace, and their positions in it.
 
     GPU work whose launch is not in the trace was launched before the steps, so it is left out.
 
@@ -142,7 +143,7 @@ def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
 
 
 def _no_events() -> pd.DataFrame:
-    """The events of a recording without a traced step."""
+    """Return the events of a recording without a traced step."""
     text = pd.Categorical.from_codes([], categories=pd.Index([], dtype=TEXT))
     empty = np.array([], dtype=np.int64)
     texts, numbers = dict.fromkeys(TEXTS, text), dict.fromkeys(NUMBERS, empty)
@@ -185,7 +186,7 @@ def _modules(layers: Sequence[Layer]) -> pd.DataFrame:
 
 
 def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -> MemoryRecord:
-    """Changes of memory as events among the others, and known blocks with times instead of marks.
+    """Return changes of memory as events among the others, and known blocks with times instead of marks.
 
     Parameters
     ----------
@@ -221,7 +222,7 @@ def _last_of_each(trace: TraceColumns, label: str) -> dict[int, int]:
 
 
 def _with_changes(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
-    """The events of the steps with the changes of memory, and the row of each change among them, -1 for none."""
+    """Return the events of the steps with the changes of memory, and the row of each change among them, -1 for none."""
     changes = trace.memory
     instants = len(changes)
     nowhere = np.full(instants, MISSING, dtype=np.int64)
@@ -268,12 +269,12 @@ def _changes(trace: TraceColumns, place: Ints) -> pd.DataFrame:
 
 
 def _device_name(kind: int, index: int) -> str:
-    """A device as torch writes it: ``cuda:0``; the CPU has no number."""
+    """Return a device as torch writes it: ``cuda:0``; the CPU has no number."""
     return "cpu" if kind == 0 else f"{DEVICE_KINDS.get(kind, f'device of type {kind}')}:{max(index, 0)}"
 
 
 def _known(known: Sequence[tuple[int, Known]], places: Mapping[int, int]) -> pd.DataFrame:
-    """The blocks with a known owner, each after the time at which it was found."""
+    """Return the blocks with a known owner, each after the time at which it was found."""
     rows = [
         (time, *block[:4], places.get(block.module or 0, MISSING), block.name and storable(block.name))
         for time, block in known

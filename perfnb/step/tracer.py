@@ -86,7 +86,7 @@ def exclusive() -> Iterator[None]:
 
 
 def _profiler_prepared() -> bool:
-    """Whether a torch profiler is in the warm-up of its schedule, or records another thread.
+    """Return whether a torch profiler is in the warm-up of its schedule, or records another thread.
 
     torch has no API for this, and a second session would crash the process when the first one ends.
     """
@@ -156,7 +156,7 @@ class Tracer:
             self.close()
 
     def export(self, *, exact: bool = False) -> bytes:
-        """The trace as Chrome trace JSON.
+        """Return the trace as Chrome trace JSON.
 
         torch's C++ exporter is fast, but writes a name with a quote as invalid JSON and a non-ASCII name as
         ``unknown``; `exact` uses its Python exporter, which is slow and correct.
@@ -176,13 +176,15 @@ class Tracer:
             return path.read_bytes()
 
     def threads(self) -> set[int]:
-        """The recorded threads, by the numbers that backward nodes use for their forward op's thread."""
+        """Return the recorded threads, by the numbers that backward nodes use for their forward op's thread."""
         assert self._profile is not None, "threads() after close()"
         results: Any = self._profile.profiler
         return {event.start_tid for event in results.kineto_results.experimental_event_tree()}
 
     def memory_changes(self) -> list[tuple[int, int, str]]:
-        """Every allocation and free, in time: Unix time in nanoseconds, bytes (a free is negative), kind of device."""
+        """Return every allocation and free, in time: Unix time in nanoseconds, bytes (a free is negative), kind of
+        device.
+        """
         assert self._profile is not None, "memory_changes() after close()"
         results: Any = self._profile.profiler
         events = (event for event in results.kineto_results.events() if event.name() == _MEMORY)
@@ -194,7 +196,7 @@ class Tracer:
 
 
 def device_activities() -> list[ProfilerActivity]:
-    """What torch's profiler can record of the accelerators in use."""
+    """Return what torch's profiler can record of the accelerators in use."""
     wanted = {_activity(accelerator.kind) for accelerator in accelerators()}
     # Asked only if one is in use: the question itself starts the CUDA driver.
     supported = torch.profiler.supported_activities() if wanted else ()
@@ -202,7 +204,7 @@ def device_activities() -> list[ProfilerActivity]:
 
 
 def untraced() -> list[str]:
-    """The kinds of accelerators in use whose work torch's profiler cannot record."""
+    """Return the kinds of accelerators in use whose work torch's profiler cannot record."""
     recorded = device_activities()
     kinds = [accelerator.kind for accelerator in accelerators()]
     return [kind for kind in kinds if _activity(kind) not in recorded]
@@ -214,7 +216,7 @@ def _activity(kind: str) -> ProfilerActivity | None:
 
 
 def read_trace(tracer: Tracer) -> TraceColumns:
-    """The columns of a session's trace.
+    """Return the columns of a session's trace.
 
     Sequence numbers count per thread. Those of backward nodes whose forward ops ran on a thread that was not recorded
     are dropped, because ops of other threads have the same numbers.
@@ -295,11 +297,11 @@ class Costs(NamedTuple):
     call_ns: float
 
     def least(self, other: Costs) -> Costs:
-        """The smaller values of two measurements: other work only adds time."""
+        """Return the smaller values of two measurements: other work only adds time."""
         return Costs(min(self.op_ns, other.op_ns), min(self.call_ns, other.call_ns))
 
     def beyond(self, bare: Costs) -> Costs:
-        """The cost beyond `bare`, at least 0."""
+        """Return the cost beyond `bare`, at least 0."""
         return Costs(max(0.0, self.op_ns - bare.op_ns), max(0.0, self.call_ns - bare.call_ns))
 
 

@@ -123,7 +123,7 @@ class WorkerStacks(Installed):
             self.unreached = sum(unreached.values())
 
     def read(self) -> list[WorkerStack]:
-        """The stacks so far."""
+        """Return the stacks so far."""
         found: dict[tuple[int, tuple[WorkerFrame, ...]], list[int]] = {}
         for path in sorted(Path(self._folder).glob("*.stacks")):
             worker, stacks = int(path.stem.partition("-")[2]), []
@@ -184,7 +184,7 @@ def _write_samples(path: str, go: str, watched: int) -> None:
 
 
 def _frames(frame: FrameType | None) -> tuple[WorkerFrame, ...] | None:
-    """The frames inside torch's loop of a worker, outermost first; ``None`` outside of it."""
+    """Return the frames inside torch's loop of a worker, outermost first; ``None`` outside of it."""
     found: list[WorkerFrame] = []
     while frame is not None:
         code = frame.f_code

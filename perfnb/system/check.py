@@ -23,7 +23,7 @@ class SystemFacts:
         self._facts = facts
 
     def __getitem__(self, name: str) -> Any:
-        """A fact.
+        """Return a fact.
 
         Raises
         ------
@@ -36,12 +36,12 @@ class SystemFacts:
         return self._read(name)
 
     def get(self, name: str) -> Any:
-        """A fact, or ``None`` if it could not be read."""
+        """Return a fact, or ``None`` if it could not be read."""
         value = self._read(name)
         return None if isinstance(value, Unread) else value
 
     def why(self, name: str) -> str | None:
-        """Why a fact could not be read; ``None`` if it was."""
+        """Return the reason why a fact could not be read; ``None`` if it was."""
         value = self._read(name)
         return value.why if isinstance(value, Unread) else None
 
@@ -68,7 +68,7 @@ def check(name: str, expected: str, why: str, how: str) -> Callable[[Judge], Che
 
 
 def judged(judge: Judge, facts: SystemFacts) -> CheckResult:
-    """What a function finds; unknown if a fact that it needs could not be read."""
+    """Return what a function finds; unknown if a fact that it needs could not be read."""
     try:
         return judge(facts)
     except Unreadable as error:

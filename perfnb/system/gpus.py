@@ -10,7 +10,7 @@ _WORST = ("attention", "unknown", "info", "ok")
 
 
 def _gpus(facts: SystemFacts) -> SystemFacts | CheckResult:
-    """What NVML reports, or what to say if there is no GPU."""
+    """Return what NVML reports, or what to say if there is no GPU."""
     absent, torch = facts.why("gpus"), facts.get("torch")
     if absent is None:
         return SystemFacts(facts["gpus"])
@@ -22,7 +22,7 @@ def _gpus(facts: SystemFacts) -> SystemFacts | CheckResult:
 
 
 def _of_each(judge: Judge) -> Judge:
-    """The row of a check that applies to each GPU; GPUs with the same answer are grouped."""
+    """Return the row of a check that applies to each GPU; GPUs with the same answer are grouped."""
 
     def row(facts: SystemFacts) -> CheckResult:
         gpus = _gpus(facts)

@@ -38,7 +38,7 @@ def find_resolution(step: Callable[[], Any] | None, budget_s: float) -> Resoluti
 
 
 def _small_step() -> Callable[[], None]:
-    """A training step of an MLP."""
+    """Return a training step of an MLP."""
     import torch
     from torch import nn
 

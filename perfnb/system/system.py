@@ -49,7 +49,7 @@ class SystemCheck(Documented):
 
 
 def check_table(facts: Mapping[str, Any]) -> pd.DataFrame:
-    """One row per check, always in the same order, as `SystemCheck.checks` describes it."""
+    """Return one row per check, always in the same order, as `SystemCheck.checks` describes it."""
     rows = []
     for check in CHECKS:
         finding = judged(check.judge, SystemFacts(facts))

@@ -40,7 +40,7 @@ _SECONDS = (10, 60)
 
 
 def system_document(checks: pd.DataFrame, resolution: Resolution | None = None) -> Document:
-    """The checks of the machine; if it was measured, which differences it can resolve comes first.
+    """Return the checks of the machine; if it was measured, which differences it can resolve comes first.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def resolution_document(found: Resolution) -> Document:
-    """Which differences between steps the machine can resolve, and what disturbs them."""
+    """Return which differences between steps the machine can resolve, and what disturbs them."""
     state, sentence, advice = _answer(found)
     count = len(found.a_ms)
     disturbances = noise_sentences(found.noise)
@@ -144,7 +144,7 @@ def resolution_document(found: Resolution) -> Document:
 
 
 def _answer(found: Resolution) -> tuple[State, str, str]:
-    """What can be resolved, or why that is not known, and what to do."""
+    """Return what can be resolved, or why that is not known, and what to do."""
     short, long = (found.detectable_in(seconds) for seconds in _SECONDS)
     if found.verdict in ("faster", "slower"):
         again = "If it happens again, do not trust comparisons here."

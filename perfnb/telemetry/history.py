@@ -55,12 +55,12 @@ class History:
             table.append(own, values)
 
     def columns(self) -> dict[str, dict[str, Floats]]:
-        """A copy of the rows, by device and column; ``nan`` where a metric was not read."""
+        """Return a copy of the rows, by device and column; ``nan`` where a metric was not read."""
         with self._lock:
             return {device: table.columns() for device, table in self._tables.items()}
 
     def exact(self) -> dict[str, dict[str, Exact]]:
-        """Figures over every reading, joined or not, by device and metric."""
+        """Return figures over every reading, joined or not, by device and metric."""
         with self._lock:
             return {device: deepcopy(table.figures) for device, table in self._tables.items()}
 
@@ -129,7 +129,7 @@ class _Table:
 
 
 def _starts_of_pairs(eligible: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Where disjoint pairs of eligible neighbours start."""
+    """Return where disjoint pairs of eligible neighbours start."""
     places = np.flatnonzero(eligible)
     run = np.cumsum(np.diff(places, prepend=-2) > 1)
     start = np.searchsorted(run, run)  # where each place's run starts
@@ -224,7 +224,7 @@ class Marks:
                 self.end(number, now_s)
 
     def all(self, latest: int | None = None) -> list[WatchMark]:
-        """The marks by start time, outer ones first; with `latest`, only that many of those that ended."""
+        """Return the marks by start time, outer ones first; with `latest`, only that many of those that ended."""
         with self._lock:
             marks = [*(self._ended if latest is None else self._ended[-latest:]), *self._open.values()]
         return sorted(marks, key=lambda mark: (mark.start_s, mark.depth))
@@ -246,7 +246,7 @@ _HARMLESS = 0x001 | 0x002
 
 
 def throttle_words(bits: int) -> list[str]:
-    """Names of the throttle reasons in NVML's bit mask, such as ``SwPowerCap``, sorted.
+    """Return the names of the throttle reasons in NVML's bit mask, such as ``SwPowerCap``, sorted.
 
     An idle GPU and a clock that someone set are not reasons. ``Other`` stands for bits newer than this list.
     """

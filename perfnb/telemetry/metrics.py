@@ -36,10 +36,10 @@ _IN_DOCUMENTS = {"percent": ("share", 0.01), "bytes_per_s": ("bytes/s", 1.0), ""
 
 
 def unit_of(column: str) -> str:
-    """The unit of a column, as `perfnb.quantities.reading` calls it."""
+    """Return the unit of a column, as `perfnb.quantities.reading` calls it."""
     return next((unit for end, unit in _UNITS.items() if column.endswith(end)), "")
 
 
 def document_unit(column: str) -> tuple[str, float]:
-    """The unit of a column in a document, and the factor that turns a reading into it."""
+    """Return the unit of a column in a document, and the factor that turns a reading into it."""
     return _IN_DOCUMENTS.get(unit := unit_of(column), (unit, 1.0))

@@ -123,11 +123,11 @@ class Watcher:
         }
 
     def columns(self) -> dict[str, Any]:
-        """The readings by device and column, devices by their current names."""
+        """Return the readings by device and column, devices by their current names."""
         return {self._names.get(key, key): columns for key, columns in self.history.columns().items()}
 
     def now_s(self) -> float:
-        """The current time on the scale of `t_s`."""
+        """Return the current time on the scale of `t_s`."""
         return (time.perf_counter_ns() - self.zero_ns) / 1e9
 
     def stop(self) -> None:
@@ -230,7 +230,7 @@ _alive: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 def running() -> int:
-    """How many watchers are running in this process."""
+    """Return how many watchers are running in this process."""
     return sum(watcher.running for watcher in list(_alive))
 
 
@@ -332,7 +332,7 @@ class SamplerProcess:
             self.thread.join(_STOP_S)
 
     def last_words(self) -> str:
-        """The last line it printed to stderr, if any; known after its end."""
+        """Return the last line it printed to stderr, if any; known after its end."""
         return "".join(self._words)
 
     def forget_in_child(self) -> None:
@@ -387,7 +387,7 @@ def _close(pipe: IO[bytes]) -> None:
 
 
 def _path() -> list[str]:
-    """Where modules come from: Python's own and those that the sampler needs, before any others."""
+    """Return where modules come from: Python's own and those that the sampler needs, before any others."""
     own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
     here = str(Path(__file__).resolve().parents[2])
     found = [find_spec(name) for name in ("psutil", "msgspec")]
@@ -432,7 +432,7 @@ def _torch_names(uuids: Sequence[str]) -> dict[str, str] | None:
 
 
 def _bare(uuid: str) -> str:
-    """A UUID's hexadecimal digits; torch for ROCm writes the codes of their characters instead."""
+    """Return a UUID's hexadecimal digits; torch for ROCm writes the codes of their characters instead."""
     digits = uuid.replace("-", "")
     with suppress(ValueError):
         characters = bytes.fromhex(digits).decode()
@@ -442,7 +442,7 @@ def _bare(uuid: str) -> str:
 
 
 def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:
-    """What torch's allocator holds on a device (``gpu0``); unknown if `ask` is false or torch cannot tell."""
+    """Return what torch's allocator holds on a device (``gpu0``); unknown if `ask` is false or torch cannot tell."""
     cuda = _cuda() if ask else None
     values: dict[str, float | None] = dict.fromkeys(_ALLOCATOR)
     if cuda is None:

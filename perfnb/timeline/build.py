@@ -54,7 +54,7 @@ class _TrackRows(NamedTuple):
 
 
 def timeline_of(recording: Recording, attribution: Attribution, watched: Watched | None = None) -> Timeline:
-    """The timeline of a recording with at least one traced step.
+    """Return the timeline of a recording with at least one traced step.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
 def step_rows(
     recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> pd.DataFrame:
-    """One interval per step, ``step 3``, numbered as in the frames."""
+    """Return one interval per step, ``step 3``, numbered as in the frames."""
     blocks = attribution.host.blocks
     steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
     number = np.arange(len(steps))
@@ -114,7 +114,7 @@ def step_rows(
 
 
 def phase_rows(attribution: Attribution, names: TextNumbers, categories: TextNumbers) -> pd.DataFrame:
-    """The phases of the steps, without overlap: their lengths add up to the frame ``phases``."""
+    """Return the phases of the steps, without overlap: their lengths add up to the frame ``phases``."""
     blocks = attribution.host.blocks
     start, end, block = _segments(attribution, blocks["main"].to_numpy(dtype=bool))
     phase = kinds_of(attribution)[block]
@@ -150,7 +150,7 @@ def _forward(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFrame]:
-    """One table per layer depth."""
+    """Return one table per layer depth."""
     host = attribution.host
     kind, in_backward = host.blocks["kind"].to_numpy(), host.blocks["in_backward"].to_numpy()
     again = (kind == Kind.SPAN) & in_backward
@@ -187,7 +187,7 @@ def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def _short_names(recording: Recording) -> list[str]:
-    """What a layer's name adds to that of its parent."""
+    """Return what a layer's name adds to that of its parent."""
     whole, parents = recording.modules["name"].astype(TEXT).tolist(), recording.modules["parent"].tolist()
     return [
         name.removeprefix(f"{whole[above]}.") if above != NONE else name
@@ -229,7 +229,7 @@ _THREAD_NAME = re.compile(r"[Tt]hread -?[0-9]+(?: \((.*)\))?")
 def _event_lines(
     recording: Recording, events: pd.DataFrame, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> list[_TrackRows]:
-    """All events of the trace: the step's thread first, then other threads, streams, and Python calls."""
+    """Return all events of the trace: the step's thread first, then other threads, streams, and Python calls."""
     kept = rows_of_trace(recording.events)
     block = np.full(len(events), NONE, dtype=np.int64)
     block[: len(kept)] = blocks_of_events(recording.events, attribution.host)[kept]
@@ -285,7 +285,7 @@ def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, e
 def _names(
     recording: Recording, events: pd.DataFrame, layer: Ints, names: TextNumbers, categories: TextNumbers
 ) -> tuple[Ints, Ints]:
-    """Numbers of names and categories; perfnb's own spans are named after what they mark."""
+    """Return numbers of names and categories; perfnb's own spans are named after what they mark."""
     found, labels = text(events, "name")
     category, sorts = text(events, "category")
     result = np.append(names.all_of(labels), NONE)[found]
@@ -304,7 +304,7 @@ def _names(
 
 
 def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
-    """The call that launched each piece of device work, else the op that the profiler assigns it to."""
+    """Return the call that launched each piece of device work, else the op that the profiler assigns it to."""
     launch = np.full(len(events), NONE, dtype=np.int64)
     device = np.flatnonzero(on_device)
     launch[device] = launches_of(events, device)
@@ -314,7 +314,7 @@ def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
 
 
 def _forwards(recording: Recording, attribution: Attribution, kept: Ints, size: int) -> Ints:
-    """The forward op of each op and node of a backward pass."""
+    """Return the forward op of each op and node of a backward pass."""
     result = np.full(size, NONE, dtype=np.int64)
     events, host = recording.events, attribution.host
     place = np.full(len(events) + 1, NONE, dtype=np.int64)
@@ -361,7 +361,7 @@ def _threads(
 
 
 def _own_name(name: str, number: int) -> str:
-    """A thread's name beyond its number: ``python3`` of ``thread 12 (python3)``."""
+    """Return a thread's name beyond its number: ``python3`` of ``thread 12 (python3)``."""
     found = _THREAD_NAME.fullmatch(name)
     inner = name if found is None else found[1] or ""
     return "" if inner.strip() in (str(number), f"thread {number}") else inner
@@ -380,13 +380,13 @@ def _streams(events: pd.DataFrame, rows: Ints) -> list[tuple[str, Ints]]:
 
 
 def _groups(key: Ints) -> Sequence[Ints]:
-    """Places of each value, in ascending order of value."""
+    """Return places of each value, in ascending order of value."""
     order = np.argsort(key, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(key) else []
 
 
 def _without_slivers(start: Ints, end: Ints, unit: int) -> Ints:
-    """Ends cut to the next start if they overlap by no more than the rounding of the file's times."""
+    """Return ends cut to the next start if they overlap by no more than the rounding of the file's times."""
     over = end[:-1] - start[1:]
     cut = (over > 0) & (over <= unit) & (start[1:] > start[:-1])
     result = end.copy()

@@ -54,7 +54,7 @@ class StepTimeline:
 
 
 def step_timeline(timeline: Timeline) -> StepTimeline | None:
-    """The traced step of median length (of two, the longer); ``None`` if none takes time."""
+    """Return the traced step of median length (of two, the longer); ``None`` if none takes time."""
     steps = timeline.rows_on(timeline.of("steps")[0])
     lengths = steps["duration"].to_numpy()
     chosen = steps.iloc[int(np.argmax(lengths == np.sort(lengths)[len(lengths) // 2]))]
@@ -102,7 +102,7 @@ _COLUMNS = {
 
 
 def _track_kinds_and_seen(timeline: Timeline) -> tuple[npt.NDArray[np.str_], Bools]:
-    """The kind of each row's track, and whether the row can be shown: on threads and streams only work is."""
+    """Return the kind of each row's track, and whether the row can be shown: on threads and streams only work is."""
     kind = np.repeat([track.kind for track in timeline.tracks], [track.count for track in timeline.tracks])
     marks = np.array([name.startswith(_MARKS) for name in timeline.names] + [False])[timeline.rows["name"].to_numpy()]
     seen = (kind == "phases") | (kind == "layers")
@@ -127,7 +127,7 @@ def _facts(seen: Timeline, track: Track, shown: int) -> tuple[object, ...]:
 
 
 def _has_none_inside(rows: pd.DataFrame) -> Bools:
-    """Whether no row of the next depth starts within each; rows are sorted by depth and start."""
+    """Return whether no row of the next depth starts within each; rows are sorted by depth and start."""
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     alone = np.ones(len(rows), dtype=bool)

@@ -64,7 +64,7 @@ class _Ops(NamedTuple):
 
 
 def memory_curves(recording: Recording, attribution: Attribution, watched: Watched) -> list[MemoryCurve]:
-    """The curve of each device, over all traced steps.
+    """Return the curve of each device, over all traced steps.
 
     If the same ops ran in the same order in both steps, the curve is aligned op by op and interpolated in between;
     otherwise phase by phase, or as a whole.
@@ -87,7 +87,7 @@ def memory_curves(recording: Recording, attribution: Attribution, watched: Watch
 
 
 def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
-    """The curve of each device of a loaded trace: every total at its own time, inside steps or not."""
+    """Return the curve of each device of a loaded trace: every total at its own time, inside steps or not."""
     return [
         MemoryCurve(line.device, _AS_RECORDED, line.times_ns, line.allocated) for line in memory_of_trace(recording)
     ]
@@ -110,7 +110,7 @@ def _matching(
 
 
 def _increasing(moments: Ints, window: _Window) -> Ints:
-    """The moments between start and end of a step, made to increase."""
+    """Return the moments between start and end of a step, made to increase."""
     return np.maximum.accumulate(np.concatenate([window[:1], moments, window[1:]]))
 
 

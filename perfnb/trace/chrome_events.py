@@ -172,7 +172,8 @@ class _Intervals:
         raise odd_time(self._source, "a ts or dur in it", ascii(value)[:40])
 
     def _paired(self, rows: Rows) -> Iterator[_Interval]:
-        """Intervals of starts and ends, in the order of their starts: an end closes the latest open one of its thread.
+        """Yield intervals of starts and ends, in the order of their starts: an end closes the latest open one of its
+        thread.
 
         Of two intervals with the same times the first counts as the outer one.
         """
@@ -241,7 +242,7 @@ class _Intervals:
 
 
 def _args(given: Raw) -> dict[str, Stat]:
-    """The arguments that are used, those of them that are numbers or texts."""
+    """Return the arguments that are used, those of them that are numbers or texts."""
     found: dict[str, Stat] = {}
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         if (text := bytes(given)).startswith(b"{"):

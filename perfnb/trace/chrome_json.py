@@ -314,7 +314,7 @@ class ChromeJson(Generic[OneEvent]):
         self._place += count
 
     def _decode(self, decoder: msgspec.json.Decoder[Decoded], text: bytes | bytearray) -> Decoded | None:
-        """What a text holds; ``None`` if it is not what the decoder expects."""
+        """Return what a text holds; ``None`` if it is not what the decoder expects."""
         try:
             return decoder.decode(text)
         except RecursionError as error:
@@ -323,14 +323,15 @@ class ChromeJson(Generic[OneEvent]):
             return None
 
     def _damaged(self) -> TraceError:
-        """The error about the text that is held: something in it is not the value that it should be."""
+        """Return the error about the text that is held: something in it is not the value that it should be."""
         byte = self._place + _damage(self._text, self._decoders.event)
         advice = "a name with a quote or a line break in it, and a number such as NaN, are not JSON"
         return no_trace(self._source, f"it is damaged or cut off after byte {byte:,}", f"{advice}; {_AGAIN}")
 
 
 def _damage(text: bytearray, event: msgspec.json.Decoder[Any]) -> int:
-    """Where a list of events, given without its opening bracket, ceases to be one; where it ends if it does not."""
+    """Return where a list of events, given without its opening bracket, ceases to be one; where it ends if it does not.
+    """
     # A byte is a letter here, so that places in one are those in the other; what is structure in JSON is ASCII.
     words, place = text[:_SEARCHED].decode("latin-1"), 0
     try:
@@ -378,12 +379,12 @@ def _no_json(source: str, start: bytes, length: int) -> TraceError:
 
 
 def _twice(source: str, name: str) -> TraceError:
-    """A key occurs more than once."""
+    """Return a key occurs more than once."""
     return no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
 
 
 def odd_time(source: str, what: str, time: str) -> TraceError:
-    """A time is not a number, or does not fit in int64 nanoseconds."""
+    """Return a time is not a number, or does not fit in int64 nanoseconds."""
     return no_trace(source, f"{what} is not a time that perfnb can hold: {time}", _AGAIN)
 
 

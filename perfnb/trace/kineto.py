@@ -373,7 +373,7 @@ class EventColumns:
         return codes
 
     def _messages_of(self, names: Ints, args: Mapping[str, Sequence[Any]]) -> dict[str, Ints | None]:
-        """Elements and dtype of the messages of collectives."""
+        """Return elements and dtype of the messages of collectives."""
         if len(self.names) > len(self._may_send):
             new = [*self.names][len(self._may_send) :]
             self._may_send = np.append(self._may_send, [may_send(name) for name in new])
@@ -446,7 +446,7 @@ def text_of(json: bytes) -> str:
 
 
 def annotated(module: Raw, annotation: Raw, mark: Raw) -> str:
-    """The module, or the other words, that an event in a CUDA graph is annotated with; empty if there are none.
+    """Return the module, or the other words, that an event in a CUDA graph is annotated with; empty if there are none.
 
     torch 2.13 writes the keys of an annotation as arguments of the event, and a list of annotations as the JSON of it
     (`_annotation_to_args` in torch/profiler/_cupti_monitor_trace.py); its torch/cuda/_annotate_cuda_graph_trace.py

@@ -88,13 +88,13 @@ class _Export:
         self.parts.append({**own, **times, "category": code, "process": process, "thread": thread, "pid": pid})
 
     def coded(self, values: Ints, label: Callable[[Any], str]) -> Ints:
-        """The numbers of the names that values, or rows of values, stand for."""
+        """Return the numbers of the names that values, or rows of values, stand for."""
         distinct, place = np.unique(values, axis=0, return_inverse=True)
         codes = [self.names[label(value).encode("utf-8", "replace")] for value in distinct.tolist()]
         return np.array(codes, dtype=np.int64)[place.reshape(-1)]
 
     def named(self, ids: Ints, unknown: str) -> Ints:
-        """The numbers of the names that a column of ``StringIds`` stands for."""
+        """Return the numbers of the names that a column of ``StringIds`` stands for."""
         return self.coded(ids, lambda key: self.strings.get(key, unknown))
 
 
@@ -159,7 +159,7 @@ def read_report(path: Path, limits: Limits, progress: OnProgress | None = None) 
 
 
 def _name(text: str) -> str:
-    """An NVTX range's name as perfnb shows it: hooks write a module's whole description."""
+    """Return an NVTX range's name as perfnb shows it: hooks write a module's whole description."""
     hook = _HOOK.match(text)
     return f"{_LIGHTNING}torch.nn.Module: {hook['name']}" if hook else text
 
@@ -177,7 +177,7 @@ def _placed(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
 
 
 def _table(export: _Export, table: str, *names: str) -> dict[str, Ints]:
-    """Columns of a table of intervals, `NULL` where the file does not tell; empty without intervals."""
+    """Return columns of a table of intervals, `NULL` where the file does not tell; empty without intervals."""
     if not {"start", "end"} <= export.file.columns(table):
         return {}
     columns = _placed(export, export.file.numbers(table, ("start", "end", *names)))
@@ -185,12 +185,12 @@ def _table(export: _Export, table: str, *names: str) -> dict[str, Ints]:
 
 
 def _missing(values: Ints, *nothing: int) -> Ints:
-    """Values with `MISSING` where there is none."""
+    """Return values with `MISSING` where there is none."""
     return np.where(np.isin(values, (NULL, _NO_ID, *nothing)), MISSING, values)
 
 
 def _part_of(keys: Ints, bits: int = 0) -> Ints:
-    """The thread in a file's numbers of threads, or the process in front of it."""
+    """Return the thread in a file's numbers of threads, or the process in front of it."""
     return np.where(keys == NULL, MISSING, (keys >> bits) & _LOW)
 
 
@@ -252,7 +252,9 @@ def _synchronisation(export: _Export) -> None:
 
 
 def _recorded(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
-    """The stream on which the event that a synchronisation waits for was recorded, and the call that recorded it."""
+    """Return the stream on which the event that a synchronisation waits for was recorded, and the call that recorded
+    it.
+    """
     keys = ["globalPid", "eventId", "eventSyncId"]
     if not {*keys} <= export.file.columns(_EVENTS) & export.file.columns(_SYNCS):
         return {}
@@ -358,7 +360,7 @@ def _other_calls(export: _Export) -> None:
 
 
 def _facts(export: _Export) -> dict[str, Any]:
-    """What the file says of the machine and of its processes; never the command line or the environment."""
+    """Return what the file says of the machine and of its processes; never the command line or the environment."""
     file = export.file
     base = file.numbers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"][:1].tolist()
     columns = file.numbers("ThreadNames", ("globalTid", "nameId"))
@@ -377,7 +379,7 @@ def _facts(export: _Export) -> dict[str, Any]:
 
 
 def _devices(file: SqliteFile) -> list[dict[str, Any]]:
-    """The GPUs, with the keys that torch's traces use."""
+    """Return the GPUs, with the keys that torch's traces use."""
     keys = {
         **{"totalMemory": "totalGlobalMem", "computeMajor": "computeMajor", "computeMinor": "computeMinor"},
         **{"smCount": "numSms"},
@@ -394,7 +396,7 @@ def _devices(file: SqliteFile) -> list[dict[str, Any]]:
 
 
 def _by_process(export: _Export, facts: dict[str, Any]) -> list[TraceColumns]:
-    """One trace for each process with work on a GPU; without any, of the process with the most events."""
+    """Return one trace for each process with work on a GPU; without any, of the process with the most events."""
     columns = _joined(export.parts)
     pid = columns.pop("pid")
     kinds = [code for category, code in export.categories.items() if category in DEVICE_WORK]
@@ -433,7 +435,7 @@ def _none(count: int) -> Ints:
 
 
 def _joined(parts: list[dict[str, Ints]]) -> dict[str, Ints]:
-    """The columns of all parts, which are used up on the way; one that no part has needs no memory."""
+    """Return the columns of all parts, which are used up on the way; one that no part has needs no memory."""
     lengths = [len(part["start_ns"]) for part in parts]
     columns: dict[str, Ints] = {}
     for name in ("pid", "end_ns", *EVENT_COLUMNS):
@@ -481,7 +483,7 @@ def _missing_work(export: _Export, columns: Mapping[str, Ints], categories: list
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Any SQLite file that could be an export, damaged ones too: `read` reports their faults."""
+    """Return any SQLite file that could be an export, damaged ones too: `read` reports their faults."""
     if not head.startswith(MAGIC):
         return False
     if is_packed(path):

@@ -78,7 +78,7 @@ class _Sequence:
         self.track = self.clock = 0
 
     def text(self, field: int, number: int | memoryview) -> str:
-        """An interned text; empty if there is none."""
+        """Return an interned text; empty if there is none."""
         return self.texts[field].get(signed(number), "")
 
 
@@ -188,7 +188,7 @@ class _Trace:
             self._other += 1
 
     def _arguments(self, annotations: list[memoryview], sequence: _Sequence) -> dict[str, int]:
-        """Columns of an event, from its annotations: of several values of one column, the first."""
+        """Return columns of an event, from its annotations: of several values of one column, the first."""
         columns, words = dict[str, int](), dict[str, str]()
         for annotation in annotations:
             facts = facts_of(annotation)

@@ -89,23 +89,23 @@ def fields(data: Buffer) -> Iterator[Field]:
 
 
 def facts_of(data: Buffer) -> dict[int, int | memoryview]:
-    """The last value of each field of a message, of those with the small numbers that readers use."""
+    """Return the last value of each field of a message, of those with the small numbers that readers use."""
     return {field: value for field, value in fields(data) if field < _MOST_FIELDS}
 
 
 def double(bits: int) -> float:
-    """The number whose bits a fixed field has."""
+    """Return the number whose bits a fixed field has."""
     number: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
     return number
 
 
 def text(value: int | Buffer) -> str:
-    """Text of a field, cut if it is too long; what is not UTF-8 is escaped."""
+    """Return text of a field, cut if it is too long; what is not UTF-8 is escaped."""
     return "" if isinstance(value, int) else cut(str(value[:MOST_TEXT_BYTES], "utf-8", "backslashreplace"))
 
 
 def signed(value: int | Buffer) -> int:
-    """A number of 64 bits that may be negative; 0 if the field is no number."""
+    """Return a number of 64 bits that may be negative; 0 if the field is no number."""
     if not isinstance(value, int):
         return 0
     return value - 2**64 if value >= 2**63 else value

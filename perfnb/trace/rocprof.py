@@ -170,7 +170,7 @@ def _add(rows: Rows, process: _Process) -> None:
 
 
 def _number_gpus(rows: Rows, agents: list[_Agent]) -> Mapping[int, int]:
-    """Numbers of the GPUs by their handles, as HIP counts them without restrictions."""
+    """Return numbers of the GPUs by their handles, as HIP counts them without restrictions."""
     numbers: dict[int, int] = {}
     for agent in agents:
         if agent.type == _GPU:
@@ -184,7 +184,7 @@ def _number_gpus(rows: Rows, agents: list[_Agent]) -> Mapping[int, int]:
 
 
 def _operation(operations: list[list[str]], record: _Record) -> str:
-    """What a record says was done."""
+    """Return what a record says was done."""
     if 0 <= record.kind < len(operations):
         words = operations[record.kind]
         if 0 <= record.operation < len(words):

@@ -36,7 +36,7 @@ _USUAL_COST = 2
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file is compressed with gzip."""
+    """Return whether a file is compressed with gzip."""
     try:
         with open_regular(path) as file:
             return file.read(len(GZIP)) == GZIP
@@ -126,7 +126,7 @@ class SqliteFile:
             self.tables = self._schema()
 
     def columns(self, table: str) -> frozenset[str]:
-        """The names of a table's columns; none if the file lacks the table.
+        """Return the names of a table's columns; none if the file lacks the table.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class SqliteFile:
         return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
     def texts(self, table: str, key: str, text: str) -> dict[int, str]:
-        """The texts of a table by their keys, of rows that have one; empty without the table."""
+        """Return the texts of a table by their keys, of rows that have one; empty without the table."""
         if not {key, text} <= self.columns(table):
             return {}
         known = Texts(self.kept)

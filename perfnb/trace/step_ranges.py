@@ -66,7 +66,7 @@ def _split(name: str) -> tuple[str, int]:
 
 
 def _numbers(trace: TraceColumns, rows: Ints) -> Ints:
-    """The numbers in the names of ranges, or from 0 in order of time if not each has one of its own."""
+    """Return the numbers in the names of ranges, or from 0 in order of time if not each has one of its own."""
     own = np.array([_split(one)[1] for one in trace.names], dtype=np.int64)[trace.name[rows]]
     if (own != MISSING).all() and len(np.unique(own)) == len(own):
         return own
@@ -134,7 +134,7 @@ def _without_marks(trace: TraceColumns) -> TraceColumns:
 
 
 def _others(trace: TraceColumns) -> str:
-    """The ranges that repeat, for an error."""
+    """Return the ranges that repeat, for an error."""
     rows = np.flatnonzero(is_in(trace, RANGES)) if len(trace) else np.array([], dtype=np.int64)
     if not len(rows):
         return ": it has no user ranges"

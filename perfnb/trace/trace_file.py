@@ -101,7 +101,7 @@ class Limits:
         return self.max_events or _PIECEWISE[1]
 
     def whole(self) -> Limits:
-        """The limits of a format that is decoded whole."""
+        """Return the limits of a format that is decoded whole."""
         return Limits(self.max_bytes or _WHOLE[0], self.max_events or _WHOLE[1])
 
 
@@ -175,7 +175,7 @@ class Reader:
 
 @cache
 def readers() -> tuple[Reader, ...]:
-    """Every reader, in the order they are asked."""
+    """Return every reader, in the order they are asked."""
     return tuple(resolve_name(name) for name in READERS)
 
 
@@ -192,7 +192,8 @@ def looks_like(path: Path) -> str:
 
 
 def head_of(path: Path) -> bytes:
-    """The first bytes of a file's content; still packed if they cannot be unpacked, none if they cannot be read."""
+    """Return the first bytes of a file's content; still packed if they cannot be unpacked, none if they cannot be read.
+    """
     head = content = b""
     with suppress(OSError, ValueError, TraceError), open_regular(path) as file:
         head = file.read(HEAD)

@@ -120,7 +120,7 @@ def add_device_steps(rows: Rows, planes: Collection[XlaPlane]) -> None:
 
 
 def framework_op(stats: Mapping[str, Stat]) -> str:
-    """The op of JAX or TensorFlow, such as ``jit(f)/transpose(jvp(Dense))/dot_general``; empty if unknown."""
+    """Return the op of JAX or TensorFlow, such as ``jit(f)/transpose(jvp(Dense))/dot_general``; empty if unknown."""
     for key in ("name", "tf_op"):
         text = str(stats.get(key, "")).partition(":")[0]
         if "/" in text:
@@ -141,11 +141,11 @@ def work_category(line: str, name: str, stats: Mapping[str, Stat]) -> str:
 
 
 def number_of(value: object) -> int:
-    """A number that is given as one or as text, -1 for anything else."""
+    """Return a number that is given as one or as text, -1 for anything else."""
     number = whole_number(value)
     return MISSING if number is None or number < 0 else number
 
 
 def is_plane(name: str) -> bool:
-    """Whether a process of a Chrome trace is a plane."""
+    """Return whether a process of a Chrome trace is a plane."""
     return name.startswith(("/device:", "/host:"))

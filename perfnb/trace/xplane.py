@@ -90,7 +90,7 @@ def _text_at(data: Buffer, start: int, end: int, wanted: int) -> str:
 
 
 def _messages(data: Buffer, start: int, end: int, wanted: int) -> Iterator[Place]:
-    """Places of the messages in a field, or of its texts."""
+    """Yield places of the messages in a field, or of its texts."""
     return ((a, b) for field, kind, a, b in spans(data, start, end) if field == wanted and kind == BYTES)
 
 
@@ -107,7 +107,7 @@ class _PlaneReader:
         self._own = dict(filter(None, (self._stat(bytes(data[a:b])) for a, b in _messages(data, *place, 6))))
 
     def began(self) -> int:
-        """The time at which the profile started, in nanoseconds; 0 if the plane does not tell."""
+        """Return the time at which the profile started, in nanoseconds; 0 if the plane does not tell."""
         begun = number_of(self._own.get(_START))
         return begun if 0 < begun < FAR_NS else 0
 
@@ -155,7 +155,7 @@ class _PlaneReader:
                 yield signed(entry.get(1, 0)), value
 
     def _event(self, start: int, end: int) -> tuple[int, int, int, dict[str, Stat]] | None:
-        """Kind, offset, duration and statistics of an event, unless it is a number of occurrences."""
+        """Return the kind, offset, duration and statistics of an event, unless it is a number of occurrences."""
         kind = offset = duration = 0
         stats: dict[str, Stat] = {}
         for field, wire, a, b in spans(self._data, start, end):

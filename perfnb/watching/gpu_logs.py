@@ -96,7 +96,7 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
 
 
 def _table_of(path: Path, limits: Limits) -> tuple[pd.DataFrame, int]:
-    """The cells of a log as text, and how many lines it has besides headers."""
+    """Return the cells of a log as text, and how many lines it has besides headers."""
     header, rows, count = list[str](), list[list[str]](), 0
     with closing(lines_of_file(path, limits)) as lines:
         for line in filter(str.strip, lines):
@@ -114,7 +114,7 @@ def _table_of(path: Path, limits: Limits) -> tuple[pd.DataFrame, int]:
 
 
 def _header(line: str) -> list[str]:
-    """The columns that a line names; none if it is no header of a log."""
+    """Return the columns that a line names; none if it is no header of a log."""
     if line.startswith("#"):
         names = line.lstrip("# ").replace(",", " ").lower().split()
         return names if "gpu" in names and not _COLUMNS.keys().isdisjoint(names) else []
@@ -128,7 +128,7 @@ def _numbers(text: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def _seconds(text: pd.DataFrame) -> Any:
-    """Seconds of each row's local time since an arbitrary day; missing without one."""
+    """Return seconds of each row's local time since an arbitrary day; missing without one."""
     if "timestamp" in text:
         stamps = pd.to_datetime(text["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
     elif "time" in text:
@@ -140,7 +140,7 @@ def _seconds(text: pd.DataFrame) -> Any:
 
 
 def _facts(row: pd.Series[Any]) -> dict[str, Any]:
-    """What does not change about a GPU."""
+    """Return what does not change about a GPU."""
     names = [plain(row[name], 80) for name in _NAMES if name in row and not row[name].startswith("[")]
     facts: dict[str, Any] = {"name": names[0]} if names else {}
     for name, (fact, factor) in _LIMITS.items():

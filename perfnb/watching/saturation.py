@@ -40,24 +40,24 @@ class Saturation:
 
 
 def figure_of(summary: MachineSummary, device: str, metric: str, figure: str = "median") -> float | None:
-    """A figure of the summary's table; ``None`` if it is not known."""
+    """Return a figure of the summary's table; ``None`` if it is not known."""
     table = summary.table
     return fmt.known(table.at[(device, metric), figure]) if (device, metric) in table.index else None
 
 
 def cpu_limit_of(summary: MachineSummary, device: str) -> float | None:
-    """What a host or a cgroup may use, in percent of one core."""
+    """Return what a host or a cgroup may use, in percent of one core."""
     limit = summary.facts.get(device, {}).get("cpu_limit" if device == "cgroup" else "cpus")
     return 100.0 * limit if limit else None
 
 
 def memory_limit_of(summary: MachineSummary, device: str) -> float | None:
-    """The memory that a device has, or that a cgroup may use."""
+    """Return the memory that a device has, or that a cgroup may use."""
     return summary.facts.get(device, {}).get("memory_limit_bytes" if device == "cgroup" else "memory_bytes")
 
 
 def saturations(summary: MachineSummary) -> Iterator[Saturation]:
-    """What held the process back, most important first."""
+    """Yield what held the process back, most important first."""
     for device in ("cgroup", "host"):
         used, limit = figure_of(summary, device, "cpu_percent"), cpu_limit_of(summary, device)
         if used is not None and limit is not None and used >= _CPU_FULL * limit:

@@ -64,7 +64,9 @@ class MachineSummary:
 def machine_summary(
     record: WatchRecord, meta: Mapping[str, Any], wanted: Sequence[str] | None = None
 ) -> MachineSummary:
-    """The facts of a watch; `meta` is that of `perfnb.telemetry.watcher.Watcher`, `wanted` the keys of its charts."""
+    """Return the facts of a watch; `meta` is that of `perfnb.telemetry.watcher.Watcher`, `wanted` the keys of its
+    charts.
+    """
     samples, devices = record.samples, meta["devices"]
     times = samples["t_s"].to_numpy(float)
     cpu_s, lived_s = meta.get("sampler_cpu_s"), meta.get("sampler_lived_s")
@@ -88,7 +90,7 @@ def machine_summary(
 
 
 def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] | None = None) -> pd.DataFrame:
-    """Median, 95th percentile and maximum of each metric of each device, and totals of rates and energy.
+    """Return the median, 95th percentile and maximum of each metric of each device, and totals of rates and energy.
 
     A row of `samples` that stands for several readings counts as that many. A rate has a total if it was known nearly
     all of the time. `exact` is from `perfnb.telemetry.history.History`: old rows are means and have lost their maxima.
@@ -107,7 +109,7 @@ def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] 
 
 
 def inside_mark(record: WatchRecord, name: str) -> pd.DataFrame:
-    """The samples inside marks of a name.
+    """Return the samples inside marks of a name.
 
     Raises
     ------
@@ -161,7 +163,7 @@ def _energy(known: pd.DataFrame) -> dict[str, Any]:
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> float:
-    """The value below which a share `q` of the weight lies, or the midpoint if that is between two values.
+    """Return the value below which a share `q` of the weight lies, or the midpoint if that is between two values.
 
     Equal weights give numpy's ``averaged_inverted_cdf`` (Hyndman and Fan's second definition).
     """
@@ -185,7 +187,7 @@ def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
 
 
 def _caveats(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], unsent: int) -> Iterator[str]:
-    """Which GPUs were throttled, why, and how often; whether readings were averaged or lost."""
+    """Yield which GPUs were throttled, why, and how often; whether readings were averaged or lost."""
     for device, own in samples[samples["throttle_reasons"].notna()].groupby("device", observed=True):
         counts = Counter[str]()
         for words, readings in own.groupby("throttle_reasons", observed=True)["readings"].sum().items():

@@ -94,7 +94,7 @@ class Watch(Documented):
         return deepcopy(self._meta())
 
     def summary(self, mark: str | int | None = None) -> pd.DataFrame:
-        """Median, 95th percentile and maximum by device and metric, and totals of rates and energy.
+        """Return the median, 95th percentile and maximum by device and metric, and totals of rates and energy.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ class Watch(Documented):
             self._marks.end(number, self._now())
 
     def plot(self, metrics: str | Sequence[str] | None = None) -> Figure:
-        """The history as a matplotlib figure.
+        """Return the history as a matplotlib figure.
 
         Parameters
         ----------
@@ -371,7 +371,7 @@ def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None
 
 
 def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None:
-    """The option words that select charts; one string may hold several, separated by commas.
+    """Return the option words that select charts; one string may hold several, separated by commas.
 
     Raises
     ------

@@ -66,7 +66,7 @@ class RoofWork:
 
 
 def work_under(facts: Facts, bound: str, least: float, without: Collection[str] = ()) -> RoofWork:
-    """The layers under one part of the roof that reach at least a share of it, `without` some."""
+    """Return the layers under one part of the roof that reach at least a share of it, `without` some."""
     roofline = facts.figures.roofline
     if roofline is None:
         return RoofWork(0.0, 0.0, 0.0, ())
@@ -133,7 +133,7 @@ def compute(facts: Facts) -> Iterator[Finding]:
 
 
 def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
-    """How to compute products in lower precision, in words."""
+    """Return how to compute products in lower precision, in words."""
     if not facts.uses_torch:
         return dtype
     scaled = ", with torch.amp.GradScaler for the gradients" if dtype == "float16" else ""
@@ -142,7 +142,8 @@ def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
 
 
 def _pays(roofline: RooflineLevels) -> bool:
-    """Whether bfloat16 was measured to be faster than float32, and nothing in the step contradicts either rate."""
+    """Return whether bfloat16 was measured to be faster than float32, and nothing in the step contradicts either rate.
+    """
     if roofline.refuted.keys() & {"float32", "bfloat16"}:
         return False
     full, less = roofline.peaks.get("float32"), roofline.peaks.get("bfloat16")
@@ -150,7 +151,7 @@ def _pays(roofline: RooflineLevels) -> bool:
 
 
 def _doubt(roofline: RooflineLevels) -> str:
-    """Why the ceilings may be too low, in a sentence; empty if nothing suggests it."""
+    """Return the reason why the ceilings may be too low, in a sentence; empty if nothing suggests it."""
     if not roofline.ceilings_doubted:
         return ""
     return f"Low confidence: other programs used {fmt.share(roofline.others)} of the CPUs while the roof was measured. "
@@ -158,7 +159,7 @@ def _doubt(roofline: RooflineLevels) -> str:
 
 @rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, worth=_MUCH)
 def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
-    """Layers of low arithmetic intensity that move bytes about as fast as the machine can.
+    """Yield layers of low arithmetic intensity that move bytes about as fast as the machine can.
 
     On the host these are products that read far more weights than samples; other elementwise work there rarely waits
     for memory and is judged by its chains.
@@ -211,7 +212,7 @@ def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
 
 
 def _not_reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times: int) -> pd.Series:
-    """Layers whose traffic is not mostly weights, if those are read so many times."""
+    """Return layers whose traffic is not mostly weights, if those are read so many times."""
     points = roofline.points[roofline.points["kind"] == "layer"]
     inside = modules.groupby("parent")["parameter_bytes"].sum().reindex(modules.index, fill_value=0)
     own = pd.Series((modules["parameter_bytes"] - inside).to_numpy(), index=modules["name"].to_numpy())
@@ -221,7 +222,7 @@ def _not_reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times:
 
 @rule("low precision unused", "Compute-bound in float32", "lower precision", ceiling=True, worth=0.05)
 def low_precision(facts: Facts) -> Iterator[Finding]:
-    """Products in float32 on hardware that multiplies lower precision faster."""
+    """Yield products in float32 on hardware that multiplies lower precision faster."""
     roofline = facts.figures.roofline
     if roofline is None:
         yield from _float32_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
@@ -246,7 +247,7 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
 
 
 def _kernels(gpu: GpuFacts) -> tuple[Bools, Bools]:
-    """Which runs are kernels that multiply matrices, and which are other kernels that compute."""
+    """Return which runs are kernels that multiply matrices, and which are other kernels that compute."""
     runs = gpu.runs
     computes = (runs.sort == SORTS.index("computation")) & ~runs.named(_SENDS) & ~runs.named(_FILLS)
     multiplies = runs.named(_PRODUCTS) & ~runs.named(_NO_PRODUCTS)
@@ -254,7 +255,7 @@ def _kernels(gpu: GpuFacts) -> tuple[Bools, Bools]:
 
 
 def _heaviest(gpu: GpuFacts, chosen: Bools) -> tuple[Row, ...]:
-    """The kernels with the most time."""
+    """Return the kernels with the most time."""
     runs = gpu.runs
     ns = pd.Series((runs.end - runs.start)[chosen]).groupby(np.asarray(runs.names, dtype=object)[chosen]).sum()
     return rows("kernel", ns.sort_values(ascending=False, kind="stable").index[:3])
@@ -287,7 +288,7 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
 
 
 def _lower_precision(facts: Facts) -> str:
-    """How to multiply in lower precision on this GPU, in words; empty if it has no units for that."""
+    """Return how to multiply in lower precision on this GPU, in words; empty if it has no units for that."""
     if (has_them := has_units(facts.recording, "bfloat16")) is not False:
         return _autocast(facts) + ("" if has_them else " if the GPU has units for it")
     return _autocast(facts, "float16") if has_units(facts.recording, "float16") else ""

@@ -54,7 +54,7 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
 
 @rule("small buckets", "Communication-bound by many small messages", "sending fewer and larger ones", worth=_LITTLE)
 def small_buckets(facts: Facts) -> Iterator[Finding]:
-    """Gradients sent in many small buckets: each has a latency of its own."""
+    """Yield gradients sent in many small buckets: each has a latency of its own."""
     calls = facts.collectives
     calls = calls[(calls["bucket"] != NONE) & (calls["bytes"] != NONE)]
     count, size = len(calls) / facts.steps, float(calls["bytes"].median()) if len(calls) else 0.0
@@ -112,7 +112,7 @@ def unused_parameters(facts: Facts) -> Iterator[Finding]:
 
 @rule("every micro-step", "Communication-bound by synchronising each micro-step", "synchronising once", worth=_LITTLE)
 def every_micro_step(facts: Facts) -> Iterator[Finding]:
-    """Gradients that are accumulated over several backward passes, and sent after each."""
+    """Yield gradients that are accumulated over several backward passes, and sent after each."""
     calls = facts.collectives
     sent, blocks = calls[calls["bucket"] != NONE], facts.attribution.host.blocks
     runs = blocks[(blocks["kind"] == Kind.ENGINE).to_numpy()].sort_values("start")
@@ -143,7 +143,7 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
 
 
 def _in_flight(calls: pd.DataFrame) -> IntervalSet:
-    """The time when any collective is in flight."""
+    """Return the time when any collective is in flight."""
     return union(calls["start_ns"].to_numpy(dtype=np.int64), calls["end_ns"].to_numpy(dtype=np.int64))
 
 
@@ -157,6 +157,6 @@ def _exposed_ms(facts: Facts, calls: pd.DataFrame) -> float:
 
 
 def _exposed_beside_others_ms(facts: Facts, calls: pd.DataFrame, others: pd.DataFrame) -> float:
-    """The part of it when no other collective is in flight."""
+    """Return the part of it when no other collective is in flight."""
     alone = difference(_in_flight(calls), _in_flight(others))
     return min(_exposed_ms(facts, calls), alone.length / 1e6 / facts.steps)

@@ -70,7 +70,7 @@ class _Runs:
     kernels_known: bool
 
     def ns(self, name: str) -> Floats:
-        """A column of the runs; 0 if unknown."""
+        """Return a column of the runs; 0 if unknown."""
         runs = self.found.runs
         values = runs[name].fillna(0.0).to_numpy(dtype=float)
         return typical(values, runs["step"].to_numpy(), pd.factorize(runs["region"])[0])
@@ -101,7 +101,7 @@ class _Costs(NamedTuple):
 
 
 def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels: Floats) -> _Costs:
-    """The costs of some runs, from nanoseconds by run.
+    """Return the costs of some runs, from nanoseconds by run.
 
     Tracing slows torch's own code, which is all of a short stretch between regions, but hardly Python code and kernels.
     """
@@ -116,7 +116,7 @@ def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels:
 
 @rule("graph breaks", "Slowed by graph breaks", "compiling across them", worth=0.03)
 def graph_breaks(facts: Facts) -> Iterator[Finding]:
-    """Regions inside another one: without the graph breaks, all of these would be a single region."""
+    """Yield regions inside another one: without the graph breaks, all of these would be a single region."""
     runs, left = _runs(facts), _left_uncompiled(facts)
     if len(left):
         yield _uncompiled(facts, left)
@@ -170,7 +170,7 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
 
 
 def _left_uncompiled(facts: Facts) -> pd.DataFrame:
-    """The functions that torch left uncompiled because a graph breaks where it cannot resume, on the CPU.
+    """Return the functions that torch left uncompiled because a graph breaks where it cannot resume, on the CPU.
 
     Where regions of the steps end at the same break, it is theirs: torch resumes there, and gives up only around it.
     """
@@ -183,7 +183,7 @@ def _left_uncompiled(facts: Facts) -> pd.DataFrame:
 
 
 def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
-    """What is compiled of such functions is what they call: small regions."""
+    """Return what is compiled of such functions is what they call: small regions."""
     small, first = _small(facts), left.drop_duplicates("broke_at").head(_MOST)
     named = "; ".join(
         f"{row['function']} ({place_in_words(row['line'])}), because its graph breaks at "
@@ -221,7 +221,7 @@ def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[I
 
 
 def _following(group: Ints, has: Bools) -> Ints:
-    """The next of some runs in the group of each of them; `NONE` without one."""
+    """Return the next of some runs in the group of each of them; `NONE` without one."""
     following, rows = np.full(len(group), NONE), np.flatnonzero(has)
     same = group[rows[1:]] == group[rows[:-1]]
     following[rows[:-1][same]] = rows[1:][same]
@@ -244,7 +244,7 @@ class _Small(NamedTuple):
 
 @shared
 def _small(facts: Facts) -> _Small | None:
-    """The regions without graph breaks whose entry takes about as long as their kernels."""
+    """Return the regions without graph breaks whose entry takes about as long as their kernels."""
     runs = _runs(facts)
     if runs is None or not runs.kernels_known:
         return None
@@ -289,7 +289,7 @@ def _words_of_small(facts: Facts) -> tuple[str, str]:
 
 @rule("small regions", "Slowed by entering compiled regions", worth=0.1, words=_words_of_small)
 def small_regions(facts: Facts) -> Iterator[Finding]:
-    """Regions that are too small to pay, unless a graph break is why they are small."""
+    """Yield regions that are too small to pay, unless a graph break is why they are small."""
     small = _small(facts)
     if small is None or len(_left_uncompiled(facts)):
         return
@@ -309,7 +309,9 @@ def small_regions(facts: Facts) -> Iterator[Finding]:
 
 
 def _whole_model(facts: Facts) -> str:
-    """The line that compiles a model of which only parts are compiled; empty if it is unknown or would not apply."""
+    """Return the line that compiles a model of which only parts are compiled; empty if it is unknown or would not
+    apply.
+    """
     modules = facts.recording.modules
     compiled = modules["compiled"].fillna(False).to_numpy(dtype=bool)
     roots = {facts.root(str(name)) for name in modules["name"][compiled]}
@@ -353,7 +355,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
 
 
 def _guard(text: str) -> str:
-    """A guard without the number of its region: ``k == 1 (h = h * k, model.py:11)``."""
+    """Return a guard without the number of its region: ``k == 1 (h = h * k, model.py:11)``."""
     guard, *places = _NUMBER.sub("", text.partition(" (HINT")[0], count=1).split(" # ")
     where = ", ".join(place_in_words(place.partition(" in ")[0]) if place is places[-1] else place for place in places)
     return f"{guard.strip()} ({where.strip()})" if where else guard.strip()

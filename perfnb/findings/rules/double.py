@@ -21,7 +21,7 @@ _CONVERTS = r"aten::(?:to|_to_copy|copy_)$"
 
 @rule("float64", "Computes in float64", "computing in float32", worth=0.05)
 def float64(facts: Facts) -> Iterator[Finding]:
-    """The time of ops in float64, inside the model and outside, less what the same ops take in float32."""
+    """Yield the time of ops in float64, inside the model and outside, less what the same ops take in float32."""
     record, roofline = facts.recording.arithmetic, facts.figures.roofline
     if record is None or roofline is None:
         return

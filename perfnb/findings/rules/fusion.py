@@ -87,13 +87,13 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def attention_layers(facts: Facts) -> list[str]:
-    """The layers with unfused attention, if that is worth a finding."""
+    """Return the layers with unfused attention, if that is worth a finding."""
     chosen = facts.ops.loc[_segments(facts)[0]]
     return [str(name) for name in chosen["layer"].unique() if name] if unfused_attention(facts) else []
 
 
 def attention_ops(facts: Facts) -> Bools:
-    """Which ops belong to unfused attention, forward and backward, if that is worth a finding."""
+    """Return which ops belong to unfused attention, forward and backward, if that is worth a finding."""
     inside = np.zeros(len(facts.ops), dtype=bool)
     if unfused_attention(facts):
         inside = _with_inside(facts, facts.ops.loc[_segments(facts)[0]])
@@ -102,7 +102,7 @@ def attention_ops(facts: Facts) -> Bools:
 
 
 def _advice(facts: Facts, layers: list[str]) -> str:
-    """What to change: torch's own layer only has to know that its weights are not needed."""
+    """Return what to change: torch's own layer only has to know that its weights are not needed."""
     own = [name for name in layers if facts.kinds.get(name) == "MultiheadAttention"]
     if own:
         return (
@@ -116,7 +116,7 @@ def _advice(facts: Facts, layers: list[str]) -> str:
 
 
 def _remains(facts: Facts, products: float, of_backward: float) -> float:
-    """Milliseconds per step that the fused operator takes: about as long as its products alone, or less."""
+    """Return milliseconds per step that the fused operator takes: about as long as its products alone, or less."""
     known = _arithmetic_ms(facts)
     forward = known / 3 if of_backward else known
     return min(products - of_backward, forward / _FUSED) + min(
@@ -125,7 +125,7 @@ def _remains(facts: Facts, products: float, of_backward: float) -> float:
 
 
 def _arithmetic_ms(facts: Facts) -> float:
-    """How long the products' arithmetic takes at peak rate; infinite if that is unknown."""
+    """Return how long the products' arithmetic takes at peak rate; infinite if that is unknown."""
     roofline = facts.figures.roofline
     # On a busy machine, a peak measured in quiet times is no yardstick.
     if roofline is None or facts.gpu is not None or facts.busy:
@@ -144,7 +144,7 @@ def _kind(name: str) -> str:
 
 @shared
 def _segments(facts: Facts) -> tuple[Ints, int]:
-    """Rows of the operators from one product to the other, and the number of attentions in all steps."""
+    """Return rows of the operators from one product to the other, and the number of attentions in all steps."""
     ops = facts.ops
     candidates = ops[ops["outer"] & ops["phase"].isin(("forward", "other"))]
     kinds: list[str] = of_labels(candidates["op"], _kind, "").tolist()
@@ -175,7 +175,7 @@ def _segments(facts: Facts) -> tuple[Ints, int]:
 
 
 def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
-    """Milliseconds per step in all these operators, and in the products inside them: on the GPU if there is one.
+    """Return milliseconds per step in all these operators, and in the products inside them: on the GPU if there is one.
 
     The copies that a batched product makes of non-contiguous inputs do not count as product.
     """
@@ -187,7 +187,7 @@ def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
 
 
 def _with_inside(facts: Facts, used: pd.DataFrame) -> Bools:
-    """Which of all operators are these or nested in them."""
+    """Return which of all operators are these or nested in them."""
     around = facts.ops["around"].to_numpy()
     inside = np.zeros(len(around), dtype=bool)
     inside[used.index.to_numpy()] = True
@@ -221,7 +221,7 @@ class Chains:
 
 @rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, remedy="compile", worth=0.1)
 def elementwise_chains(facts: Facts) -> Iterator[Finding]:
-    """Tensors that elementwise ops on the host read and write again and again: another way to be memory-bound."""
+    """Yield tensors that elementwise ops on the host read and write again and again: another way to be memory-bound."""
     if facts.gpu is not None:
         return
     chains = chains_of(facts)
@@ -246,7 +246,7 @@ def elementwise_chains(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def chains_of(facts: Facts) -> Chains:
-    """Two or more longer elementwise ops back to back on one thread, except those of attention."""
+    """Return two or more longer elementwise ops back to back on one thread, except those of attention."""
     ops = facts.ops
     gaps = np.zeros(len(facts.attribution.cells))
     fused, ends, free = (_is(pattern, ops["op"]) for pattern in (_ELEMENTWISE, _ENDS, _MOVES_NOTHING))
@@ -289,7 +289,7 @@ def _is(pattern: re.Pattern[str], ops: pd.Series) -> Bools:
 
 
 def _plain(name: str) -> str:
-    """An op's name in Python; for a backward node, that of its op."""
+    """Return an op's name in Python; for a backward node, that of its op."""
     if _NODE.search(name):
         return _CAPITAL.sub("_", _NODE.sub("", name)).lower()
     return name.removeprefix("aten::")

@@ -102,7 +102,7 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
 
 
 def _rounds(facts: Facts) -> float:
-    """How often a step calls the model that it calls most often; 0 if calls have a backward pass of their own.
+    """Return how often a step calls the model that it calls most often; 0 if calls have a backward pass of their own.
 
     Those are micro-batches, whose gradients are accumulated because one large batch does not fit.
     """
@@ -113,7 +113,8 @@ def _rounds(facts: Facts) -> float:
 
 
 def _together_ms(facts: Facts, rounds: float) -> float:
-    """The most that a single call to the model in place of so many could save: all but one round, less the arithmetic.
+    """Return the most that a single call to the model in place of so many could save: all but one round, less the
+    arithmetic.
 
     Python code after the last call counts as freeing the results of the calls, as far as that may take so long.
     """
@@ -130,7 +131,7 @@ def _together_ms(facts: Facts, rounds: float) -> float:
 
 
 def _calling_ms(facts: Facts, small_ns: Floats, chosen: Bools) -> float:
-    """Milliseconds per step in small ops and around all ops; no call counts for more than a call can cost.
+    """Return milliseconds per step in small ops and around all ops; no call counts for more than a call can cost.
 
     Anything longer is not overhead: freeing memory, or other programs that had the core.
     """
@@ -179,7 +180,7 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
 
 @rule("host code", "Bound by code outside the model", "moving it out of the step", worth=_WORTH)
 def host_code(facts: Facts) -> Iterator[Finding]:
-    """The host's own work: time when no op runs, and ops outside model, loss, backward pass and optimizer."""
+    """Yield the host's own work: time when no op runs, and ops outside model, loss, backward pass and optimizer."""
     cells, work = facts.attribution.cells, host_time(facts, _WHERE if len(facts.lines_of_code) else _OUTSIDE)
     if not work.chosen.any():
         return
@@ -243,7 +244,7 @@ def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
 
 
 def unnamed_share(facts: Facts) -> float:
-    """The share of the step that is the host's own work, of which sampled stacks could name the lines.
+    """Return the share of the step that is the host's own work, of which sampled stacks could name the lines.
 
     At least in each of several traced steps, because an interruption of one looks the same; 0 if it is not worth it.
     """
@@ -294,7 +295,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
 
 
 def _seen(gpu: GpuFacts) -> str:
-    """What the host did: ``It spent 30.0 s in calls of the GPU's runtime (most in cudaMalloc) ...``."""
+    """Return what the host did: ``It spent 30.0 s in calls of the GPU's runtime (most in cudaMalloc) ...``."""
     doing, bound = gpu.doing, gpu.idle_by["host"]
     parts = [
         f"{fmt.duration(doing.shares[place] * bound)} in {word} (most in {_short(doing.longest[place])})"

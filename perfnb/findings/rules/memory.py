@@ -75,7 +75,7 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
 
 @rule("allocator", "Bound by memory allocation", "avoiding it", idle_cause="allocator", worth=0.05)
 def allocator(facts: Facts) -> Iterator[Finding]:
-    """Calls in the step that take memory from the device; retries; fragmentation."""
+    """Yield calls in the step that take memory from the device; retries; fragmentation."""
     gpu, memory = facts.gpu, facts.figures.memory
     if gpu is not None:
         bound = gpu.held_ms("allocator")
@@ -119,7 +119,7 @@ def allocator(facts: Facts) -> Iterator[Finding]:
 
 @rule("memory may grow", "Memory may grow")
 def growth(facts: Facts) -> Iterator[Finding]:
-    """Every step whose allocations were recorded left something behind that nothing freed."""
+    """Yield every step whose allocations were recorded left something behind that nothing freed."""
     memory = facts.figures.memory
     if memory is None or memory.incomplete or not memory.kept_bytes:
         return

@@ -124,7 +124,7 @@ def _clipping(facts: Facts) -> tuple[pd.DataFrame, float]:
 
 @shared
 def clips_gradients(facts: Facts) -> Bools:
-    """The blocks that `gradient_clipping` explains."""
+    """Return the blocks that `gradient_clipping` explains."""
     result = np.zeros(len(facts.cells_ns), dtype=bool)
     if gradient_clipping(facts):
         result[np.unique(_clipping(facts)[0]["block"].to_numpy())] = True
@@ -132,13 +132,13 @@ def clips_gradients(facts: Facts) -> Bools:
 
 
 def _switched(lever: str, names: list[str]) -> str:
-    """What the line for existing optimizers does, in words."""
+    """Return what the line for existing optimizers does, in words."""
     existing = "optimizer" if len(names) == 1 else "optimizers"
     return f": this line switches the existing {existing} to {lever.removesuffix('_optimizer')}=True"
 
 
 def _how(facts: Facts, classes: list[str]) -> str:
-    """How to make it update all at once, in words, where no line does."""
+    """Return how to make it update all at once, in words, where no line does."""
     arguments = {_argument(facts, kind) for kind in classes}
     if arguments == {None}:
         return ": torch._foreach_add_ and similar functions take lists of tensors"
@@ -148,13 +148,13 @@ def _how(facts: Facts, classes: list[str]) -> str:
 
 
 def _argument(facts: Facts, kind: str) -> str | None:
-    """The argument that makes an optimizer of torch update all at once; ``None`` for other classes."""
+    """Return the argument that makes an optimizer of torch update all at once; ``None`` for other classes."""
     fused = kind in FUSED or (kind in FUSED_ON_CPU and facts.gpu is None)
     return "fused" if fused else "foreach" if kind in _FOREACH else None
 
 
 def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str]) -> str:
-    """The lever that all these optimizers take; empty if there is none.
+    """Return the lever that all these optimizers take; empty if there is none.
 
     On a GPU, a fused update would need the optimizers' state on the device.
     """
@@ -184,7 +184,7 @@ def _sparse(facts: Facts) -> str:
 
 @shared
 def gaps_after_backward(facts: Facts) -> Bools:
-    """Which blocks come after their step's last backward pass."""
+    """Return which blocks come after their step's last backward pass."""
     blocks = facts.attribution.host.blocks
     engines = blocks[blocks["kind"] == Kind.ENGINE].groupby("step")["end"].max()
     after = blocks["start"] >= blocks["step"].map(engines).fillna(np.inf)
@@ -192,7 +192,7 @@ def gaps_after_backward(facts: Facts) -> Bools:
 
 
 def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
-    """The least that these updates take if each is done at once: memory traffic, and a cost per parameter."""
+    """Return the least that these updates take if each is done at once: memory traffic, and a cost per parameter."""
     moments = bool(found(own["op"], _ADAM.match).any())
     known = sum(int(part.get("tensors") or 0) for part in facts.optimizers)
     tensors = known * updates or float(own["op"].value_counts().max()) / facts.steps

@@ -28,7 +28,9 @@ _USING = 0.1
     worth=0.05,
 )
 def repeated_forward(facts: Facts) -> Iterator[Finding]:
-    """A model that the step trains is called again, with as many ops, and nothing runs backward through that call."""
+    """Yield a model that the step trains is called again, with as many ops, and nothing runs backward through that
+    call.
+    """
     if facts.gpu is not None:
         return
     calls = model_calls(facts)
@@ -57,7 +59,7 @@ def repeated_forward(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def model_calls(facts: Facts) -> pd.DataFrame:
-    """One row per call of a model that the step calls itself.
+    """Return one row per call of a model that the step calls itself.
 
     ``step``, ``layer`` (its row among the modules), ``end``, ``ops`` inside, ``ns`` (children included),
     ``after_ns`` (what comes right after it), and ``trained``: whether a backward pass runs through it.

@@ -41,7 +41,7 @@ def synchronisation(facts: Facts) -> Iterator[Finding]:
 
 
 def _reads(facts: Facts) -> pd.DataFrame:
-    """The outermost operators that bring results to the host."""
+    """Return the outermost operators that bring results to the host."""
     ops = facts.ops
     is_read = found(ops["op"], READS.match)
     outermost: pd.DataFrame = ops[is_read & (innermost(forest_of(ops["around"].to_numpy()), is_read) == NONE)]
@@ -86,7 +86,8 @@ class Reads:
 
 @shared
 def reads_of(facts: Facts) -> Reads:
-    """The reads of a step on the CPU, except those of the optimizer, the loader and the clipping of gradients."""
+    """Return the reads of a step on the CPU, except those of the optimizer, the loader and the clipping of gradients.
+    """
     reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))
     claimed = clips_gradients(facts)[facts.lines[reads["block"].to_numpy()]]
     reads = reads[~reads["phase"].isin(("optimizer", "data")) & ~claimed]
@@ -175,7 +176,9 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
 
 
 def _until_next(facts: Facts, reads: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Nanoseconds from each read to the next op or block on its thread, or to the end of its block; and which it is."""
+    """Return nanoseconds from each read to the next op or block on its thread, or to the end of its block; and which it
+    is.
+    """
     blocks = facts.attribution.host.blocks
     ops = facts.ops
     starts = pd.concat([ops[["thread", "start"]], blocks[["thread", "start"]]])

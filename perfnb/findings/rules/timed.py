@@ -32,7 +32,7 @@ _FEWEST = 10
     worth=_WORTH,
 )
 def input_pipeline(facts: Facts) -> Iterator[Finding]:
-    """The wait for data, from the timed pass; with a GPU, no more of it than the GPU was idle."""
+    """Yield the wait for data, from the timed pass; with a GPU, no more of it than the GPU was idle."""
     waited = facts.phases_ms["data"]
     measured = facts.live and bool(facts.waits_ms.any())
     least = waited
@@ -70,7 +70,7 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
 
 
 def _without_longest(ms: Floats) -> float:
-    """The mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
+    """Return the mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
     return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
 
 
@@ -86,7 +86,7 @@ def _setting(facts: Facts) -> str:
 
 
 def _advice(facts: Facts, waited: float) -> tuple[str, str]:
-    """What to change about how batches are made, and the line for it."""
+    """Return what to change about how batches are made, and the line for it."""
     loader, cores = facts.loader, facts.cores or math.inf
     workers = loader.get("num_workers")
     if not isinstance(workers, int):
@@ -205,7 +205,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
 
 @rule("uneven steps", "Slowed by a few slow steps", "making them as fast as the others", timed_only=True, worth=_WORTH)
 def uneven_steps(facts: Facts) -> Iterator[Finding]:
-    """Steps far slower than the others, if no wait for data, garbage collection or compilation explains it."""
+    """Yield steps far slower than the others, if no wait for data, garbage collection or compilation explains it."""
     if not facts.live or len(facts.timed_ms) < _FEWEST:
         return
     rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms - facts.compiling_ms
@@ -238,7 +238,7 @@ def uneven_steps(facts: Facts) -> Iterator[Finding]:
 
 
 def _period(slow: Ints, count: int) -> int | None:
-    """The distance between slow steps, if it is always the same."""
+    """Return the distance between slow steps, if it is always the same."""
     apart = np.diff(slow)
     if len(slow) < 3 or apart.min() < 2 or apart.max() != apart.min():
         return None

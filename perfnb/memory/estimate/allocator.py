@@ -81,12 +81,12 @@ class SimulatedAllocator(TorchDispatchMode):
         self._between = "other"  # the phase when neither a module, backward nor an optimizer runs
 
     def numbers(self, tensors: Iterable[Any]) -> set[int]:
-        """The allocations that hold these tensors."""
+        """Return the allocations that hold these tensors."""
         found = (self._alive.get(id(_storage(t))) for t in tensors if isinstance(t, Tensor))
         return {entry[0] for entry in found if entry is not None}
 
     def alive(self) -> set[int]:
-        """The allocations that are alive now."""
+        """Return the allocations that are alive now."""
         return {number for number, _ in self._alive.values()}
 
     def __torch_dispatch__(
@@ -132,7 +132,7 @@ class SimulatedAllocator(TorchDispatchMode):
         return result
 
     def see(self, tensor: Tensor, op: str = "", untold: int = 0) -> bool:
-        """Whether a tensor, made by an op or outside one, is a new allocation; it is followed from now on."""
+        """Return whether a tensor, made by an op or outside one, is a new allocation; it is followed from now on."""
         storage = _storage(tensor)
         key = id(storage)
         if key in self._alive or tensor.device.type != self.place.type:
@@ -179,7 +179,7 @@ class SimulatedAllocator(TorchDispatchMode):
         self._first_step = len(self.optimizers)
 
     def late(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-        """Those of these optimizers with parameters that have gradients and that no optimizer has stepped."""
+        """Return those of these optimizers with parameters that have gradients and that no optimizer has stepped."""
         stepped: set[int] = set()
         for optimizer in self.optimizers[self._first_step :]:
             stepped |= self.numbers(stepped_by(optimizer))
@@ -204,8 +204,8 @@ class SimulatedAllocator(TorchDispatchMode):
             self.phase = "optimizer" if self._stepping else self._between
 
     def number_asked_for(self) -> float | None:
-        """The value for code that reads an unknown one: an optimizer gets its step count, a gradient scaler that no
-        gradient overflowed; ``None`` if it cannot be given."""
+        """Return the value for code that reads an unknown one: an optimizer gets its step count, a gradient scaler that
+        no gradient overflowed; ``None`` if it cannot be given."""
         asker = _asker()
         if asker.endswith("grad_scaler.py"):
             return 0.0
@@ -244,12 +244,12 @@ class SimulatedAllocator(TorchDispatchMode):
 
 
 def stepped_by(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters of an optimizer."""
+    """Return the parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
-    """The device to simulate: `wanted`, or the first one with data, else the CPU."""
+    """Return the device to simulate: `wanted`, or the first one with data, else the CPU."""
     if wanted is None:
         device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
     else:
@@ -296,7 +296,7 @@ class KnownNumbers:
         return fake in self._of
 
     def item(self, fake: Tensor) -> Any:
-        """The single value in a tensor."""
+        """Return the single value in a tensor."""
         with unset_fake_temporarily():
             return self._of[fake].item()
 
@@ -348,7 +348,7 @@ def _small(tensor: Tensor) -> bool:
 
 
 def _asker() -> str:
-    """The file of the code that reads a tensor's value."""
+    """Return the file of the code that reads a tensor's value."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _DISPATCHING:
         frame = frame.f_back

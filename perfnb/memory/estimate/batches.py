@@ -26,7 +26,7 @@ _PLAIN, _MOST_ENTRIES = (dict, OrderedDict, defaultdict, list, tuple), 10_000
 
 
 def one_batch(batch: Any) -> Any:
-    """The first batch of a loader; anything else is a batch itself.
+    """Return the first batch of a loader; anything else is a batch itself.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def samples_in(batch: Any) -> int | None:
 
 
 def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
-    """A resized tensor on ``meta`` if its first dimension counts samples; otherwise the tensor itself."""
+    """Return a resized tensor on ``meta`` if its first dimension counts samples; otherwise the tensor itself."""
     given: Any = size
     if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
         raise ValueError(f"batch_size must be a whole number of at least 1, not {shown(given)}.")
@@ -76,7 +76,8 @@ def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
 def with_tensors(
     value: Any, change: Callable[[Tensor], Tensor], depth: int = _MOST_LEVELS, known: Copies | None = None
 ) -> Any:
-    """A copy of a batch with its tensors replaced, each by one other, in containers and objects of the same classes.
+    """Return a copy of a batch with its tensors replaced, each by one other, in containers and objects of the same
+    classes.
 
     Parameters
     ----------

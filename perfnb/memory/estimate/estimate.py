@@ -94,7 +94,7 @@ class MemoryEstimate(Documented):
     _took_s: float = field(compare=False)
 
     def largest_batch(self, bytes: int | float | None = None) -> int:
-        """The largest batch whose step fits into so many bytes; 0 if not even one sample fits.
+        """Return the largest batch whose step fits into so many bytes; 0 if not even one sample fits.
 
         Parameters
         ----------
@@ -131,7 +131,7 @@ class MemoryEstimate(Documented):
         return found
 
     def with_batch_size(self, batch_size: int) -> MemoryEstimate:
-        """The estimate for a different number of samples."""
+        """Return the estimate for a different number of samples."""
         return self if batch_size == self.batch_size else self._again(batch_size)
 
     @cached_property
@@ -315,14 +315,15 @@ def _estimated(
 
 
 def _capacity_of(device: str) -> int | None:
-    """What the device has for this process, now."""
+    """Return what the device has for this process, now."""
     from perfnb.step.device import capacity_bytes
 
     return capacity_bytes(device.partition(":")[0])
 
 
 def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> int | None:
-    """The largest batch size whose need, nearly linear and never decreasing, is within a limit, from one to start with.
+    """Return the largest batch size whose need, nearly linear and never decreasing, is within a limit, from one to
+    start with.
 
     It is 0 if not even one sample fits, and ``None`` if every batch does. Few sizes are tried.
     """
@@ -335,7 +336,7 @@ def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> 
 
 
 def _next_size(known: dict[int, float], limit: float, fits: int, too_large: int) -> int:
-    """Where the line through the two largest known sizes meets the limit; if that tells nothing new, bisect or
+    """Return where the line through the two largest known sizes meets the limit; if that tells nothing new, bisect or
     double."""
     *_, first, last = [0, 0, *sorted(size for size, bytes_ in known.items() if bytes_ < math.inf)]
     slope = (known[last] - known[first]) / (last - first) if first else 0.0

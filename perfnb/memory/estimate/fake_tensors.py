@@ -96,8 +96,8 @@ def _needs_numbers(what: str, where: str) -> str:
 
 
 def _where(traceback: TracebackType | None, model: nn.Module | None) -> str:
-    """The innermost module of the model that was running when an error was raised; without a model, the innermost line
-    of user code, and the library module that was running in it, if any."""
+    """Return the innermost module of the model that was running when an error was raised; without a model, the
+    innermost line of user code, and the library module that was running in it, if any."""
     names = {} if model is None else {id(module): name for name, module in model.named_modules()}
     where, inside = "the step" if model is None else type(model).__name__, ""
     while traceback is not None:
@@ -131,11 +131,11 @@ class StandIns:
         self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def all(self) -> list[Tensor]:
-        """All stand-ins made so far."""
+        """Return all stand-ins made so far."""
         return [fake for _, fake in self._made.values()]
 
     def of(self, real: Tensor) -> Tensor:
-        """The stand-in for `real`; a fake tensor stands for itself, as does one that cannot have a stand-in."""
+        """Return the stand-in for `real`; a fake tensor stands for itself, as does one that cannot have a stand-in."""
         if isinstance(real, FakeTensor):
             return real
         if id(real) not in self._made:

@@ -132,7 +132,7 @@ class ModelStep:
 def model_step(
     model: nn.Module, batch: Any, loss: Callable[..., Any] | None = None, *, training: bool = True
 ) -> Callable[[], None]:
-    """A `ModelStep` on one batch that changes nothing in the model except gradients and buffers."""
+    """Return a `ModelStep` on one batch that changes nothing in the model except gradients and buffers."""
     __tracebackhide__ = True
     if training or not callable(loss):  # inference does not call it
         require_loss(loss, batch)
@@ -147,7 +147,7 @@ def model_step(
 
 
 def chosen_optimizer(wanted: Any) -> Any:
-    """An optimizer, or the function that makes one, given either or a name in ``torch.optim``.
+    """Return an optimizer, or the function that makes one, given either or a name in ``torch.optim``.
 
     Raises
     ------

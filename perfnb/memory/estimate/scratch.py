@@ -37,7 +37,8 @@ _BUFFERS = {"mse_loss": 1, "binary_cross_entropy_with_logits": 2, "huber_loss": 
 
 
 def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Bytes that a CPU kernel holds at its own peak beyond its results; `op` has no namespace: ``convolution``."""
+    """Return bytes that a CPU kernel holds at its own peak beyond its results; `op` has no namespace: ``convolution``.
+    """
     held = sum(t.nbytes for t in results)
     if op == "convolution":
         return max(0, _convolution(args, results[0]) - held)
@@ -63,7 +64,7 @@ def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> in
 
 
 def untold_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Bytes of the last result that the fake kernel does not report.
+    """Return the bytes of the last result that the fake kernel does not report.
 
     An LSTM layer keeps more for backward; a mean squared error stays in the memory of the squares that it sums.
     """
@@ -98,7 +99,9 @@ def _block() -> int:
 
 
 def _blocked(t: Tensor, block: int, *, first: bool = False) -> int:
-    """Bytes of `t` in oneDNN's layout, with channels in full blocks; few input channels (`first`) stay unblocked."""
+    """Return the bytes of `t` in oneDNN's layout, with channels in full blocks; few input channels (`first`) stay
+    unblocked.
+    """
     channels = t.shape[1]
     if first and channels < block:
         return 0
@@ -164,7 +167,7 @@ def _onednn_takes(kind: torch.dtype) -> bool:
 
 
 def has_tiles(kind: torch.dtype) -> bool:
-    """Whether the CPU multiplies tiles of this dtype (AMX). oneDNN then has strided kernels that are dilated."""
+    """Return whether the CPU multiplies tiles of this dtype (AMX). oneDNN then has strided kernels that are dilated."""
     known = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return kind == torch.bfloat16 and known is not None and bool(known())
 
@@ -198,7 +201,7 @@ def _convolution_backward(args: Sequence[Any], results: Sequence[Tensor]) -> int
 
 
 def _data(call: _Call, grad: Tensor) -> int:
-    """Bytes held while oneDNN computes the input gradient, gradient included."""
+    """Return bytes held while oneDNN computes the input gradient, gradient included."""
     into = int(call.x.nbytes)
     wide = call.groups == 1 or call.out > _block() or (call.depthwise and call.x.dtype != torch.float32)
     if call.strided and wide and (not call.dilated or has_tiles(call.x.dtype)):
@@ -212,7 +215,7 @@ def _data(call: _Call, grad: Tensor) -> int:
 
 
 def _weights(call: _Call, grad: Tensor) -> int:
-    """Bytes held while oneDNN computes the weight gradient, gradient included."""
+    """Return bytes held while oneDNN computes the weight gradient, gradient included."""
     if call.block < 8 or (call.strided and call.dilated):
         return 2 * int(call.weight.nbytes)
     source = _blocked(call.x, call.block, first=call.groups == 1)
@@ -220,13 +223,13 @@ def _weights(call: _Call, grad: Tensor) -> int:
 
 
 def _weight_copy(call: _Call) -> int:
-    """Bytes of the copy of a weight whose channels are not last although the input's are."""
+    """Return the bytes of the copy of a weight whose channels are not last although the input's are."""
     last = call.last
     return 0 if last is None or call.weight.is_contiguous(memory_format=last) else int(call.weight.nbytes)
 
 
 def _columns(call: _Call, y: Tensor) -> int:
-    """Bytes of the input unfolded into columns."""
+    """Return the bytes of the input unfolded into columns."""
     kernel = math.prod(call.weight.shape[2:])
     if kernel == 1 and not call.strided:
         return 0

@@ -170,7 +170,7 @@ def _seen(
     late: Iterable[Optimizer],
     model: nn.Module | None,
 ) -> Simulation:
-    """The calls that count, and who owns what was allocated, given the optimizers that never stepped."""
+    """Return the calls that count, and who owns what was allocated, given the optimizers that never stepped."""
     batch, stood_in = allocator.numbers(inputs), allocator.numbers(stand_ins)
     parameters: set[int] = set()
     buffers: set[int] = set()
@@ -237,7 +237,7 @@ def _kind_of(made: Allocation, saved: bool, training: bool) -> str:
 
 
 def _has_variables(value: Any) -> bool:
-    """Whether a step may keep something in a value: a user's function, or an object that is not a model."""
+    """Return whether a step may keep something in a value: a user's function, or an object that is not a model."""
     kind = type(value)
     if kind is FunctionType:
         return not is_installed(value.__code__.co_filename)

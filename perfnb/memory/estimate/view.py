@@ -19,7 +19,7 @@ _AVAILABLE = replace(palette.mark("loss"), word="available")
 
 
 def estimate_document(estimate: MemoryEstimate, capacity: int | None, largest: int | None) -> Document:
-    """Whether a step fits, what it needs at its peak, and what would need less.
+    """Return whether a step fits, what it needs at its peak, and what would need less.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def estimate_document(estimate: MemoryEstimate, capacity: int | None, largest: i
 
 
 def step_words(estimate: MemoryEstimate) -> str:
-    """What kind of step it is: ``training with a batch of 32 and AdamW``."""
+    """Return what kind of step it is: ``training with a batch of 32 and AdamW``."""
     size = "" if estimate.batch_size is None else f" with a batch of {estimate.batch_size:,}"
     if not estimate.training:
         return f"inference{size}"

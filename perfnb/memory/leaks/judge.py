@@ -77,7 +77,7 @@ class LeakFigures:
 
 
 def process_grows(process_bytes: Sequence[Any]) -> bool:
-    """Whether resident memory after each step certainly grows by more than bookkeeping."""
+    """Return whether resident memory after each step certainly grows by more than bookkeeping."""
     slope = memory_slope(process_bytes)
     return slope is not None and slope.ci_low is not None and slope.ci_low > PROCESS_FLOOR_BYTES
 
@@ -128,7 +128,7 @@ def leak_figures(
 
 
 def levels_by_step(allocations: pd.DataFrame, steps: int) -> Ints:
-    """Bytes alive at the end of each step, relative to the start of the first."""
+    """Return bytes alive at the end of each step, relative to the start of the first."""
     return _levels(allocations, np.zeros(len(allocations), dtype=np.int64), 1, steps).ravel()
 
 
@@ -173,7 +173,7 @@ def _most_first(owners: pd.DataFrame) -> pd.DataFrame:
 
 
 def _owners(allocations: pd.DataFrame) -> tuple[Ints, pd.DataFrame]:
-    """Each allocation's owner number, and the owners."""
+    """Return each allocation's owner number, and the owners."""
     names = allocations[_OWNER].astype(object).where(allocations[_OWNER].notna(), np.nan)  # one kind of missing
     numbers = names.groupby(_OWNER, dropna=False, sort=False, observed=True).ngroup()
     first = ~numbers.duplicated()
@@ -217,7 +217,7 @@ def _growing(allocations: pd.DataFrame, owners: Ints, count: int, steps: int, bu
 
 
 def _levels(allocations: pd.DataFrame, owners: Ints, count: int, steps: int) -> Ints:
-    """One row per owner, one column per step: bytes alive at its end, relative to before the first."""
+    """Return one row per owner, one column per step: bytes alive at its end, relative to before the first."""
     size = allocations["bytes"].to_numpy(dtype=np.int64)
     change = np.zeros((count, steps), dtype=np.int64)
     for column, sign in (("made_in_step", 1), ("freed_in_step", -1)):
@@ -239,7 +239,7 @@ def _garbage_bytes(allocations: pd.DataFrame, steps: int) -> float:
 
 
 def _new_shapes_keep_coming(allocations: pd.DataFrame, steps: int) -> bool:
-    """Whether later steps allocated in amounts not seen before, counting only what they freed."""
+    """Return whether later steps allocated in amounts not seen before, counting only what they freed."""
     passing = allocations[allocations["freed_in_step"].notna() & allocations["made_in_step"].notna()]
     totals = passing.groupby(passing["made_in_step"].astype("int64"))["bytes"].sum()
     totals = totals[(totals.index >= 0) & (totals.index < steps - 1)]
@@ -281,8 +281,8 @@ def _explained(survivors: pd.DataFrame, allocator: Slope) -> bool:
 
 
 def _contradicted(cpu: Slope | None, process: Slope | None, settled: bool) -> bool:
-    """Whether the process certainly grows by less than half of what torch's CPU allocator seems to, or grew and no
-    longer does for certain.
+    """Return whether the process certainly grows by less than half of what torch's CPU allocator seems to, or grew and
+    no longer does for certain.
     """
     if cpu is None or process is None or process.ci_high is None or cpu.bytes_per_step < 2 * PROCESS_FLOOR_BYTES:
         return False

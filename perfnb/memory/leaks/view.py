@@ -88,7 +88,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 
 
 def leaks_document(leaks: LeakFigures) -> Document:
-    """Whether memory grows, by how much, and what made the memory that stays."""
+    """Return whether memory grows, by how much, and what made the memory that stays."""
     slopes = {"torch's allocator": leaks.allocator, "process": leaks.process}
     figures = [
         Figure(name, slope.bytes_per_step, "bytes", fmt.known_bounds((slope.ci_low, slope.ci_high)), "growth per step")
@@ -108,7 +108,7 @@ def leaks_document(leaks: LeakFigures) -> Document:
 
 
 def leak_verdict(leaks: LeakFigures) -> Verdict:
-    """The verdict with its reason, and what to do if something grows or nothing is certain."""
+    """Return the verdict with its reason, and what to do if something grows or nothing is certain."""
     torch, process = slope_words(leaks.allocator), slope_words(leaks.process)
     count, beyond = len(leaks.steps), leaks.beyond_bytes
     grows = leaks.process is not None and leaks.process.grows
@@ -134,7 +134,7 @@ def leak_verdict(leaks: LeakFigures) -> Verdict:
 
 
 def slope_words(slope: Slope | None) -> str:
-    """A slope with its interval, ``1.00 MiB [0.99, 1.01] per step``; empty if it is unknown."""
+    """Return a slope with its interval, ``1.00 MiB [0.99, 1.01] per step``; empty if it is unknown."""
     if slope is None:
         return ""
     bytes_ = slope.bytes_per_step

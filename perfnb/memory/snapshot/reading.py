@@ -202,7 +202,7 @@ class SnapshotReader:
         return value
 
     def joined(self, lists: list[Any], name: str) -> tuple[list[Any], Ints]:
-        """The rows of some lists, and the number of the list that each is from."""
+        """Return the rows of some lists, and the number of the list that each is from."""
         rows: list[Any] = []
         counts = []
         for value in lists:
@@ -216,7 +216,7 @@ class SnapshotReader:
         return rows, np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
     def numbered(self, rows: list[Any]) -> Ints:
-        """The number of each row's stack."""
+        """Return the number of each row's stack."""
         frames = [row.get("frames") for row in rows]
         numbers = [MISSING if one is None else self.stacks.number(self.list_of(one, "frames")) for one in frames]
         return np.array(numbers, dtype=np.int64)

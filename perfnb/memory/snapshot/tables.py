@@ -31,7 +31,7 @@ _SHRINKS = ("segment_free", "segment_unmap")
 
 
 def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row per segment: sizes in bytes, largest free block, and ``fragmentation`` (1 - allocated / total)."""
+    """Return one row per segment: sizes in bytes, largest free block, and ``fragmentation`` (1 - allocated / total)."""
     segments, blocks = snapshot.segments, snapshot.blocks
     size, state = blocks["size"], blocks["state"]
     parts = pd.DataFrame(
@@ -66,7 +66,7 @@ _SIZES = ("total_bytes", "allocated_bytes", "active_bytes", "free_bytes", "large
 
 
 def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row per device: reserved memory, and how much of it is in use.
+    """Return one row per device: reserved memory, and how much of it is in use.
 
     ``fragmentation`` is 1 - allocated / reserved; ``inactive_split_bytes`` are free blocks that share a segment with
     others and so cannot go back to the device; ``ooms`` counts out-of-memory errors in the history.
@@ -97,7 +97,7 @@ def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row per allocation alive in the snapshot or seen in its history.
+    """Return one row per allocation alive in the snapshot or seen in its history.
 
     ``start_ns`` and ``end_ns`` count from the first history entry, with ``NA`` for allocations made before it and for
     live ones. ``bytes`` is the size of the block, or the least it had if it was freed. A snapshot knows no categories,
@@ -119,7 +119,7 @@ def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row per change of a device's allocated or reserved memory, with the bytes after it.
+    """Return one row per change of a device's allocated or reserved memory, with the bytes after it.
 
     A device without history has one row, its final state, with ``t_ms`` ``NA``. Figures are ``NA`` if the history
     contradicts the final state (they would be negative).
@@ -152,13 +152,14 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def span_us(snapshot: SnapshotColumns) -> tuple[int, int] | None:
-    """The times of the first and the last history entry in microseconds since 1970; ``None`` without a history."""
+    """Return the times of the first and the last history entry in microseconds since 1970; ``None`` without a history.
+    """
     times = snapshot.events["time_us"]
     return (int(times.min()), int(times.max())) if len(times) else None
 
 
 def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
-    """What the tables of a snapshot cannot tell, given its live allocations."""
+    """Yield what the tables of a snapshot cannot tell, given its live allocations."""
     nowhere = int(live[["op", "made_at"]].isna().all(axis=1).sum())
     if not len(snapshot.events):
         yield (
@@ -178,7 +179,7 @@ def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
 
 
 def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
-    """The allocations, those in the history in its order and then the others; and how each entry of the history
+    """Return the allocations, those in the history in its order and then the others; and how each entry of the history
     changes the allocated bytes.
 
     Each allocation is paired with its end, and with its block if that still exists. One that is followed by another at
@@ -222,7 +223,7 @@ def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
 
 
 def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
-    """The allocations that the history shows, in its order; one older than the history shows only as its end."""
+    """Return the allocations that the history shows, in its order; one older than the history shows only as its end."""
     rows = events[events["action"].isin(("alloc", "free_requested"))]
     changes = pd.DataFrame(
         {
@@ -242,7 +243,7 @@ def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _backwards(final: int, changes: Ints) -> Ints:
-    """The amount after each change, the last of which led to `final`; only `final` without changes."""
+    """Return the amount after each change, the last of which led to `final`; only `final` without changes."""
     if not len(changes):
         return np.array([final], dtype=np.int64)
     after = np.cumsum(changes)
@@ -250,7 +251,7 @@ def _backwards(final: int, changes: Ints) -> Ints:
 
 
 def _since_first(snapshot: SnapshotColumns, entries: Ints) -> pd.arrays.IntegerArray:
-    """Nanoseconds from the first entry of the history to others."""
+    """Return nanoseconds from the first entry of the history to others."""
     (first, _), unknown = span_us(snapshot) or (0, 0), entries == MISSING
     times = np.append(snapshot.events["time_us"].to_numpy(), first)[entries]
     return pd.arrays.IntegerArray((times - first) * 1000, unknown)
@@ -265,20 +266,22 @@ def _devices(snapshot: SnapshotColumns) -> Ints:
 
 
 def _device_names(numbers: pd.Series | Ints) -> pd.Series:
-    """The devices' names as torch writes them."""
+    """Return the devices' names as torch writes them."""
     series = pd.Series(numbers)
     names = series.map({number: f"cuda:{number}" for number in series.unique().tolist()})
     return names.astype(object).astype(TEXT)
 
 
 def origins(snapshot: SnapshotColumns) -> list[str]:
-    """Where each stack asks for memory, by its number, and last for no stack: a line of Python with the operator."""
+    """Return where each stack asks for memory, by its number, and last for no stack: a line of Python with the
+    operator.
+    """
     asked = zip((*snapshot.made_at, None), (*snapshot.ops, None), strict=True)
     return [line_words(made_at, op) + (f" ({op})" if op else "") for made_at, op in asked]
 
 
 def line_words(made_at: Any, op: Any) -> str:
-    """The line that asked for memory, or why it is not known."""
+    """Return the line that asked for memory, or why it is not known."""
     return str(made_at) if isinstance(made_at, str) else "(no Python line)" if isinstance(op, str) else "(not recorded)"
 
 
@@ -293,7 +296,7 @@ class OriginHistory(NamedTuple):
 def history_by_origin(
     snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int, instants: int
 ) -> OriginHistory:
-    """How much each origin had allocated on a device over its history.
+    """Return how much each origin had allocated on a device over its history.
 
     Parameters
     ----------
@@ -331,7 +334,9 @@ def history_by_origin(
 def largest_segments(
     snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int
 ) -> Iterator[tuple[int, int, list[tuple[str | None, int]]]]:
-    """The largest segments of a device: address, size, and the blocks in order, each with its origin, none if free."""
+    """Yield the largest segments of a device: address, size, and the blocks in order, each with its origin, none if
+    free.
+    """
     words = origins(snapshot)
     made = lives[lives["state"].isin(ACTIVE)].set_index(["segment", "address"])["stack"]
     own = snapshot.segments[snapshot.segments["device"] == device].nlargest(most, "size")

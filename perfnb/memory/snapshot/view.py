@@ -30,7 +30,7 @@ _INSTANTS, _SEGMENTS = 240, 24
 def snapshot_document(
     snapshot: SnapshotColumns, name: str, devices: pd.DataFrame, live: pd.DataFrame, notes: Sequence[str]
 ) -> Document:
-    """What holds the memory, how that came about, and how it lies in the segments.
+    """Return what holds the memory, how that came about, and how it lies in the segments.
 
     Parameters
     ----------

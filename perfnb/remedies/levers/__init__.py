@@ -43,5 +43,5 @@ LEVERS: tuple[Lever, ...] = (
 
 
 def by_name() -> dict[str, Lever]:
-    """The levers by name."""
+    """Return the levers by name."""
     return {lever.name: lever for lever in LEVERS}

@@ -28,7 +28,7 @@ _BACKENDS: dict[str, tuple[SDPBackend, tuple[str, ...]]] = {
 
 
 def _attention_ops(subject: Subject) -> set[str]:
-    """Names of the step's ops of fused attention."""
+    """Return the names of the step's ops of fused attention."""
     __tracebackhide__ = True
     with subject.restored(), exclusive(), Tracer() as tracer, subject.gate.opened():
         subject.run()

@@ -17,7 +17,7 @@ from perfnb.remedies.subject import Subject
 
 
 def without_convolutions(subject: Subject) -> str:
-    """Why what acts on convolutions does not apply."""
+    """Return the reason why what acts on convolutions does not apply."""
     found = any(True for _ in subject.modules(nn.Conv2d, nn.ConvTranspose2d))
     return "" if found else "the model has no 2-D convolutions"
 

@@ -47,12 +47,13 @@ def workers_for(subject: Subject) -> int:
 
 
 def workers_needed(making_s: float, using_s: float, cores: float) -> int:
-    """The number that the finding on the input pipeline recommends, from what a batch takes to make and to use."""
+    """Return the number that the finding on the input pipeline recommends, from what a batch takes to make and to use.
+    """
     return min(max(1, math.ceil(making_s / max(using_s, 1e-6))), max(1, int(cores)))
 
 
 def _making(subject: Subject) -> tuple[float, float]:
-    """Seconds that a batch takes to make, and seconds that its step takes."""
+    """Return seconds that a batch takes to make, and seconds that its step takes."""
     __tracebackhide__ = True
     assert subject.loader is not None
     with subject.restored(), subject.gate.opened():
@@ -71,7 +72,9 @@ def _making(subject: Subject) -> tuple[float, float]:
 
 
 def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False, **changed: Any) -> DataLoader[Any]:
-    """A copy of a loader that loads ahead in workers, with the arguments that the line for it has, some `changed`."""
+    """Return a copy of a loader that loads ahead in workers, with the arguments that the line for it has, some
+    `changed`.
+    """
     arguments: dict[str, Any] = {word: getattr(loader, word) for word in loader_facts(loader)["same"]}
     arguments |= {"num_workers": workers, "persistent_workers": True, "pin_memory": loader.pin_memory or pinned}
     return DataLoader(loader.dataset, **arguments | changed)
@@ -94,7 +97,9 @@ def _end_workers(loader: DataLoader[Any]) -> None:
 
 
 def no_rest(subject: Subject) -> str:
-    """Why a second loader cannot continue where the first one is; empty if it can, or if there is none."""
+    """Return the reason why a second loader cannot continue where the first one is; empty if it can, or if there is
+    none.
+    """
     stream = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
     return "a stream does not tell which of its samples are left" if stream else ""
 
@@ -146,7 +151,7 @@ class RestOfData:
         _end_workers(self._second)
 
     def next(self, first: Iterator[Any]) -> Any:
-        """The next batch of the first loader's iterator."""
+        """Return the next batch of the first loader's iterator."""
         if not self._is_on or getattr(first, "_dataset", None) is not self._second.dataset:
             return next(first)
         if first is not self._first:
@@ -193,7 +198,7 @@ def _check(subject: Subject, _: Switch) -> Values:
 
 
 def _code(subject: Subject) -> list[str]:
-    """The same loader again, from its own attributes."""
+    """Return the same loader again, from its own attributes."""
     assert subject.loader is not None
     name, loader = subject.loader
     if not is_named(name, loader):

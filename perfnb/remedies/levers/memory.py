@@ -22,7 +22,9 @@ def _refuses(subject: Subject) -> str:
 
 
 def _blocks(subject: Subject) -> tuple[str, str, list[nn.Module]]:
-    """The longest list of blocks, the layers of a transformer or the stages of a network: model, path, and blocks."""
+    """Return the longest list of blocks, the layers of a transformer or the stages of a network: model, path, and
+    blocks.
+    """
     lists = [
         (name, path, list(module.children()))
         for name, model in subject.models.items()

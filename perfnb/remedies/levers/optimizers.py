@@ -21,7 +21,7 @@ _FAMILY = "update"
 
 
 def _each(why_not: Callable[[Optimizer, bool], str]) -> Callable[[Subject], str]:
-    """Why not all optimizers of a step can be changed."""
+    """Return the reason why not all optimizers of a step can be changed."""
 
     def refuses(subject: Subject) -> str:
         if not subject.optimizers:
@@ -108,7 +108,7 @@ def _code(lever: str, argument: str) -> Callable[[Subject], list[str]]:
 
 
 def _zeroed(subject: Subject) -> dict[str, Any]:
-    """The optimizers and models whose zero_grad the step calls with ``set_to_none=False``, by name."""
+    """Return the optimizers and models whose zero_grad the step calls with ``set_to_none=False``, by name."""
     __tracebackhide__ = True
     filled: dict[str, Any] = {}
 

@@ -21,7 +21,7 @@ _RUNS, _LONG_S = 3, 0.5
 
 
 def candidates() -> list[int]:
-    """Numbers of threads to try: one per core, half and a quarter as many, and one; not the present number."""
+    """Return numbers of threads to try: one per core, half and a quarter as many, and one; not the present number."""
     cores, now = max(1, int(usable_cpus())), torch.get_num_threads()
     return [count for count in dict.fromkeys((cores, cores // 2, cores // 4, 1)) if count >= 1 and count != now]
 
@@ -31,7 +31,7 @@ def _refuses(_: Subject) -> str:
 
 
 def _fastest(subject: Subject, counts: list[int]) -> int:
-    """The number with which the step ran fastest; its trial, on fresh pairs, decides whether that helps."""
+    """Return the number with which the step ran fastest; its trial, on fresh pairs, decides whether that helps."""
     __tracebackhide__ = True
     best: dict[int, float] = {}
     with subject.restored(), subject.gate.opened():

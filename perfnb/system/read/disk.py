@@ -26,7 +26,7 @@ _FEWEST_BYTES = 1 << 20
 
 
 def disk_readers(tree: SystemTree, data: str) -> dict[str, Reader]:
-    """A reader for each fact."""
+    """Return a reader for each fact."""
     return {
         "data": lambda: os.path.abspath(data),
         "mount": lambda: mount_of(tree, data),
@@ -36,7 +36,7 @@ def disk_readers(tree: SystemTree, data: str) -> dict[str, Reader]:
 
 
 def mount_of(tree: SystemTree, data: str) -> dict[str, str]:
-    """The file system that holds a path: its mount point, kind, source and device number."""
+    """Return the file system that holds a path: its mount point, kind, source and device number."""
     place = os.path.realpath(data)
     best: dict[str, str] | None = None
     for line in tree.text("proc/self/mountinfo").splitlines():
@@ -55,7 +55,7 @@ def mount_of(tree: SystemTree, data: str) -> dict[str, str]:
 
 
 def block_device(tree: SystemTree, mount: dict[str, str]) -> dict[str, Any]:
-    """The disk below a file system: its name, and whether it is rotational (``None`` if unknown)."""
+    """Return the disk below a file system: its name, and whether it is rotational (``None`` if unknown)."""
     folder = _block_folder(tree, mount)
     if folder is None:
         raise Unreadable(f"a {mount['kind']} file system is not on a visible disk of this machine")
@@ -75,7 +75,7 @@ def block_device(tree: SystemTree, mount: dict[str, str]) -> dict[str, Any]:
 
 
 def _block_folder(tree: SystemTree, mount: dict[str, str]) -> str | None:
-    """The system's folder for the block device below a file system."""
+    """Return the system's folder for the block device below a file system."""
     places = [os.path.join("sys/dev/block", mount["device"])] if re.fullmatch(r"\d+:\d+", mount["device"]) else []
     source = mount["source"]
     if source.startswith("/dev/"):  # btrfs has a device number of its own
@@ -138,7 +138,7 @@ def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -
 
 
 def _files(data: str) -> Iterator[str]:
-    """The files to read: the path itself, or those below a folder, largest first."""
+    """Yield the files to read: the path itself, or those below a folder, largest first."""
     if not os.path.isdir(data):
         yield data
         return

@@ -23,12 +23,12 @@ from perfnb.telemetry.sampler.nvml import (
 
 
 def gpu_readers(visible: str | None) -> dict[str, Reader]:
-    """A reader of everything; `visible` is the value of CUDA_VISIBLE_DEVICES, ``None`` if unset."""
+    """Return a reader of everything; `visible` is the value of CUDA_VISIBLE_DEVICES, ``None`` if unset."""
     return {"gpus": lambda: read_gpus(visible)}
 
 
 def read_gpus(visible: str | None) -> dict[str, Any]:
-    """The driver and the configuration of each visible GPU; single values that cannot be read are `Unread`.
+    """Return the driver and the configuration of each visible GPU; single values that cannot be read are `Unread`.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def _device(place: int) -> dict[str, Any] | Unread:
 
 
 def _asked(read: Callable[[], Any]) -> Any:
-    """What NVML answers, or why it does not answer."""
+    """Return what NVML answers, or why it does not answer."""
     try:
         value = read()
     except pynvml.NVMLError as error:
@@ -75,7 +75,7 @@ def _asked(read: Callable[[], Any]) -> Any:
 
 
 def _cuda_of_driver() -> tuple[int, int]:
-    """The newest CUDA version that the driver supports."""
+    """Return the newest CUDA version that the driver supports."""
     version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
     return version // 1000, version % 1000 // 10
 

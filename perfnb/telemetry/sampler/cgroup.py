@@ -43,7 +43,7 @@ _UNKNOWN = _Hierarchy(True, ())
 
 
 def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
-    """How many cores the process's cgroups let it use; ``None`` if there is no limit or it is unknown.
+    """Return how many cores the process's cgroups let it use; ``None`` if there is no limit or it is unknown.
 
     `proc` is the folder that describes the process; `root` is read instead of ``/sys/fs/cgroup``.
     """
@@ -52,7 +52,7 @@ def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
 
 
 def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
-    """How many bytes the process's cgroups let it use; parameters and ``None`` as for `cpu_limit`."""
+    """Return how many bytes the process's cgroups let it use; parameters and ``None`` as for `cpu_limit`."""
     place = _places(proc, root)["memory"]
     name = "memory.max" if place.unified else "memory.limit_in_bytes"
     limits = [_whole(_text(folder, name)) for folder in place.folders]
@@ -63,7 +63,8 @@ def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
 
 
 def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
-    """How often the CPU limit throttled the process's cgroup, and for how many milliseconds, summed over the CPUs.
+    """Return how often the CPU limit throttled the process's cgroup, and for how many milliseconds, summed over the
+    CPUs.
 
     Both count from the group's creation. ``None`` if they cannot be read; parameters as for `cpu_limit`.
     """
@@ -126,7 +127,7 @@ class CgroupSource(Source):
 
 
 def _cpu_limits(place: _Hierarchy) -> list[float | None]:
-    """The limit that each group sets."""
+    """Return the limit that each group sets."""
     limits: list[float | None] = []
     for folder in place.folders:
         if place.unified:
@@ -139,7 +140,7 @@ def _cpu_limits(place: _Hierarchy) -> list[float | None]:
 
 
 def _throttling_folders(place: _Hierarchy) -> tuple[str, ...]:
-    """Where to look for throttling, tightest limit first: a group counts only what its own limit did."""
+    """Return where to look for throttling, tightest limit first: a group counts only what its own limit did."""
     limits = [(limit, folder) for limit, folder in zip(_cpu_limits(place), place.folders, strict=True) if limit]
     return (*(folder for _, folder in sorted(limits)[:1]), *place.folders)
 
@@ -174,7 +175,7 @@ def _used_bytes(place: _Hierarchy, text: _Reader) -> int | None:
 
 
 def _places(proc: str, root: str) -> dict[str, _Hierarchy]:
-    """The process's place in the hierarchies of ``cpu``, ``cpuacct`` (version 1's accounting) and ``memory``."""
+    """Return the process's place in the hierarchies of ``cpu``, ``cpuacct`` (version 1's accounting) and ``memory``."""
     mounts, groups = _mounts(proc, root), _groups(proc)
     places = dict.fromkeys(("cpu", "cpuacct", "memory"), _UNKNOWN)
     for controller in places:
@@ -194,7 +195,7 @@ def _version(mounts: list[_Mount]) -> str:
 
 
 def _chain(mount: _Mount, group: str) -> tuple[str, ...]:
-    """The folders of a group and of all visible groups above it."""
+    """Return the folders of a group and of all visible groups above it."""
     top = mount.top.rstrip("/")
     inside = group[len(top) :] if f"{group}/".startswith(f"{top}/") else ""
     parts = [part for part in inside.split("/") if part]
@@ -205,7 +206,7 @@ def _chain(mount: _Mount, group: str) -> tuple[str, ...]:
 
 
 def _groups(proc: str) -> dict[str, str]:
-    """The process's group by controller, version 2's by ``""``."""
+    """Return the process's group by controller, version 2's by ``""``."""
     groups: dict[str, str] = {}
     for line in os.fsdecode(_text(proc, "cgroup")).split("\n"):
         number, _, rest = line.partition(":")
@@ -230,7 +231,7 @@ def _mounts(proc: str, root: str) -> list[_Mount]:
 
 
 def _text(folder: str, name: str) -> bytes:
-    """The content of a file; empty if it cannot be read."""
+    """Return the content of a file; empty if it cannot be read."""
     try:
         return file_bytes(os.path.join(folder, name), 1 << 20)
     except (OSError, ValueError):  # the path may come from a file that contains anything
@@ -238,7 +239,7 @@ def _text(folder: str, name: str) -> bytes:
 
 
 def _row(rows: bytes, name: str) -> int | None:
-    """A number from a file of names and numbers."""
+    """Return a number from a file of names and numbers."""
     return _whole((b"\n" + rows).partition(b"\n%s " % name.encode())[2].partition(b"\n")[0])
 
 

@@ -103,7 +103,7 @@ def _some(traffic: Traffic, counts: Callable[[str], bool], otherwise: str) -> Tr
 
 @functools.cache
 def _is_whole_disk(name: str) -> bool:
-    """Whether this is a disk rather than a partition of one."""
+    """Return whether this is a disk rather than a partition of one."""
     listed = not os.path.isdir(_BLOCK) or os.path.exists(f"{_BLOCK}/" + name.replace("/", "!"))
     return listed and not _STACKED.match(name)
 
@@ -148,11 +148,11 @@ class HostSource(Source):
         self._files.close()
 
     def disks(self) -> Traffic:
-        """What went from and to each whole disk."""
+        """Return what went from and to each whole disk."""
         return _some(self._disks(), _is_whole_disk, "the system lists no disk")
 
     def interfaces(self) -> Traffic:
-        """What came and went by each interface but loopback."""
+        """Return what came and went by each interface but loopback."""
         outside = self._interfaces()
         return _some(outside, lambda name: not _LOOPBACK.fullmatch(name), "the system lists no interface but loopback")
 
@@ -166,7 +166,7 @@ class HostSource(Source):
             return None
 
     def _both(self, what: str, read: Callable[[], Traffic], now_ns: int) -> tuple[float | None, float | None]:
-        """Bytes per second each way, over the disks or interfaces seen before whose counters were not reset."""
+        """Return bytes per second each way, over the disks or interfaces seen before whose counters were not reset."""
         now = self._try(what, read)
         before_ns, before = self._traffic.pop(what, (now_ns, {}))
         if now is None:

@@ -47,7 +47,7 @@ def main(config: dict[str, Any]) -> None:
 
 
 def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
-    """The sources that this machine has, and why the others are missing."""
+    """Return the sources that this machine has, and why the others are missing."""
     from perfnb.telemetry.sampler import amd
     from perfnb.telemetry.sampler.cgroup import CgroupSource
     from perfnb.telemetry.sampler.host import HostSource
@@ -152,7 +152,7 @@ def _plain(facts: DeviceFacts) -> DeviceFacts:
 
 
 def _text(words: str) -> str:
-    """The name of a process, for instance, may not be valid text and could not be sent."""
+    """Return the name of a process, for instance, may not be valid text and could not be sent."""
     return words.encode("utf-8", "replace").decode()
 
 

@@ -43,7 +43,7 @@ _SLICES = (
 
 
 def absence(error: pynvml.NVMLError) -> str:
-    """Why there is no GPU to read, if NVML does not start or cannot count the GPUs."""
+    """Return the reason why there is no GPU to read, if NVML does not start or cannot count the GPUs."""
     return _ABSENT.get(error.value) or f"NVML does not start: {error_words(error)}"
 
 
@@ -88,11 +88,11 @@ class NvmlSource(Source):
         self._asked_ns: dict[str, int] = {}
 
     def devices(self) -> list[str]:
-        """The UUIDs of the devices, in the order of CUDA_VISIBLE_DEVICES."""
+        """Return the UUIDs of the devices, in the order of CUDA_VISIBLE_DEVICES."""
         return list(self._devices)
 
     def facts(self, device: str) -> DeviceFacts:
-        """Name, UUID, NVML's index, memory size, power limit, and whether it is a slice."""
+        """Return the name, UUID, NVML's index, memory size, power limit, and whether it is a slice."""
         return dict(self._devices[device].facts)
 
     def read(self, device: str, now_ns: int) -> Values:
@@ -131,7 +131,7 @@ class NvmlSource(Source):
         return {metric: self._read(device, metric, how) for metric, how in PCIE_THROUGHPUT.items()}
 
     def _ask(self, device: NvmlDevice, metric: str, how: Field) -> int | None:
-        """What NVML says; ``None`` and a note if it fails."""
+        """Return what NVML says; ``None`` and a note if it fails."""
         try:
             return how.read(device.handle)
         except pynvml.NVMLError as error:
@@ -245,7 +245,7 @@ def read_memory(handle: Any) -> Any:
 
 
 def find_gpus() -> list[Gpu]:
-    """All GPUs that NVML lists, in its order.
+    """Return all GPUs that NVML lists, in its order.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
-    """The devices that CUDA_VISIBLE_DEVICES, ``None`` if unset, shows, in its order.
+    """Return the devices that CUDA_VISIBLE_DEVICES, ``None`` if unset, shows, in its order.
 
     An entry that names nothing, or what was named before, ends the list. Integers count in NVML's order, as in
     ``nvidia-smi``. CUDA's default puts the fastest GPU first (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer
@@ -274,7 +274,7 @@ def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
 
 
 def _named(gpus: list[Gpu], entry: str) -> list[NvmlDevice]:
-    """The devices of an index or of a UUID, which may be cut short; none if it does not name exactly one."""
+    """Return the devices of an index or of a UUID, which may be cut short; none if it does not name exactly one."""
     if entry.isascii() and entry.isdecimal():
         return gpus[int(entry)].devices if len(entry) < 5 and int(entry) < len(gpus) else []
     named = {gpu.uuid: gpu.devices for gpu in gpus}
@@ -335,7 +335,7 @@ def _text(read: Callable[[Any], str], handle: Any) -> str | None:
 
 
 def decoded(read: Callable[..., str], *arguments: Any) -> str:
-    """Text of NVML's: the binding decodes strictly, but a name is whatever the driver says."""
+    """Return text of NVML's: the binding decodes strictly, but a name is whatever the driver says."""
     try:
         return read(*arguments)
     except UnicodeDecodeError as error:

@@ -98,7 +98,7 @@ class ProcessSource(Source):
         self._table.close()
 
     def _members(self, now_ns: int) -> list[int]:
-        """The processes to read; finding new ones costs far more than reading known ones."""
+        """Return the processes to read; finding new ones costs far more than reading known ones."""
         known = [pid for pid in self._last if pid != self._pid]
         since_ns, last_pid = now_ns - self._searched_ns, self._table.last_pid()
         started = last_pid is not None and last_pid != self._last_pid
@@ -112,7 +112,9 @@ class ProcessSource(Source):
         return [self._pid, *known]
 
     def _is_other(self, pid: int) -> bool:
-        """Whether a process is another watch's sampler; one that has only been forked is seen by the next search."""
+        """Return whether a process is another watch's sampler; one that has only been forked is seen by the next
+        search.
+        """
         if pid not in self._others and SAMPLER in self._table.command(pid):
             sampler = self._table.see(pid)
             if sampler is not None:
@@ -205,7 +207,7 @@ class Portable:
     inherits = sys.platform.startswith("linux")
 
     def see(self, pid: int) -> Seen | None:
-        """A process; ``None`` if there is none, or none that the user may see."""
+        """Return a process; ``None`` if there is none, or none that the user may see."""
         try:
             process = psutil.Process(pid)
             with process.oneshot():
@@ -225,7 +227,7 @@ class Portable:
             return None
 
     def below(self, pid: int, without: int) -> list[int]:
-        """The processes below one, parents first, except `without` and what is below that."""
+        """Return the processes below one, parents first, except `without` and what is below that."""
         found, left_out = [], {without}
         with suppress(psutil.Error, OSError):
             for process in psutil.Process(pid).children(recursive=True):  # parents come before their children
@@ -237,7 +239,7 @@ class Portable:
         return found
 
     def command(self, pid: int) -> bytes:
-        """The command line of a process; empty if it cannot be seen."""
+        """Return the command line of a process; empty if it cannot be seen."""
         try:
             return "\0".join(psutil.Process(pid).cmdline()).encode(errors="replace")
         except (psutil.Error, OSError):
@@ -330,7 +332,7 @@ class ProcFiles(Portable):
             return None
 
     def _clock_agrees(self, pid: int) -> bool:
-        """Whether the kernel gives another process's CPU time to the nanosecond rather than in ticks."""
+        """Return whether the kernel gives another process's CPU time to the nanosecond rather than in ticks."""
         try:
             exact = _exact_cpu_ns(pid) / 1e9
             times = psutil.Process(pid).cpu_times()
@@ -340,7 +342,7 @@ class ProcFiles(Portable):
 
 
 def _exact_cpu_ns(pid: int) -> int:
-    """What a process's CPU clock shows; its id is computed as Linux's ``clock_getcpuclockid`` does."""
+    """Return what a process's CPU clock shows; its id is computed as Linux's ``clock_getcpuclockid`` does."""
     return time.clock_gettime_ns((~pid << 3) | 2)
 
 

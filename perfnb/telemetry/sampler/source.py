@@ -48,11 +48,11 @@ class Source:
             self.notes.append(f"{device}: {METRIC_WORDS.get(metric, 'throttle reasons')} cannot be read: {why}.")
 
     def devices(self) -> list[str]:
-        """The keys of the devices."""
+        """Return the keys of the devices."""
         return [self.name]
 
     def facts(self, device: str) -> DeviceFacts:
-        """What does not change about a device."""
+        """Return what does not change about a device."""
         raise NotImplementedError
 
     def read(self, device: str, now_ns: int) -> Values:
@@ -76,7 +76,7 @@ class Rates:
         self._last: dict[str, tuple[int, float]] = {}
 
     def per_second(self, counter: str, value: float | None, now_ns: int) -> float | None:
-        """The counter's growth per second since the last call.
+        """Return the counter's growth per second since the last call.
 
         ``None`` on the first call, if `value` is unknown, and if the counter fell: it was reset, or part of what it
         counts is gone.
@@ -91,7 +91,7 @@ class Rates:
 
 
 def file_bytes(path: str, most: int = 1 << 22) -> bytes:
-    """The content of a small system file; never waits, whatever is in its place.
+    """Return the content of a small system file; never waits, whatever is in its place.
 
     Raises
     ------
@@ -118,7 +118,7 @@ class KeptFiles:
         self._open: dict[str, int] = {}
 
     def text(self, path: str, size: int = 8192) -> bytes:
-        """The first `size` bytes of a file now.
+        """Return the first `size` bytes of a file now.
 
         Raises
         ------
