@@ -337,8 +337,7 @@ def _device_clock() -> _DeviceClock | None:
 
 
 def _allocated_bytes() -> int:
-    """Return the bytes of tensors on all accelerators in use; -1 without one, as torch does not count those of the CPU.
-    """
+    """Return the bytes of tensors on all accelerators in use; -1 without one, as torch does not count those of the CPU."""
     held = [
         int(used.module.memory_allocated(index))
         for used in (accelerators() if accelerator_in_use() else ())

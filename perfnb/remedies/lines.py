@@ -10,8 +10,7 @@ from perfnb.remedies.subject import Subject
 
 
 def is_named(name: str | None, value: Any) -> bool:
-    """Return whether a name is an expression of the user's: a variable, an attribute, or an item; not just the class.
-    """
+    """Return whether a name is an expression of the user's: a variable, an attribute, or an item; not just the class."""
     return name != type(value).__name__ and root_of(name) is not None
 
 

@@ -93,8 +93,7 @@ def _address(tensor: Tensor) -> int | None:
 
 
 def digest(value: Any) -> str:
-    """Return a digest of nested tensors and plain values; tensors whose numbers cannot be copied are only told apart.
-    """
+    """Return a digest of nested tensors and plain values; tensors whose numbers cannot be copied are only told apart."""
     digest = hashlib.blake2b(digest_size=16)
     stack = [value]
     while stack:

@@ -126,8 +126,7 @@ def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstic
 
 
 def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject) -> Values:
-    """Return whether a loader gives the same first batches as another, in the same order, from the same random numbers.
-    """
+    """Return whether a loader gives the same first batches as another, in the same order, from the same random numbers."""
     __tracebackhide__ = True
 
     def first(loader: Iterable[Any], seed_shift: int = 0) -> list[Any]:

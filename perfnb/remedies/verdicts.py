@@ -165,8 +165,7 @@ def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
 
 
 def bound_of(lever: Lever, bounds: Mapping[str, float]) -> float | None:
-    """Return the most that the findings which a lever answers said could be saved; ``None`` if it answers none of them.
-    """
+    """Return the most that the findings which a lever answers said could be saved; ``None`` if it answers none of them."""
     return max((bounds[cause] for cause in lever.answers if cause in bounds), default=None)
 
 

@@ -47,8 +47,7 @@ def workers_for(subject: Subject) -> int:
 
 
 def workers_needed(making_s: float, using_s: float, cores: float) -> int:
-    """Return the number that the finding on the input pipeline recommends, from what a batch takes to make and to use.
-    """
+    """Return the number that the finding on the input pipeline recommends, from what a batch takes to make and to use."""
     return min(max(1, math.ceil(making_s / max(using_s, 1e-6))), max(1, int(cores)))
 
 
