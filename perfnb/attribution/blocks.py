@@ -220,7 +220,9 @@ def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Int
 
 
 def marks_step(events: pd.DataFrame) -> Bools:
-    """Return whether each event marks a step that counts: as decided when a trace was loaded, else perfnb's own spans."""
+    """Return whether each event marks a step that counts: as decided when a trace was loaded, else perfnb's own
+    spans.
+    """
     if "marks_step" in events:
         return np.asarray((events["marks_step"] != NONE).to_numpy(dtype=bool))
     return of_labels(events["name"], lambda name: number_behind(STEP_SPAN, name) != NONE) & is_one_of(

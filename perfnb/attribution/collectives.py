@@ -132,7 +132,9 @@ def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:
 
 
 def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
-    """Return nanoseconds of a set of time in each interval; of several that overlap, they count for the first to end."""
+    """Return nanoseconds of a set of time in each interval; of several that overlap, they count for the first to
+    end.
+    """
     result = np.zeros(len(start), dtype=np.int64)
     if not len(start):
         return result

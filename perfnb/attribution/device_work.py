@@ -109,7 +109,9 @@ def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorica
 
 
 def texts(events: pd.DataFrame, name: str, *rows: Ints) -> npt.NDArray[np.object_]:
-    """Return the texts of some rows of a column as plain strings, empty if missing: then that of the next rows counts."""
+    """Return the texts of some rows of a column as plain strings, empty if missing: then that of the next rows
+    counts.
+    """
     if name not in events:
         return np.full(len(rows[0]), "", dtype=object)
     codes, labels = text(events, name)
@@ -165,7 +167,9 @@ def step_rows(events: pd.DataFrame) -> Bools:
 
 
 def step_windows(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the steps that `step_rows` finds, in order of time: ``event``, ``number``, ``rank``, ``start``, ``end``."""
+    """Return the steps that `step_rows` finds, in order of time: ``event``, ``number``, ``rank``, ``start``,
+    ``end``.
+    """
     rows = np.flatnonzero(step_rows(events))
     start = column(events, "start_ns")[rows]
     frame = pd.DataFrame(

@@ -189,7 +189,9 @@ class InputTrial(Bench):
 
 
 def _compiled(models: list[nn.Module], namespace: Mapping[str, Any]) -> list[nn.Module]:
-    """Return modules that ``torch.compile`` made from the models, among the step's variables: the step may call those."""
+    """Return modules that ``torch.compile`` made from the models, among the step's variables: the step may call
+    those.
+    """
     known = {id(model) for model in models}
     named = [module for _, module in named_modules(namespace) if id(module) not in known]
     return [module for module in named if id(module._modules.get(COMPILED_CHILD)) in known]

@@ -223,7 +223,9 @@ def _is_wrapped(tensor: Tensor) -> bool:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Return whether elements share memory, as those of an expanded tensor do, so that nothing can be written to them."""
+    """Return whether elements share memory, as those of an expanded tensor do, so that nothing can be written to
+    them.
+    """
     if tensor.is_meta or tensor.is_nested or _is_wrapped(tensor) or tensor.layout is not torch.strided:
         return False
     steps = [(step, length) for step, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]

@@ -169,7 +169,9 @@ def _key(layers: pd.DataFrame, place: int) -> tuple[str, int]:
 
 
 def layer_tree(diff: ProfileDiff) -> tuple[list[int], list[float]]:
-    """Return the row of each layer's parent, -1 for none, and how much own times changed in it and the layers inside."""
+    """Return the row of each layer's parent, -1 for none, and how much own times changed in it and the layers
+    inside.
+    """
     table = diff.layers
     places: dict[str, dict[str, int]] = {"a": {}, "b": {}}
     parents = []

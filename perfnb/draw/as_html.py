@@ -252,7 +252,9 @@ def _cell(cell: Cell, column: Column) -> str:
 
 
 def _inline_bar(cell: Cell, marks: Sequence[Mark], most: float) -> str:
-    """Return a bar of characters, which no host strips; the style sheet draws it as a box, in the colours of its parts."""
+    """Return a bar of characters, which no host strips; the style sheet draws it as a box, in the colours of its
+    parts.
+    """
     value = number_of(cell)
     if not value > 0 or not most > 0:
         return ""

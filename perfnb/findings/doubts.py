@@ -49,7 +49,9 @@ def too_few_steps(facts: Facts) -> str:
 
 
 def doubt_of(facts: Facts) -> str:
-    """Return the reason why bounds may be far off, and what to do, in sentences; empty if nothing speaks against them."""
+    """Return the reason why bounds may be far off, and what to do, in sentences; empty if nothing speaks against
+    them.
+    """
     if not facts.live:
         return ""
     if compiled := facts.meta.get("traced_compilations"):

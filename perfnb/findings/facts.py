@@ -375,7 +375,9 @@ class Facts:
         return "" if self.live and lever in (self._parts.get("refused") or ()) else lever
 
     def root(self, layer: str | None = None) -> str | None:
-        """Return the model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none is."""
+        """Return the model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none
+        is.
+        """
         modules = self.recording.modules
         roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
         names = [str(name) for name in roots["name"]]

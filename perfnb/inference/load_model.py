@@ -160,7 +160,9 @@ def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
 
 
 def exceeds(run: OpenRun, bound_ms: float, share: float) -> bool:
-    """Return whether latency in a run exceeded a bound; with too few requests for the quantile, if that is no chance."""
+    """Return whether latency in a run exceeded a bound; with too few requests for the quantile, if that is no
+    chance.
+    """
     from scipy.special import bdtrc
 
     if run.saturated:

@@ -191,7 +191,9 @@ class Job(FollowedRanks):
 
 
 def of_loopback() -> dict[str, str]:
-    """Return the variables by which gloo and NCCL connect ranks of one machine: only its own processes can reach them."""
+    """Return the variables by which gloo and NCCL connect ranks of one machine: only its own processes can reach
+    them.
+    """
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 
 

@@ -87,7 +87,9 @@ def _refs(models: Sequence[Any] | None) -> Ref:
 
 
 def _ref(value: Any, places: Mapping[str, Any] | None = None, name: str | None = None) -> Ref:
-    """Return what gives a value back while it is there; a list, which cannot be held weakly, is looked up by its name."""
+    """Return what gives a value back while it is there; a list, which cannot be held weakly, is looked up by its
+    name.
+    """
     if type(value) is FunctionType and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
         return lambda: value
     if type(value) is MethodType:

@@ -194,7 +194,9 @@ def mfu_words(summary: Summary) -> str:
 
 
 def is_inference(summary: Summary) -> bool:
-    """Return whether a step that was run here has a forward pass, and neither a backward pass nor an optimizer's step."""
+    """Return whether a step that was run here has a forward pass, and neither a backward pass nor an optimizer's
+    step.
+    """
     times = {str(name): fmt.known(row["ms"]) or 0.0 for name, row in summary.phases.iterrows()}
     trained = times.get("backward", 0.0) > 0 or times.get("optimizer", 0.0) > 0
     return summary.source is None and times.get("forward", 0.0) > 0 and not trained

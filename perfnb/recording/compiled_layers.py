@@ -506,7 +506,9 @@ def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple[int, int]]:
-    """Yield the events inside a graph's call that run its kernels, each with its kernel's place, in the order of both."""
+    """Yield the events inside a graph's call that run its kernels, each with its kernel's place, in the order of
+    both.
+    """
     places: dict[str, list[int]] = {}
     for at, kernel in enumerate(kernels):
         names = [f"::{part}" for part in kernel.name.split(".")] if kernel.extern else [kernel.name]
@@ -831,7 +833,9 @@ class _Regions:
 def _record(
     kernels: Sequence[_Planned], executed: Sequence[tuple[int, bool, int, int]], code: Sequence[CompiledCode]
 ) -> CompiledRecord:
-    """Return the frames of kernels and their executions: number of the kernel, whether in backward, start and duration."""
+    """Return the frames of kernels and their executions: number of the kernel, whether in backward, start and
+    duration.
+    """
     backward = {number: backward for number, backward, *_ in executed}
     facts = [
         (*kernel.facts[:2], "backward" if backward[number] else "forward", *kernel.facts[2:])

@@ -25,7 +25,9 @@ _KNOWN_LINES = 50
 
 
 def recognised(head: bytes) -> bool:
-    """Return whether this is the start of collapsed stacks: most lines are stacks with a count, one of several calls."""
+    """Return whether this is the start of collapsed stacks: most lines are stacks with a count, one of several
+    calls.
+    """
     text = text_of(head)
     if text.startswith(("{", "[")) or "\0" in text:
         return False

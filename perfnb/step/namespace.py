@@ -49,7 +49,9 @@ def namespace_of(step: Any) -> dict[str, Any]:
 
 
 def step_variables(step: Any, given: Mapping[str, Any], batches: Any = None) -> dict[str, Any]:
-    """Return the variables by which the parts of a step are named; the names that the user gave to models come first."""
+    """Return the variables by which the parts of a step are named; the names that the user gave to models come
+    first.
+    """
     return {**given, **name_of_batches(step, batches), **namespace_of(step), **given}
 
 

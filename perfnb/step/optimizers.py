@@ -45,7 +45,9 @@ def cannot_fuse(optimizer: Optimizer, sparse: bool) -> str:
 
 
 def cannot_foreach(optimizer: Optimizer, sparse: bool) -> str:
-    """Return the reason why it cannot update all parameters at once by functions for lists of tensors; empty if it can."""
+    """Return the reason why it cannot update all parameters at once by functions for lists of tensors; empty if it
+    can.
+    """
     groups = optimizer.param_groups
     if not all("foreach" in group for group in groups):
         return f"{type(optimizer).__name__} has no implementation that updates all parameters at once"

@@ -222,7 +222,9 @@ def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
 
 
 def _code_of(modules: Iterable[nn.Module], namespace: Mapping[str, Any]) -> list[CodeType]:
-    """Return the code of the forward passes of modules, and of the functions among some variables that were compiled."""
+    """Return the code of the forward passes of modules, and of the functions among some variables that were
+    compiled.
+    """
     # A scripted module's class has no forward of its own.
     functions = [getattr(type(wrapped_by_compiler(module) or module), "forward", None) for module in modules]
     compiled = (each for _, each in named_values(namespace, FunctionType) if is_compiled_function(each))

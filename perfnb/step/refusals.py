@@ -40,7 +40,9 @@ def is_compiled_in_place(module: nn.Module) -> bool:
 
 
 def is_compiled_function(function: Any) -> bool:
-    """Return whether this is what ``torch.compile`` makes of a function; what is kept from compiling is marked alike."""
+    """Return whether this is what ``torch.compile`` makes of a function; what is kept from compiling is marked
+    alike.
+    """
     own = vars(function)
     return "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable", False)
 
@@ -71,7 +73,9 @@ def takes_switch(model: nn.Module) -> bool:
 
 
 def without_switch(models: Iterable[nn.Module]) -> str:
-    """Return the reason why another implementation of attention does not apply; empty if some model takes the switch."""
+    """Return the reason why another implementation of attention does not apply; empty if some model takes the
+    switch.
+    """
     switchable = [*filter(takes_switch, models)]
     if not switchable:
         return "only models of Hugging Face can be switched to fused attention from outside"

@@ -368,7 +368,9 @@ class Session(Installed):
         return error
 
     def watched_calls(self) -> Calls:
-        """Return the calls by which layers are named, without the counted step, which runs compiled regions uncompiled."""
+        """Return the calls by which layers are named, without the counted step, which runs compiled regions
+        uncompiled.
+        """
         until = self._uncompiled_from
         if until is None:
             return self.calls
@@ -386,7 +388,9 @@ class Session(Installed):
         return list({id(module): module for _, module, _ in self.calls.records}.values())
 
     def _numbered(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that returns the span of the pass's next step; that of a skipped step has the same number."""
+        """Return a function that returns the span of the pass's next step; that of a skipped step has the same
+        number.
+        """
         first = len(self.capture.steps)
 
         def next_span() -> AbstractContextManager[Any]:

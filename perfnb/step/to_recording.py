@@ -83,7 +83,9 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
 
 
 def with_later(recording: Recording, capture: Capture, watcher: Watcher | None = None) -> Recording:
-    """Return the recording with what came after it was made: sampled steps, and the telemetry of a watcher that ended."""
+    """Return the recording with what came after it was made: sampled steps, and the telemetry of a watcher that
+    ended.
+    """
     meta, steps, watch, python = dict(recording.meta), _steps(capture), recording.watch, recording.python
     steps["wall_ms"] = recording.steps["wall_ms"].reindex(steps.index).fillna(steps["wall_ms"])
     if watcher is not None:

@@ -330,7 +330,9 @@ class ChromeJson(Generic[OneEvent]):
 
 
 def _damage(text: bytearray, event: msgspec.json.Decoder[Any]) -> int:
-    """Return where a list of events, given without its opening bracket, ceases to be one; where it ends if it does not."""
+    """Return where a list of events, given without its opening bracket, ceases to be one; where it ends if it does
+    not.
+    """
     # A byte is a letter here, so that places in one are those in the other; what is structure in JSON is ASCII.
     words, place = text[:_SEARCHED].decode("latin-1"), 0
     try:

@@ -192,7 +192,9 @@ def looks_like(path: Path) -> str:
 
 
 def head_of(path: Path) -> bytes:
-    """Return the first bytes of a file's content; still packed if they cannot be unpacked, none if they cannot be read."""
+    """Return the first bytes of a file's content; still packed if they cannot be unpacked, none if they cannot be
+    read.
+    """
     head = content = b""
     with suppress(OSError, ValueError, TraceError), open_regular(path) as file:
         head = file.read(HEAD)

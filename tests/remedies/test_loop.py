@@ -337,7 +337,7 @@ def test_a_leaked_switch_names_its_lever_and_is_put_back(clock: FakeClock, monke
 
     plant(monkeypatch, lever("leaks", leaking))
     step, _ = training(pause=Waiting(clock, 0.1))
-    words = "After trying leaks, torch's number of threads is not as it was before: perfnb has put it back"
+    words = "After trying leaks, torch's number of threads has changed: perfnb has put it back"
     with pytest.raises(CaptureError, match=words):
         perfnb.try_levers(step, levers=["gc_freeze", "leaks"], budget_s=60)
     assert torch.get_num_threads() == threads

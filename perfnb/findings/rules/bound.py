@@ -142,7 +142,9 @@ def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
 
 
 def _pays(roofline: RooflineLevels) -> bool:
-    """Return whether bfloat16 was measured to be faster than float32, and nothing in the step contradicts either rate."""
+    """Return whether bfloat16 was measured to be faster than float32, and nothing in the step contradicts either
+    rate.
+    """
     if roofline.refuted.keys() & {"float32", "bfloat16"}:
         return False
     full, less = roofline.peaks.get("float32"), roofline.peaks.get("bfloat16")

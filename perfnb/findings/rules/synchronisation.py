@@ -86,7 +86,9 @@ class Reads:
 
 @shared
 def reads_of(facts: Facts) -> Reads:
-    """Return the reads of a step on the CPU, except those of the optimizer, the loader and the clipping of gradients."""
+    """Return the reads of a step on the CPU, except those of the optimizer, the loader and the clipping of
+    gradients.
+    """
     reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))
     claimed = clips_gradients(facts)[facts.lines[reads["block"].to_numpy()]]
     reads = reads[~reads["phase"].isin(("optimizer", "data")) & ~claimed]

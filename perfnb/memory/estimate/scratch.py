@@ -37,7 +37,9 @@ _BUFFERS = {"mse_loss": 1, "binary_cross_entropy_with_logits": 2, "huber_loss": 
 
 
 def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Return bytes that a CPU kernel holds at its own peak beyond its results; `op` has no namespace: ``convolution``."""
+    """Return bytes that a CPU kernel holds at its own peak beyond its results; `op` has no namespace:
+    ``convolution``.
+    """
     held = sum(t.nbytes for t in results)
     if op == "convolution":
         return max(0, _convolution(args, results[0]) - held)

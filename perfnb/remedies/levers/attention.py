@@ -1,4 +1,4 @@
-"""How attention is computed."""
+"""Levers that change how attention is computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from perfnb.step.refusals import attention_of, takes_switch, without_switch
 from perfnb.step.tracer import Tracer, exclusive, read_trace
 
 _FUSED = "aten::scaled_dot_product_attention"
-#: Backends by the word in the names of their ops and, as levers, in theirs; and the devices that have them.
+#: Backends by the word in the names of their ops (and, for levers, in the levers' names), and the devices that have
+#: them.
 _BACKENDS: dict[str, tuple[SDPBackend, tuple[str, ...]]] = {
     "flash": (SDPBackend.FLASH_ATTENTION, ("cpu", "cuda")),
     "efficient": (SDPBackend.EFFICIENT_ATTENTION, ("cuda",)),
@@ -66,7 +67,9 @@ def _sdpa(backend: str, words: str) -> Lever:
 
 
 def _switchable(subject: Subject) -> dict[str, Any]:
-    """Models that take the switch; those whose attention is a class chosen when the model is made ignore it."""
+    """Return the models that allow the switch; those whose attention is a class chosen when the model is made ignore
+    it.
+    """
     models = {name: model for name, model in subject.models.items() if takes_switch(model)}
     with _with_sdpa(models):
         return {name: model for name, model in models.items() if attention_of(model) == "sdpa"}
@@ -92,7 +95,7 @@ def _cannot_switch(subject: Subject) -> str:
 @contextmanager
 def _with_sdpa(models: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
-        logger = logging.getLogger("transformers.modeling_utils")  # warns of models that do not switch
+        logger = logging.getLogger("transformers.modeling_utils")  # the library warns about models that do not switch
         stack.callback(setattr, logger, "disabled", logger.disabled)
         logger.disabled = True
         for model in models.values():

@@ -1,4 +1,4 @@
-"""How an optimizer updates its parameters and clears their gradients."""
+"""Levers that change how an optimizer updates its parameters and clears their gradients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def _fused(subject: Subject) -> Iterator[None]:
 
 @contextmanager
 def _steps_on_device(optimizer: Optimizer) -> Iterator[None]:
-    """Keep the counts of updates on the parameters' devices, where a fused kernel reads them, and on the CPU again."""
+    """Keep the counts of updates on the parameters' devices, where a fused kernel reads them; move them back to the CPU
+    afterwards.
+    """
     counts = {parameter: state.get("step") for parameter, state in optimizer.state.items()}
     before = {
         parameter: count

@@ -143,7 +143,9 @@ class _Host:
         return stopped
 
     def cpu_of_others(self) -> dict[str, float]:
-        """Return what other processes use for `_SEEN_S` seconds, in percent of one core, and how many CPUs there are."""
+        """Return what other processes use for `_SEEN_S` seconds, in percent of one core, and how many CPUs there
+        are.
+        """
         own = psutil.Process()
 
         def used() -> tuple[float, float]:
