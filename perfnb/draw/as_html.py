@@ -1,4 +1,4 @@
-"""Documents as HTML without scripts, which reads well even where a host strips its style sheet and its SVG."""
+"""Render documents as HTML without scripts that reads well even where a host strips its style sheet and its SVG."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ from perfnb.draw.document import (
 from perfnb.draw.frame import framed, notes_html
 from perfnb.draw.palette import BLUE, Mark
 
-#: Pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
+#: The pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
 _BAR, _LONGEST, _SCALE = 72, 240, 150
-#: A band is drawn up to so many times the highest value.
+#: A band is drawn up to this many times the highest value.
 _BANDED = 1.5
-#: Size of a chart, and of its margins.
+#: The size of a chart, and of its margins.
 _WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
-#: Height of a scatter plot, and most points in it that are named.
+#: The height of a scatter plot, and the most points in it that are named.
 _TALL, _NAMED = 260, 5
-#: How much room a logarithmic axis has beyond its first and last point, as a factor.
+#: The room that a logarithmic axis has beyond its first and last point, as a factor.
 _ROOM = 10**0.1
 STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
 
@@ -164,7 +164,7 @@ def _effects(section: Effects) -> str:
 def _row_head(name: str, body: str) -> str:
     """Return the name of a row, which is only broken if it is long."""
     least = min(24, escape.cells(escape.plain(name)))
-    cell = 'th scope="row"' if name.strip() else "td"  # a head without words is none
+    cell = 'th scope="row"' if name.strip() else "td"  # a head without words is not a head
     return f'<{cell} align="left" style="text-align:left;min-width:{least}ch">{body}</{cell[:2]}>'
 
 
@@ -339,7 +339,9 @@ def _placed(low: float, high: float, begin: float, end: float) -> Callable[[floa
 
 
 def _on_axis(axis: Axis, low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
-    """As `_placed`, on a logarithmic scale where the axis has one; what lies outside is drawn at the edge."""
+    """Place a number as `_placed` does, on a logarithmic scale if the axis has one; numbers outside are drawn at the
+    edge.
+    """
     placed = _placed(on_axis(axis, low), on_axis(axis, high), begin, end)
     return lambda value: min(max(placed(on_axis(axis, value)), min(begin, end)), max(begin, end))
 
@@ -399,7 +401,7 @@ def _has_place(value: float, axis: Axis) -> bool:
 def _scale(
     axis: Axis, values: Sequence[float], begin: float, end: float
 ) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
-    """Return what places a number on an axis, and the places of its ticks: powers of ten, or the ends."""
+    """Return a function that places a number on an axis, and the places of its ticks: powers of ten, or the ends."""
     low, high = min(values), max(values)
     if not axis.log:
         place = _on_axis(axis, low, high, begin, end)
@@ -414,7 +416,7 @@ def _rule(path: str) -> str:
 
 
 def _names_of(dots: Sequence[Dot], placed: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Yield the names of the first points, beside them, unless they would cover each other."""
+    """Yield the names of the first points, next to them, unless they would cover each other."""
     taken: list[tuple[float, float]] = []
     for dot, (x, y) in zip(dots, placed, strict=True):
         if len(taken) == _NAMED or any(abs(x - a) < 170 and abs(y - b) < 13 for a, b in taken):
@@ -464,7 +466,7 @@ def _heat(section: Heat) -> str:
 
 
 def _heated(value: float | None, most: float) -> str:
-    """Return the ground of a cell, the stronger the larger its number."""
+    """Return the background of a cell, stronger the larger its number is."""
     strength = 60 * max(0.0, fmt.known(value) or 0.0) / most if most > 0 else 0.0
     return f'style="background:color-mix(in srgb,{BLUE} {strength:.0f}%,transparent)"'
 
@@ -491,7 +493,9 @@ def _card(card: Card) -> Iterator[str]:
 
 
 def _choice(section: Choice) -> str:
-    """Return where nothing can be chosen, the first alternative stands open and the others are folded below it."""
+    """Return alternatives on a page where nothing can be chosen: the first is open, and the others are folded below
+    it.
+    """
     bodies = [(escape.html(name), "".join(map(section_html, parts))) for name, parts in section.options.items()]
     folded = "".join(
         f"<details{' open' * (not place)}><summary>{name}</summary>{body}</details>"

@@ -1,4 +1,4 @@
-"""Parts of a static SVG: an axis's label, a box, and the element around everything drawn."""
+"""Draw parts of a static SVG: an axis's label, a box, and the element around everything drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def box(x: float, y: float, width: float, height: float) -> str:
 
 
 def label(x: float, y: float, anchor: str, text: str) -> str:
-    """Return text that starts, ends or has its middle at a point."""
+    """Return text that has its start, its end or its middle at a point."""
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="11" fill="currentColor" fill-opacity=".75" '
         f'text-anchor="{anchor}">{escape.html(text)}</text>'
@@ -25,7 +25,7 @@ def label(x: float, y: float, anchor: str, text: str) -> str:
 
 
 def picture(parts: Iterable[str], width: float, height: float, alt: str) -> str:
-    """Return the element that holds what was drawn; it shrinks with the page, and `alt` describes it in words."""
+    """Return the element around everything drawn; it shrinks with the page, and `alt` describes it in words."""
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role="img" '
         f'aria-label="{escape.html_sentence(alt)}">{"".join(parts)}</svg>'

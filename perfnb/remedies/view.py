@@ -144,7 +144,7 @@ def _not_tried(trials: LeverTrials) -> str:
     left = [trial for trial in trials.figures.trials if trial.verdict == "not tried"]
     names = fmt.named([trial.lever for trial in left])
     reasons = {trial.why_not for trial in left}
-    said = f"{names} ({reasons.pop()})" if len(reasons) == 1 else f"{names}; .table has the reasons"
+    said = f"{names} ({reasons.pop()})" if len(reasons) == 1 else f"{names}; see .table"
     return f"Not tried: {said}." if left else ""
 
 

@@ -1,4 +1,4 @@
-"""Checks of what a user asks to run (steps, batches, losses), before anything runs."""
+"""Check what a user asks to run (steps, batches, losses) before anything runs."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _require_arguments(step: Callable[..., Any], name: str, fed: bool, how: str)
 
 
 def _arguments_of(function: Any) -> tuple[int, float]:
-    """Return fewest and most positional arguments of a function; 0 and infinity if it has no signature."""
+    """Return the fewest and most positional arguments of a function; 0 and infinity if it has no signature."""
     unknown = 0, math.inf
     try:
         if isinstance(function, nn.Module) and type(function).__call__ is nn.Module.__call__:

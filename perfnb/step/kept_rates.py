@@ -1,4 +1,4 @@
-"""Measured ceilings kept between sessions, in a JSON file in the user's cache folder.
+"""Keep measured ceilings between sessions, in a JSON file in the user's cache folder.
 
 Nothing depends on the file: if it is damaged, foreign or cannot be written, ceilings are measured again.
 """
@@ -24,14 +24,14 @@ class Rate(NamedTuple):
     """A measured rate."""
 
     per_s: float
-    #: When it was measured.
+    #: The time of the measurement.
     at: str
     #: Share of the CPUs that other programs used during the measurement, 0 to 1; the rate may be too low then.
     others: float = 0.0
 
 
 def cache_folder() -> Path | None:
-    """perfnb's cache folder; ``None`` if the user has no home."""
+    """Return perfnb's cache folder; ``None`` if the user has no home."""
     if chosen := os.environ.get("PERFNB_CACHE"):
         return Path(chosen)
     try:

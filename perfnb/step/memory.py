@@ -1,4 +1,6 @@
-"""Memory of whole steps: every allocation in a trace, marks that identify the owners of blocks, the process's size."""
+"""Record the memory of whole steps: every allocation in a trace, marks that identify the owners of blocks, and the
+process's size.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,16 @@ from perfnb.trace_names import MARK_SPAN
 class Known(NamedTuple):
     """A block of memory with a known owner."""
 
-    #: Address and size of the storage.
+    #: The address and size of the storage.
     address: int
     bytes: int
     #: ``cpu``, ``cuda:0``.
     device: str
     #: ``parameters`` (and buffers), ``gradients``, ``optimizer_state``, ``inputs``, or ``other`` for any other tensor.
     category: str
-    #: ``id`` of the module of its parameter or buffer.
+    #: The ``id`` of the module of its parameter or buffer.
     module: int | None = None
-    #: Name in that module.
+    #: Its name in that module.
     name: str | None = None
 
 
@@ -123,7 +125,7 @@ def inputs(values: Any) -> Iterator[Known]:
     """Yield the blocks of a batch or of a model's arguments, except tensors created by autograd."""
     try:
         tensors = list(tensors_in(values))
-    except Exception:  # a batch may be anything, and its memory is not worth failing for
+    except Exception:  # a batch may be anything, and its memory is not worth an error
         return
     for tensor in tensors:
         if tensor.grad_fn is None and not isinstance(tensor, nn.Parameter):
@@ -144,7 +146,7 @@ def living(kind: type[Any] | tuple[type[Any], ...]) -> Iterator[Any]:
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[int, int, str]]:
-    """Address, size in bytes and device of the storages of a tensor, if it has any."""
+    """Yield the address, size in bytes and device of the storages of a tensor, if it has any."""
     try:
         for part in _parts(tensor):
             storage = part.untyped_storage()
@@ -171,16 +173,16 @@ class WatchedMemory:
     known: list[tuple[int, Known]] = field(default_factory=list)
     #: Unix time in nanoseconds, and resident bytes of the process.
     resident: list[tuple[int, int]] = field(default_factory=list)
-    #: Unix time in nanoseconds of the start of each watched step.
+    #: The Unix time in nanoseconds of the start of each watched step.
     step_begins: list[int] = field(default_factory=list)
-    #: Statistics of each accelerator's allocator, by device; JSON-able.
+    #: Statistics of each accelerator's allocator by device, ready for JSON.
     allocator: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class MemoryWatch(Installed):
     """Context manager that notes the owners of memory blocks while a profiler records memory.
 
-    `called` returns the modules called by now.
+    `called` returns the modules called so far.
     """
 
     def __init__(self, called: Callable[[], Iterable[nn.Module]]) -> None:
@@ -240,13 +242,13 @@ class MemoryWatch(Installed):
         if not profiler_active():
             return  # on a thread that is not recorded
         mark = self._marks
-        self._marks += 1  # a mark is an empty span: the moment at which owners were noted
+        self._marks += 1  # a mark is an empty span: the moment when owners were noted
         with function_span(f"{MARK_SPAN}{mark}"):
             pass
         self.watched.known += [(mark, block) for block in blocks]
 
 
-#: Seconds between samples.
+#: The seconds between samples.
 INTERVAL_S = 0.001
 
 
@@ -276,7 +278,7 @@ def resident_memory() -> Iterator[list[tuple[int, int]]]:
 
 @contextmanager
 def footprint() -> Iterator[Callable[[], int]]:
-    """Provide a function that reads the process's resident bytes so that readings compare.
+    """Provide a function that reads the process's resident bytes in a way that makes readings comparable.
 
     Plain readings hide leaks: the C library keeps freed pages, so memory jumps with batches of varying shape, and a
     leak can fill those pages for a hundred steps before the process grows. Each reading therefore collects garbage
@@ -303,7 +305,7 @@ def footprint() -> Iterator[Callable[[], int]]:
 
 
 def _malloc_trim() -> Any:
-    """glibc's function that returns free pages to the system; ``None`` in other C libraries."""
+    """Return glibc's function that returns free pages to the system; ``None`` with other C libraries."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):

@@ -1,4 +1,4 @@
-"""Which optimizers can update all their parameters at once."""
+"""Find out which optimizers can update all their parameters at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tensors_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def has_sparse_gradients(optimizers: Iterable[Optimizer], modules: Iterable[nn.Module]) -> bool:
-    """Return whether some parameters have sparse gradients, or belong to a module that gives them such."""
+    """Return whether some parameters have sparse gradients, or belong to a module that produces them."""
     grads = (parameter.grad for each in optimizers for parameter in tensors_of(each))
     return any(module.__dict__.get("sparse") is True for module in modules) or any(
         grad is not None and grad.is_sparse for grad in grads
@@ -40,12 +40,12 @@ def cannot_fuse(optimizer: Optimizer, sparse: bool) -> str:
     if kinds - {"cpu", "cuda"} or not all(parameter.is_floating_point() for parameter in held):
         return "a fused update needs real floating-point parameters on CPU or CUDA"
     if type(optimizer) in _FUSED_ON_CPU_ALONE and kinds != {"cpu"}:
-        return f"{type(optimizer).__name__} has a fused implementation for CPUs alone"
+        return f"{type(optimizer).__name__} has a fused implementation only for CPUs"
     return "a fused update does not take sparse gradients" if sparse else ""
 
 
 def cannot_foreach(optimizer: Optimizer, sparse: bool) -> str:
-    """Return the reason why it cannot update all parameters at once by functions for lists of tensors; empty if it
+    """Return the reason why it cannot update all parameters at once by functions on lists of tensors; empty if it
     can.
     """
     groups = optimizer.param_groups
@@ -57,5 +57,5 @@ def cannot_foreach(optimizer: Optimizer, sparse: bool) -> str:
         return "a differentiable optimizer cannot update all parameters at once"
     kinds = {parameter.device.type for parameter in tensors_of(optimizer)}
     if kinds == {"cuda"} and all(group["foreach"] is None for group in groups):
-        return "on CUDA the optimizer updates all parameters at once already, unless told otherwise"
+        return "on CUDA the optimizer already updates all parameters at once by default"
     return "updating all parameters at once does not take sparse gradients" if sparse else ""

@@ -1,4 +1,4 @@
-"""Why a change of how a step runs does not apply to what the step uses: asked by levers, noted for findings."""
+"""Find out why a change to how a step runs does not apply to what the step uses: levers ask it, findings note it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCKS = (nn.ModuleList, nn.Sequential)
 
 
 def without_dtype(dtype: torch.dtype, parameters: Iterable[Tensor]) -> str:
-    """Return the reason why what lowers a precision does not apply; empty if some parameter has it."""
+    """Return the reason why lowering precision does not apply; empty if some parameter has the dtype."""
     has_it = any(parameter.dtype == dtype for parameter in parameters)
     return "" if has_it else f"the model is not in {str(dtype).removeprefix('torch.')}"
 
@@ -30,7 +30,7 @@ def wrapped_by_compiler(module: nn.Module) -> nn.Module | None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether a module is what ``torch.compile`` or TorchScript returned: one layer that hides those inside."""
+    """Return whether ``torch.compile`` or TorchScript returned a module: one layer that hides those inside."""
     return wrapped_by_compiler(module) is not None or isinstance(module, ScriptModule)
 
 
@@ -40,8 +40,8 @@ def is_compiled_in_place(module: nn.Module) -> bool:
 
 
 def is_compiled_function(function: Any) -> bool:
-    """Return whether this is what ``torch.compile`` makes of a function; what is kept from compiling is marked
-    alike.
+    """Return whether this is what ``torch.compile`` makes of a function; functions kept from compiling look the
+    same.
     """
     own = vars(function)
     return "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable", False)
@@ -65,15 +65,15 @@ def attention_of(model: nn.Module) -> Any:
 
 
 def takes_switch(model: nn.Module) -> bool:
-    """Return whether it is a model of Hugging Face, or a wrapper that passes its attributes on."""
+    """Return whether this is a model of Hugging Face, or a wrapper that passes on its attributes."""
     try:
         return hasattr(model, "set_attn_implementation")
-    except Exception:  # of a __getattr__ that raises anything else than AttributeError
+    except Exception:  # of a __getattr__ that raises something other than AttributeError
         return False
 
 
 def without_switch(models: Iterable[nn.Module]) -> str:
-    """Return the reason why another implementation of attention does not apply; empty if some model takes the
+    """Return the reason why another implementation of attention does not apply; empty if some model allows the
     switch.
     """
     switchable = [*filter(takes_switch, models)]
@@ -84,7 +84,7 @@ def without_switch(models: Iterable[nn.Module]) -> str:
 
 
 def without_plain_loader(loader: Any, batches: Any) -> str:
-    """Return the reason why loading batches in workers does not apply; empty if torch's own loader, without workers,
+    """Return the reason why loading batches in workers does not apply; empty if a plain DataLoader without workers
     gives them.
     """
     if not isinstance(loader, DataLoader):
@@ -97,7 +97,9 @@ def without_plain_loader(loader: Any, batches: Any) -> str:
 
 
 def refused_levers(called: Iterable[nn.Module], batches: Any) -> list[str]:
-    """Return the levers of `perfnb.try_levers` that a step refuses, by the modules that it calls and what feeds it."""
+    """Return the levers of `perfnb.try_levers` that a step refuses, given the modules that it calls and what feeds
+    it.
+    """
     models = list(called)
     modules = list({id(part): part for model in models for part in model.modules()}.values())
     parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]

@@ -1,4 +1,4 @@
-"""A torch.profiler session, one at a time, reading its trace, and what tracing costs."""
+"""Run a torch.profiler session, one at a time, read its trace, and measure the cost of tracing."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from perfnb.step.layers import LayerSpans, others_listen, profiler_active
 from perfnb.trace import kineto
 from perfnb.trace.columns import MISSING, TraceColumns
 
-#: Most extra nested calls. With hooks, torch calls each module through one more function, so at most twice as many
+#: The most extra nested calls. With hooks, torch calls each module through one more function, so at most twice as many
 #: calls nest; thousands more could overflow the C stack.
 _MOST_ROOM = 3000
 
 _running = threading.Lock()
 _room = threading.Lock()
-#: The limits that those inside `room_to_nest` found; the last one to leave restores the first.
+#: The limits found by each of those inside `room_to_nest`; the last one to leave restores the first limit.
 _limits: list[int] = []
 
 
 @contextmanager
 def room_to_nest() -> Iterator[None]:
-    """Raise Python's recursion limit, so that a deep model runs here if it runs without perfnb.
+    """Raise Python's recursion limit, so that a deep model that runs without perfnb also runs here.
 
     A limit set by the step itself is kept.
     """
@@ -92,7 +92,7 @@ def _profiler_prepared() -> bool:
     """
     kind = torch.autograd.profiler.profile
     profilers = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
-    # Both are absent from one that is disabled.
+    # Both are absent from a disabled one.
     return any(getattr(one, "entered", False) and getattr(one, "kineto_results", None) is None for one in profilers)
 
 
@@ -105,11 +105,11 @@ _OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not
 
 
 class Tracer:
-    """A torch.profiler session, without shapes, which would keep tensors alive.
+    """A torch.profiler session, without shapes, because recording them would keep tensors alive.
 
     `devices` adds kernels and copies of the accelerators in use that torch's profiler can record, `stacks` Python calls
     (at a high cost), `memory` every allocation and free. After an error the events are freed, unless `keeps` returns
-    true for it.
+    true for the error.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Tracer:
     ) -> None:
         self._keeps = keeps
         activities = [ProfilerActivity.CPU, *(device_activities() if devices else ())]
-        # Not tensors, which would be found among the user's. Twice as many as it takes: the allocator still knows the
-        # addresses of blocks that were allocated in earlier sessions and freed after them.
+        # These are not tensors, which would be found among the user's. There are twice as many as it takes: the
+        # allocator still knows the addresses of blocks that were allocated in earlier sessions and freed after them.
         self._blocks = [torch.UntypedStorage(4) for _ in range(2 * _FREES_PER_WARNING if memory else 0)]
         # Without the schedule of `torch.profiler.profile`, whose reference cycle keeps the events alive.
         self._profile: _KinetoProfile | None = _KinetoProfile(
@@ -151,7 +151,7 @@ class Tracer:
             return
         with quiet_kineto():
             self._profile.stop()
-        self._blocks.clear()  # freed in a later session, they would be warned about there
+        self._blocks.clear()  # freed in a later session, they would cause its warning there
         if error is not None and not self._keeps(error):
             self.close()
 
@@ -159,7 +159,7 @@ class Tracer:
         """Return the trace as Chrome trace JSON.
 
         torch's C++ exporter is fast, but writes a name with a quote as invalid JSON and a non-ASCII name as
-        ``unknown``; `exact` uses its Python exporter, which is slow and correct.
+        ``unknown``. `exact` uses torch's Python exporter, which is slow and correct.
         """
         assert self._profile is not None, "export() after close()"
         # The gate: an interrupt while the folder is created or removed would leave it behind.
@@ -182,8 +182,8 @@ class Tracer:
         return {event.start_tid for event in results.kineto_results.experimental_event_tree()}
 
     def memory_changes(self) -> list[tuple[int, int, str]]:
-        """Return every allocation and free, in time: Unix time in nanoseconds, bytes (a free is negative), kind of
-        device.
+        """Return every allocation and free in order of time: Unix time in nanoseconds, bytes (a free is negative), kind
+        of device.
         """
         assert self._profile is not None, "memory_changes() after close()"
         results: Any = self._profile.profiler
@@ -237,7 +237,7 @@ def _decoded(tracer: Tracer) -> TraceColumns:
     except CaptureError:
         if trace is None:
             raise
-        return trace  # an older torch: everything but non-ASCII names is there
+        return trace  # an older torch: everything except non-ASCII names is there
 
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -249,7 +249,7 @@ _WARNING = b"allocated before the profiling started"
 
 @contextmanager
 def quiet_kineto() -> Iterator[None]:
-    """Keep Kineto's log lines out of the notebook's output; a level set by the user is kept."""
+    """Keep Kineto's log lines out of the notebook's output; a level that the user set is kept."""
     own = _LOG_LEVEL not in os.environ
     if own:
         os.environ[_LOG_LEVEL] = "99"
@@ -264,8 +264,8 @@ def _spend_warning(blocks: list[torch.UntypedStorage]) -> None:
     """Trigger the CPU allocator's warning about blocks from before the session where nobody sees it.
 
     In a session that records memory, the first of each thousand freed blocks from before it writes a line to standard
-    error. Own blocks are freed, with standard error redirected, until that line appears; the next thousand frees of the
-    user's step are then silent. The remaining blocks must live as long as the session.
+    error. This function frees blocks of its own, with standard error redirected, until that line appears; the next
+    thousand frees of the step are then silent. The remaining blocks must live as long as the session.
     """
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
@@ -309,8 +309,8 @@ def measure_costs(spans: LayerSpans | None = None) -> Costs:
     """Measure ops and module calls that do almost nothing, traced or not as the session is now.
 
     Tracing adds about 1 µs to an op and a few to a module call, so layers of many tiny ops would look too heavy. The
-    difference of two measurements, with and without the tracer, corrects for it. The least of a few repetitions is
-    used, which other work disturbs least. `spans` are the active layer spans, if any.
+    difference of two measurements, with and without the tracer, corrects for it. The smallest of a few repetitions is
+    used, because other work disturbs it least. `spans` are the active layer spans, if any.
     """
     number, module = torch.zeros(1), nn.Identity()
     call: Callable[[Any], Any] = module
