@@ -326,10 +326,10 @@ def _band(section: Series, line: Line, across: Callable[[float], float], up: Cal
 
 def _level(name: str, value: float, up: Callable[[float], float]) -> str:
     y = up(value)
-    beside = y - 3 if y > 15 else y + 12
+    height = y - 3 if y > 15 else y + 12
     return (
         f'<path d="M{_LEFT} {y:.1f}H{_WIDE}" stroke="currentColor" stroke-dasharray="4 3" stroke-opacity=".6"/>'
-        f'<text x="{_LEFT + 4}" y="{beside:.1f}" font-size="11" fill="currentColor">{escape.html(name)}</text>'
+        f'<text x="{_LEFT + 4}" y="{height:.1f}" font-size="11" fill="currentColor">{escape.html(name)}</text>'
     )
 
 

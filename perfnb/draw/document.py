@@ -1,4 +1,4 @@
-"""The vocabulary of results, in which perfnb describes everything that it shows once, as data.
+"""The vocabulary of results: perfnb describes everything that it shows once, as data.
 
 A view chooses words and rows and returns a `Document`. It lays out nothing: `perfnb.draw.as_text`,
 `perfnb.draw.as_html` and `perfnb.draw.as_json` render every document, at any width and in any place. Names and
@@ -186,7 +186,7 @@ class Effects:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. Text and static HTML leave out a column in which nothing is known."""
+    """A column of a table. Text and static HTML leave out a column without known values."""
 
     head: str
     #: ``text`` for words, or the unit of numbers; in place of a number, a cell may also hold a word.

@@ -1,4 +1,7 @@
-"""The code that a finding may propose: lines of Python whose names are all known, and the units of the GPU."""
+"""Write the code that a finding may propose: lines of Python whose names are all known.
+
+Also determine the units of the GPU.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ if TYPE_CHECKING:
 
 Capability = tuple[int, int]
 
-#: Modules that a line may use; it imports those that the user has not.
+#: Modules that a line may use; it imports those that the user has not imported.
 MODULES = ("torch", "gc", "os")
-#: The least compute capability of NVIDIA GPUs with units for a format, and of those that Triton, and so torch.compile,
+#: The lowest compute capability of NVIDIA GPUs with units for a format, and of those that Triton, and so torch.compile,
 #: supports.
 NEEDS: Mapping[str, Capability] = {
     "float16": (7, 0),
@@ -25,7 +28,7 @@ NEEDS: Mapping[str, Capability] = {
     "bfloat16": (8, 0),
     "TF32": (8, 0),
 }
-#: The line that keeps a lever of `perfnb.try_levers`, for what ``{0}`` stands for: a model, or what was chosen.
+#: The line that keeps a lever of `perfnb.try_levers`; ``{0}`` is replaced by a model, or by the value that was chosen.
 _LINES: Mapping[str, str] = {
     "threads": "torch.set_num_threads({0})",
     "gc_freeze": "gc.collect(); gc.freeze(); gc.disable()  # before the loop; gc.collect() if memory grows",
@@ -41,7 +44,8 @@ _UPDATES: Mapping[str, str] = {
     "fused_optimizer": "fused=True, foreach=False",
     "foreach_optimizer": "foreach=True",
 }
-#: What keeps a lever in a training that a trainer runs, in the trainer's words; ``{0}`` is a number of workers.
+#: The setting that keeps a lever in a training run by a trainer, with the trainer's names; ``{0}`` is a number of
+#: workers.
 _SETTINGS: Mapping[str, Mapping[str, str]] = {
     "transformers": {
         "attention": 'attn_implementation="sdpa", where the model is made',
@@ -71,7 +75,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
 REMEDIES = frozenset({*_LINES, *_UPDATES, "attention", "autocast", "checkpointing", "loader_workers"})
 _OTHERS = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}")
 _NVIDIA = re.compile(r"NVIDIA|^(?:Tesla|GeForce|Quadro|TITAN)")
-#: Sets an environment variable of PyTorch's allocator.
+#: A line that sets an environment variable of PyTorch's allocator.
 EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported'
 #: A profiler that records what a trace may lack: Python functions, and calls that wait for the GPU.
 RECORD_MORE = (
@@ -90,8 +94,8 @@ LOADER_WORDS = (
 def root_of(name: object) -> str | None:
     """Return the variable that a user's name for something starts with: ``nets`` of ``nets['a'].body``.
 
-    ``None`` if the name may not appear in a line of Python: it may hold nothing but attributes and constant keys, and
-    it must be spelled as Python itself spells it, without comments and compatibility characters.
+    ``None`` if the name may not appear in a line of Python: it may contain only attributes and constant keys, and must
+    be in Python's own spelling, without comments and compatibility characters.
     """
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return None
@@ -143,12 +147,12 @@ def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
 
 
 def lever_line(lever: str, what: object = "") -> str:
-    """Return the line that keeps a lever, for a model or for what was chosen."""
+    """Return the line that keeps a lever, for a model or for the value that was chosen."""
     return _LINES[lever].format(what)
 
 
 def setting(trainer: object, lever: str, workers: object = "N") -> str:
-    """Return what keeps a lever in a training that this trainer runs; empty if the trainer has none."""
+    """Return the setting that keeps a lever in a training run by this trainer; empty if the trainer has none."""
     return _SETTINGS.get(str(trainer), {}).get(lever, "").format(workers)
 
 
@@ -167,7 +171,7 @@ def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
     Parameters
     ----------
     loader : mapping
-        Its ``name``, and what `perfnb.step.namespace.loader_facts` tells.
+        Its ``name``, and the result of `perfnb.step.namespace.loader_facts`.
     **changed : object
         The arguments as text; ``None`` leaves one out.
     """
@@ -181,7 +185,7 @@ def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
 
 
 def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
-    """Return the line that makes a loader of the same samples with so many workers; empty as for `loader_line`.
+    """Return the line that makes a loader of the same samples with this many workers; empty as for `loader_line`.
 
     Persistent workers are left to the user: a loader that keeps them draws fewer random numbers, which changes the
     order of later epochs.
@@ -244,14 +248,14 @@ _SHAPES = tuple(
 
 
 def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[str, str]:
-    """Return how to try a lever on the profiled step, in words, and the code to run.
+    """Return instructions to try a lever on the profiled step, in words, and the code to run.
 
     Both are empty if there is no lever, or if the user's names are not known, as in a trace.
 
     Parameters
     ----------
     call : object
-        How the profile was asked for, from the recording: the form of its ``magic``, ``cell`` or ``line``; or the
+        How the profile was requested, from the recording: the form of its ``magic``, ``cell`` or ``line``; or the
         variables that hold ``step`` and ``batches``, and whether perfnb is ``imported`` under its name.
     lever : str
     saves_memory : bool

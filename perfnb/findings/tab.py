@@ -1,4 +1,4 @@
-"""The verdict and the findings as parts of a document."""
+"""Show the verdict and the findings as parts of a document."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def verdict_of_finding(findings: Findings, place: int, selects: str = "") -> Ver
 
 
 def finding_cards(findings: Findings, title: str = "") -> Cards:
-    """Return the findings, that of the verdict first, without the sentences that the verdict already has."""
+    """Return the findings, the one of the verdict first, without the sentences that the verdict already has."""
     first = findings.verdict.finding
     order = sorted(range(len(findings.table)), key=lambda place: place != first)
     return Cards(title, tuple(_card(findings, findings.table.iloc[place]) for place in order), "findings")
@@ -83,7 +83,9 @@ def _link(subject: Mapping[str, Any]) -> Link:
 
 
 def grows(row: Mapping[str, Any] | pd.Series) -> bool:
-    """Return whether the bytes of a finding are what a step adds to memory, rather than what a change would free."""
+    """Return whether the bytes of a finding are memory that a step adds, rather than memory that a change would
+    free.
+    """
     return str(row["bottleneck"]) in ("memory may grow", "memory growth")
 
 
@@ -105,7 +107,7 @@ def row_words(row: Mapping[str, Any]) -> str:
 
 
 def findings_document(findings: Findings) -> Document:
-    """Return what holds the step back, the most expensive first."""
+    """Return the document of what holds the step back, the most expensive first."""
     title = "What each costs at most per step"
     return Document("findings", sections=(finding_cards(findings, title),), upfront=True)
 

@@ -1,4 +1,6 @@
-"""Compute-bound and memory-bound steps: near the machine's peak arithmetic or memory bandwidth, or badly using them."""
+"""Find compute-bound and memory-bound steps: near the machine's peak arithmetic or memory bandwidth, or far below
+it.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,11 @@ class RoofWork:
 
     #: Their time in a timed step.
     ms: float
-    #: The least that the roof allows.
+    #: The least time that the roof allows.
     least_ms: float
-    #: What their arithmetic alone needs.
+    #: The time that their arithmetic alone needs.
     arithmetic_ms: float
-    #: Heaviest first.
+    #: The layers, heaviest first.
     layers: tuple[str, ...]
 
     @property
@@ -75,7 +77,7 @@ def work_under(facts: Facts, bound: str, least: float, without: Collection[str] 
     unknown = points["bound"].isna() & (bound == MEMORY)
     is_bound = (points["bound"] == bound).fillna(False) | unknown
     points = points[(points["kind"] == "layer") & is_bound & points["ms"].notna() & ~points["name"].isin(without)]
-    if bound == COMPUTE:  # how far a part is below a ceiling that was measured too low is unknown
+    if bound == COMPUTE:  # it is unknown how far a part is below a ceiling that was measured too low
         points = points[~points["dtype"].isin(list(roofline.refuted))]
     # For a step on the host use typical times: their sum never exceeds the step.
     ms = points["ms"] if facts.gpu is not None else points["name"].map(facts.layers_ms)
@@ -84,12 +86,12 @@ def work_under(facts: Facts, bound: str, least: float, without: Collection[str] 
     arithmetic = (points["flops"] / peak).fillna(0.0).astype(float) * 1e3
     moved = points["bytes"].astype(float) / (roofline.bandwidth or math.inf) * 1e3
     needed = moved if bound == MEMORY else arithmetic
-    # What was counted in one step may not have run in another.
+    # Work that was counted in one step may not have run in another.
     reaches = (ms > 0) & (needed >= least * ms)
     ms, needed, arithmetic = (each[reaches].clip(upper=ms[reaches]) for each in (ms, needed, arithmetic))
     heaviest = points["name"][ms.sort_values(ascending=False, kind="stable").index[:3]]
     if facts.gpu is not None and len(ms):
-        # Their kernels may overlap: together they then take less, and so does what they need.
+        # Their kernels may overlap: together they then take less time, and need less.
         together = facts.layers_on_gpu_ms(set(points["name"][ms.index]))
         shorter = together / float(ms.sum())
         needed, arithmetic, ms = needed * shorter, arithmetic * shorter, ms * shorter
@@ -98,7 +100,7 @@ def work_under(facts: Facts, bound: str, least: float, without: Collection[str] 
 
 @rule("compute", "Compute-bound", "computing as fast as large products do", ceiling=True, worth=0.05)
 def compute(facts: Facts) -> Iterator[Finding]:
-    """Arithmetic near the roof, or far below what the units for it can do."""
+    """Find arithmetic near the roof, or far below what the units for it can do."""
     roofline = facts.figures.roofline
     if roofline is None:
         yield from _products_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
@@ -125,7 +127,7 @@ def compute(facts: Facts) -> Iterator[Finding]:
         "sample cheaper), sizes that are multiples of 16" + (", channels last for convolutions." if layout else "."),
         "medium" if near and not doubt else "low",
         f"{doubt}The roof was measured with large square products; small or odd-sized ones cannot reach it.",
-        "How much of a layer's time is arithmetic and how much is waiting for memory.",
+        "How a layer's time divides into arithmetic and waiting for memory.",
         rows("layer", work.layers),
         code=lever_line("channels_last", model) if model and layout and not near else "",
         remedy="channels_last" if layout and not near else "",
@@ -160,7 +162,7 @@ def _doubt(roofline: RooflineLevels) -> str:
 
 @rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, worth=_MUCH)
 def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
-    """Yield layers of low arithmetic intensity that move bytes about as fast as the machine can.
+    """Find layers of low arithmetic intensity that move bytes about as fast as the machine can.
 
     On the host these are products that read far more weights than samples; other elementwise work there rarely waits
     for memory and is judged by its chains.
@@ -194,7 +196,7 @@ def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
     work = work_under(facts, MEMORY, _FAR, without=others)
     if not work.layers:
         return
-    halves = _pays(roofline) and not facts.trains  # in bfloat16, small updates of weights are lost
+    halves = _pays(roofline) and not facts.trains  # in bfloat16, small weight updates are lost
     model = facts.variable(work.layers[0])
     yield Finding(
         f"Layers that read their weights for only a few samples take {facts.of_step(work.ms)}; the bytes that they "
@@ -213,7 +215,7 @@ def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
 
 
 def _not_reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times: int) -> pd.Series:
-    """Return layers whose traffic is not mostly weights, if those are read so many times."""
+    """Return layers whose traffic is not mostly weights, if weights are read this many times."""
     points = roofline.points[roofline.points["kind"] == "layer"]
     inside = modules.groupby("parent")["parameter_bytes"].sum().reindex(modules.index, fill_value=0)
     own = pd.Series((modules["parameter_bytes"] - inside).to_numpy(), index=modules["name"].to_numpy())
@@ -223,7 +225,7 @@ def _not_reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times:
 
 @rule("low precision unused", "Compute-bound in float32", "lower precision", ceiling=True, worth=0.05)
 def low_precision(facts: Facts) -> Iterator[Finding]:
-    """Yield products in float32 on hardware that multiplies lower precision faster."""
+    """Find products in float32 on hardware that multiplies lower precision faster."""
     roofline = facts.figures.roofline
     if roofline is None:
         yield from _float32_of_trace(facts, facts.gpu) if facts.gpu is not None else ()

@@ -1,4 +1,4 @@
-"""Separate ops that one fused op would replace: attention, and chains of elementwise ops."""
+"""Find separate ops that one fused op would replace: attention, and chains of elementwise ops."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from perfnb.findings.proposed_code import compiling
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints
 from perfnb.recording.text import found, of_labels
 
-#: Share of the step from which attention is worth reporting.
+#: Share of the step above which attention is worth reporting.
 _WORTH = 0.03
 _SOFTMAX = re.compile(r"aten::_?(?:safe_)?softmax$")
 _PRODUCT = re.compile(r"aten::(?:matmul|bmm|baddbmm|einsum)$")
 _BATCHED = re.compile(r"aten::baddbmm$|aten::bmm$")
-#: What may stand between the products and the softmax: scale, mask, dropout, a change of dtype or device.
+#: Ops that may be between the products and the softmax: scale, mask, dropout, a change of dtype or device.
 _BETWEEN = re.compile(
     r"aten::(?:mul|div|add|sub|rsub|neg|where|masked_fill|tril|triu|native_dropout|dropout|feature_dropout|bernoulli|to|"
     r"_to_copy|copy|clone|contiguous|type_as|float|half|bfloat16|softmax|_softmax|nan_to_num|maximum|eq|ne|lt|gt|"
@@ -50,9 +50,9 @@ _ELEMENTWISE = re.compile(
     r"clamp_min|clamp_max|where|maximum|minimum|masked_fill|addcmul|addcdiv|lerp|sign|floor|round|eq|ne|lt|gt|le|ge|"
     r"logical_(?:and|or|not)|to|_to_copy)(?:_backward)?_?$"
 )
-#: What ends a chain and is still fused with it.
+#: Ops that end a chain and are still fused with it.
 _ENDS = re.compile(r"(?:sum|mean|amax|amin|max|min|norm|linalg_vector_norm)$")
-#: What moves no data between two of them.
+#: Ops between two of them that move no data.
 _MOVES_NOTHING = re.compile(r"(?:view|reshape|transpose|t|permute|expand|unsqueeze|squeeze|select|slice|detach|alias)$")
 _NODE = re.compile(r"Backward\d+$")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -60,7 +60,7 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @rule("attention unfused", "Bound by unfused attention", "a fused kernel", remedy="attention")
 def unfused_attention(facts: Facts) -> Iterator[Finding]:
-    """Softmax between two batched products, with nothing but scale, mask and dropout in between."""
+    """Find a softmax between two batched products, with only scale, mask and dropout in between."""
     forward, count = _segments(facts)
     if count == 0:
         return
@@ -102,7 +102,7 @@ def attention_ops(facts: Facts) -> Bools:
 
 
 def _advice(facts: Facts, layers: list[str]) -> str:
-    """Return what to change: torch's own layer only has to know that its weights are not needed."""
+    """Return the recommendation: torch's own layer only has to know that its weights are not needed."""
     own = [name for name in layers if facts.kinds.get(name) == "MultiheadAttention"]
     if own:
         return (
@@ -138,7 +138,7 @@ def _arithmetic_ms(facts: Facts) -> float:
 
 
 def _kind(name: str) -> str:
-    """Softmax, product, what may stand between them, or none of these."""
+    """Return what an op is: softmax, product, an op that may be between them, or none of these."""
     return "s" if _SOFTMAX.match(name) else "p" if _PRODUCT.match(name) else "b" if _BETWEEN.match(name) else ""
 
 
@@ -197,7 +197,7 @@ def _with_inside(facts: Facts, used: pd.DataFrame) -> Bools:
 
 
 def _on_gpu_ms(gpu: GpuFacts, used: pd.DataFrame) -> float:
-    """Device time of what operators and those nested in them launched."""
+    """Return the device time of work that operators and those nested in them launched."""
     within = union(used["start"].to_numpy(dtype=np.int64), used["end"].to_numpy(dtype=np.int64))
     called = gpu.runs.called
     return gpu.ran_ms((called != NONE) & (within.within(called, called + 1) > 0))
@@ -209,7 +209,7 @@ class Chains:
 
     #: Which of `Facts.ops` belong to a chain.
     members: Bools
-    #: Time of all ops, and of the longest op of each chain: what one fused loop would still take.
+    #: Time of all ops, and of the longest op of each chain, which one fused loop would still take.
     whole_ns: float
     one_pass_ns: float
     #: Number of chains.
@@ -221,7 +221,9 @@ class Chains:
 
 @rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, remedy="compile", worth=0.1)
 def elementwise_chains(facts: Facts) -> Iterator[Finding]:
-    """Yield tensors that elementwise ops on the host read and write again and again: another way to be memory-bound."""
+    """Find tensors that elementwise ops on the host read and write again and again, which is another way to be
+    memory-bound.
+    """
     if facts.gpu is not None:
         return
     chains = chains_of(facts)
@@ -246,7 +248,7 @@ def elementwise_chains(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def chains_of(facts: Facts) -> Chains:
-    """Return two or more longer elementwise ops back to back on one thread, except those of attention."""
+    """Return chains of at least two longer elementwise ops back to back on one thread, except those of attention."""
     ops = facts.ops
     gaps = np.zeros(len(facts.attribution.cells))
     fused, ends, free = (_is(pattern, ops["op"]) for pattern in (_ELEMENTWISE, _ENDS, _MOVES_NOTHING))
@@ -266,7 +268,7 @@ def chains_of(facts: Facts) -> Chains:
     joined = long[first] & long[second] & ~ends[first]
     joined &= (step[first] == step[second]) & (thread[first] == thread[second])
     between = np.maximum(start[second] - end[first], 0).astype(float)
-    # A gap longer than the op before it is somebody's code, not memory being freed.
+    # A gap longer than the op before it is other code, not memory being freed.
     joined &= between <= whole[first]
     number = np.concatenate([[0], np.cumsum(~joined)])
     in_chain = np.concatenate([[False], joined]) | np.concatenate([joined, [False]])

@@ -1,4 +1,4 @@
-"""An optimizer, or gradient clipping, that loops over parameters where one call could update them all."""
+"""Find an optimizer, or gradient clipping, that loops over parameters where one call could update them all."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _CLIPS = re.compile(r"aten::(?:mul|div|clamp|clamp_min|clamp_max|clip|copy)_$")
 _AT_ONCE = re.compile(r"aten::_(?:foreach|fused)_")
 #: Bytes moved per byte of a parameter: read it and its gradient, write it; more with two moments.
 _MOVED, _MOVED_WITH_STATE = 3, 7
-#: What updating all at once still costs per parameter, in ops that do nothing (fused SGD and Adam of torch 2.13, at
-#: least, with 40 and 120 parameters of up to 16 KiB: 0.8 and 3.6 µs): torch's optimizers collect parameters, gradients
-#: and states in Python.
+#: The cost per parameter that remains when updating all at once, in ops that do nothing (fused SGD and Adam of torch
+#: 2.13, at least, with 40 and 120 parameters of up to 16 KiB: 0.8 and 3.6 µs): torch's optimizers collect parameters,
+#: gradients and states in Python.
 _PER_TENSOR, _PER_TENSOR_WITH_STATE, _BARE_NS = 1.2, 5.5, 650.0
 #: torch's optimizers that take foreach=True but not fused=True.
 _FOREACH = ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
@@ -38,7 +38,7 @@ _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
 @rule("optimizer", "Bound by the optimizer's loop over parameters", "updating all parameters at once", worth=0.05)
 def optimizer_loop(facts: Facts) -> Iterator[Finding]:
-    """Many small operators in the optimizer's step."""
+    """Find many small operators in the optimizer's step."""
     if not facts.uses_torch:
         return
     ops, phase_ms, updates = facts.ops, facts.phases_ms["optimizer"], facts.updates
@@ -58,7 +58,7 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
         bound, waits = min(bound, idle), f" The GPU was idle for {fmt.duration(idle)} of that."
     known = facts.optimizers
     classes = list(dict.fromkeys(str(part["class"]) for part in known if part.get("class"))) or facts.optimizer_classes
-    if classes == ["LBFGS"]:  # its vectors hold all parameters already
+    if classes == ["LBFGS"]:  # its vectors already hold all parameters
         return
     tensors = sum(int(part.get("tensors") or 0) for part in known)
     over = f" over {tensors:,} parameters" if tensors else ""
@@ -74,8 +74,8 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
         "Update all parameters in one call instead of a loop over them"
         f"{_switched(lever, names) if line else _how(facts, classes)}.{_sparse(facts)}",
         "medium",
-        "The phase's time was measured. What remains is an estimate: the bytes that an update must move, and what "
-        "torch does per parameter even if it updates all at once.",
+        "The phase's time was measured. The rest is an estimate: the bytes that an update must move, and what "
+        "torch spends per parameter even if it updates all at once.",
         "Gradient clipping or synchronisation in between counts as the optimizer's. Keeping all parameters in one flat "
         "tensor would save what remains, too.",
         rows("phase", ["optimizer"]) + rows("op", facts.heaviest_ops(own)),
@@ -86,7 +86,7 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
 
 @rule("gradient clipping", "Bound by clipping gradients one by one", "clipping all gradients at once", worth=0.05)
 def gradient_clipping(facts: Facts) -> Iterator[Finding]:
-    """Many small operators between the last backward pass and the optimizer, most of them in place."""
+    """Find many small operators between the last backward pass and the optimizer, most of them in place."""
     if not facts.uses_torch or facts.gpu is not None:
         return
     own, count = _clipping(facts)
@@ -113,7 +113,9 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def _clipping(facts: Facts) -> tuple[pd.DataFrame, float]:
-    """Operators between the last backward pass and the optimizer of each step; how many work in place, per step."""
+    """Return the operators between the last backward pass and the optimizer of each step, and how many work in place,
+    per step.
+    """
     blocks, ops = facts.attribution.host.blocks, facts.ops
     optimizers = blocks[(blocks["kind"] == Kind.OPTIMIZER) & blocks["main"]].groupby("step")["start"].max()
     before = (blocks["start"] < blocks["step"].map(optimizers).fillna(-np.inf)).to_numpy()
@@ -132,13 +134,13 @@ def clips_gradients(facts: Facts) -> Bools:
 
 
 def _switched(lever: str, names: list[str]) -> str:
-    """Return what the line for existing optimizers does, in words."""
+    """Describe the line for existing optimizers."""
     existing = "optimizer" if len(names) == 1 else "optimizers"
     return f": this line switches the existing {existing} to {lever.removesuffix('_optimizer')}=True"
 
 
 def _how(facts: Facts, classes: list[str]) -> str:
-    """Return how to make it update all at once, in words, where no line does."""
+    """Return how to make it update all at once, in words, if there is no line for that."""
     arguments = {_argument(facts, kind) for kind in classes}
     if arguments == {None}:
         return ": torch._foreach_add_ and similar functions take lists of tensors"
@@ -164,7 +166,7 @@ def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str]) 
 
 
 def _sparse(facts: Facts) -> str:
-    """Advice on embeddings, of which a batch looks up few rows, if they are most of the parameters.
+    """Return advice on embeddings, of which a batch looks up few rows, if they are most of the parameters.
 
     The gradient of a table shared with another layer, such as one tied to the output, stays dense.
     """
@@ -192,7 +194,9 @@ def gaps_after_backward(facts: Facts) -> Bools:
 
 
 def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
-    """Return the least that these updates take if each is done at once: memory traffic, and a cost per parameter."""
+    """Return the least time that these updates take if each is done at once: memory traffic, and a cost per
+    parameter.
+    """
     moments = bool(found(own["op"], _ADAM.match).any())
     known = sum(int(part.get("tensors") or 0) for part in facts.optimizers)
     tensors = known * updates or float(own["op"].value_counts().max()) / facts.steps
