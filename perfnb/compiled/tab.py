@@ -1,4 +1,4 @@
-"""The tab of compiled code: its kernels with the layers behind them, and where graphs break."""
+"""Show the tab of compiled code: its kernels with the layers behind them, and where graphs break."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MUCH = 0.3
 
 
 def compiled_document(summary: CompiledSummary) -> Document:
-    """Return what compiled code did in a step."""
+    """Return the document of what compiled code did in a step."""
     return Document(
         "compiled",
         verdict=compiled_verdict(summary),
@@ -31,7 +31,7 @@ def compiled_document(summary: CompiledSummary) -> Document:
 
 
 def compiled_verdict(summary: CompiledSummary) -> Verdict:
-    """Return whether graphs break, and how much of the regions' time is overhead."""
+    """Return the verdict: whether graphs break, and how much of the regions' time is overhead."""
     regions = summary.regions
     broken = regions[regions["broke"].notna() & regions["calls"].notna()]
     left = regions[regions["broke"].notna() & regions[["guards", "calls"]].isna().all(axis="columns")]

@@ -1,4 +1,6 @@
-"""How work reached the GPU: launch calls, launch delays, queue lengths, and kernels by the op that launched them."""
+"""Describe how work reached the GPU: launch calls, launch delays, queue lengths, and kernels by the op that launched
+them.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,7 @@ def queue_lengths(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.Da
     return pd.DataFrame({**frame, "time_ns": time[last], "length": total[last]})
 
 
-#: Time bins of the queue chart.
+#: Number of time bins in the queue chart.
 QUEUE_PIECES = 240
 
 
@@ -219,7 +221,7 @@ def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
 
 
 def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | None, Ints, Ints]]:
-    """Per device: the instants of changes, and the total length of its queues from each of them."""
+    """Yield, per device, the instants of changes, and the total length of its queues from each of them."""
     change = queue["length"] - queue.groupby(["rank", "device", "stream"], dropna=False)["length"].shift(fill_value=0)
     for device in spans["device"]:
         number = None if pd.isna(device) else int(device)
@@ -289,7 +291,7 @@ def kernels_by_op(rows: pd.DataFrame, key: Sequence[str] = ("op", "shapes")) -> 
 
 
 def _layers(rows: pd.DataFrame, key: list[str]) -> pd.DataFrame:
-    """For each value of the key, the layer with most of its time and that layer's share."""
+    """Return, for each value of the key, the layer with most of its time and that layer's share."""
     sums = rows.groupby([*key, "layer"], dropna=False, sort=False, observed=True)["duration_ns"].sum().reset_index()
     total = sums.groupby(key, dropna=False, sort=False, observed=True)["duration_ns"].transform("sum")
     sums["layer_share"] = (sums["duration_ns"] / total.where(total > 0)).astype("Float64")

@@ -1,8 +1,8 @@
-"""How much shorter a step would be without each part of its critical path.
+"""Compute how much shorter a step would be without each part of its critical path.
 
-A part's time on the path is an upper bound, because the rest of the path remains. Often another path is nearly as long
-and less is saved. So the step is also replayed once per part: the part takes no time wherever it occurs, everything
-else takes as long as it did and waits for what it waited for, and whatever was ready earlier may start earlier. Calls
+A part's time on the path is an upper bound, because the rest of the path remains. Often another path is nearly as long,
+and the saving is smaller. So the step is also replayed once per part: the part takes no time wherever it occurs,
+everything else takes the same time with the same dependencies, and work that is ready earlier may start earlier. Calls
 keep their order.
 """
 
@@ -24,7 +24,7 @@ from perfnb.trace_names import CALLS
 By = Literal["kind", "op", "name"]
 #: Nanoseconds by which something moves earlier, one value per part; or a table of them.
 _Shift = npt.NDArray[np.float64]
-#: Order of things at the same moment.
+#: Order of points at the same moment.
 _RETURN, _TURN, _POINT, _WORK = range(4)
 
 
@@ -68,7 +68,7 @@ def savings_in(
 
 
 class Retiming:
-    """A step replayed without each of some parts: how much earlier each moment comes, one column per part."""
+    """A step replayed without each of some parts: how much earlier each moment comes, with one column per part."""
 
     def __init__(self, graph: WaitGraph, window: Window, by: By, parts: list[str]) -> None:
         self.graph, self.window, self.count = graph, window, len(parts)
@@ -104,7 +104,7 @@ class Retiming:
         sort, place = points["sort"].to_numpy(), points["place"].to_numpy()
         on_host = np.flatnonzero(sort != _WORK)
         previous, gone = self._host_work(thread, time, on_host)
-        # Where to find each one's dependencies among the points.
+        # Where to find the dependencies of each one among the points.
         at_work = np.full(len(work) + 1, NONE, dtype=np.int64)
         at_work[place[sort == _WORK]] = np.flatnonzero(sort == _WORK)
         shift = np.zeros((len(points) + 1, self.count))  # the last row stands for anything outside: never earlier
@@ -135,7 +135,9 @@ class Retiming:
         return (done[begun] + slack[:, None]).min(axis=0) if len(begun) else np.zeros(self.count)
 
     def _points(self) -> pd.DataFrame:
-        """Return all moments of the interval that depend on another or that another depends on, in time order."""
+        """Return all moments of the interval that depend on another one, or that another one depends on, in time
+        order.
+        """
         graph, window, work, over = self.graph, self.window, self.graph.work, self.graph.handovers
         launched = np.flatnonzero(graph.held.launch != NONE)
         groups = [
@@ -157,7 +159,7 @@ class Retiming:
         return frame[~plain].reset_index(drop=True).astype(np.int64)
 
     def _host_work(self, thread: Ints, time: Ints, on_host: Ints) -> tuple[Ints, _Shift]:
-        """Return the previous point on each one's thread, and each part's share of the host time in between."""
+        """Return the previous point on the thread of each one, and each part's share of the host time in between."""
         timeline = self.graph.timeline
         previous = np.full(len(time), len(time), dtype=np.int64)
         gone = np.zeros((len(time), self.count))
@@ -196,8 +198,8 @@ class Retiming:
             if reason != by:
                 shift = shift + slack
             else:
-                # The cause accounts for the whole delay, unless the delay itself is left out; then what nothing
-                # explains remains.
+                # The cause accounts for the whole delay, unless the delay itself is left out; then the unexplained time
+                # remains.
                 shift = shift.copy()
                 part = self.of_delay[which] if reason != LAUNCH else part
                 if part != NONE:

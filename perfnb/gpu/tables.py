@@ -1,4 +1,4 @@
-"""The GPU frames of a profile, and the events they are computed from."""
+"""Compute the GPU frames of a profile, and the events they are based on."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GpuEvents:
         return prepare(self.events, self.work)
 
     def window_of(self, number: int) -> Window:
-        """From a step's start until its work is done, on host and devices."""
+        """Return the interval from a step's start until its work is done, on host and devices."""
         return window_of(self.waits, None if self.only_step is not None else number)
 
     @cached_property

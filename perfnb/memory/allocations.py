@@ -1,4 +1,4 @@
-"""Every allocation of the watched steps: its owner, its purpose, and how long it lives.
+"""Describe every allocation of the watched steps: its owner, its purpose, and its lifetime.
 
 A block's purpose is known if a live object was seen at its address: parameters, gradients, optimizer state, inputs.
 Otherwise it follows from the block's lifetime: made in forward and still alive when backward starts (or when the step
@@ -19,15 +19,15 @@ from perfnb.recording.recording import MemoryRecord, Recording
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT, of_labels
 
-#: Times of what was allocated before, or freed after, everything watched.
+#: Times of allocations made before, or freed after, everything watched.
 BEFORE, AFTER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 #: Ops that only allocate memory for the op around them.
 _FETCHING = ("aten::empty", "aten::resize_", "aten::new_empty", "aten::zeros", "aten::ones", "aten::full")
-#: Which of several owners of an address wins.
+#: The precedence of several owners of an address.
 _CLAIMS = ("parameters", "gradients", "optimizer_state", "inputs", "other")
-#: Where a block of memory is.
+#: The device and address of a block of memory.
 _PLACE = ["device", "address"]
-#: Phases when a step creates no inputs.
+#: The phases of a step that creates no inputs.
 _COMPUTING = ("forward", "loss", "backward", "optimizer")
 
 
@@ -63,7 +63,7 @@ class Watched:
 
 
 def watched_memory(recording: Recording) -> Watched | None:
-    """Pair allocations with frees and find each one's owner and category; ``None`` if memory was not watched."""
+    """Pair allocations with frees and find the owner and category of each; ``None`` if memory was not watched."""
     memory = recording.memory
     if memory is None:
         return None
@@ -124,9 +124,9 @@ def allocations_by_step(watched: Watched) -> pd.DataFrame:
 
     One row per block that was seen being made or freed: ``bytes``, ``device``, ``layer``, ``phase``, ``op``,
     ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of steps:
-    after the last one ended). What is freed between two steps belongs to the first of them. Blocks made before watching
-    started are listed only for GPUs: on the CPU torch sees few of their frees, and mistakes some for those of older
-    blocks.
+    after the last one ended). Memory that is freed between two steps belongs to the first of them. Blocks made before
+    watching started are listed only for GPUs: on the CPU torch sees few of their frees, and mistakes some for those of
+    older blocks.
     """
     host = watched.attribution.host.blocks
     starts = np.sort(host.loc[host["kind"] == Kind.STEP, "start"].to_numpy())
@@ -178,8 +178,8 @@ def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
 def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int, finish: int) -> pd.DataFrame:
     """Assign blocks to the live objects seen at their addresses.
 
-    Objects from before watching started are added if they are seen from the look before the counted step on, because
-    not all frees of earlier blocks are reported.
+    Objects from before watching started are added if they are seen at the inspection before the counted step or later,
+    because not all frees of earlier blocks are reported.
     """
     names = np.array([*recording.modules["name"], None], dtype=object)
     seen = pd.DataFrame(
@@ -232,7 +232,7 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
         direction="forward",
     ).sort_values("place")["row"]
     again = later.fillna(NONE).to_numpy(dtype=np.int64)
-    # The look after the step covers everything a model and optimizer hold: anything missing there is gone.
+    # The inspection after the step covers everything that a model and optimizer hold: anything missing there is gone.
     gone = (
         (added["rank"] < _CLAIMS.index("inputs")).to_numpy() & (last < finish) & (looks.max(initial=BEFORE) >= finish)
     )

@@ -1,4 +1,4 @@
-"""What would make a step fit: how much of its peak some well-known changes would free."""
+"""Find out what would make a step fit: how much of its peak some well-known changes would free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a report is shown: live in a notebook, static in a saved one, as text elsewhere, or as a page of its own."""
+"""Show a report: live in a notebook, static in a saved one, as text elsewhere, or as a page of its own."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ Again = Callable[[], Callable[[], "Timeline | None"] | None]
 def show(
     summary: Summary, timeline: Timeline | None = None, again: Again | None = None, kept: KeptStep | None = None
 ) -> None:
-    """Show the report with its timeline, if there is one: in a notebook as a static twin and a live view, else as text.
+    """Show the report with its timeline, if there is one: in a notebook as a static twin and a live view, otherwise as
+    text.
 
     The live report contains a coarser level of a long timeline; a page that requests the rest gets it through `again`.
-    Its findings can be tried on the step in `kept`.
+    The levers of its findings can be tried on the step in `kept`.
     """
     if not in_notebook():
         print_text(document_text(report_document(summary, timeline), usual_width()))

@@ -68,7 +68,9 @@ def with_fused(layers: pd.DataFrame, recording: Recording) -> pd.DataFrame:
 
 
 def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, device: str) -> pd.DataFrame:
-    """Return the frame ``layers`` with what each saves for backward, and the most alive on `device` while it ran."""
+    """Return the frame ``layers`` with the memory that each saves for backward, and the most alive on `device` while it
+    ran.
+    """
     view, attribution = watched.recording, watched.attribution
     cells = attribution.cells
     span = cells["span"].to_numpy()
@@ -84,7 +86,9 @@ def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, de
 
 
 def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
-    """Most memory alive while each layer, or a node of its backward, ran in the counted step; -1 if none did."""
+    """Return the most memory alive while each layer, or a node of its backward, ran in the counted step; -1 if none
+    did.
+    """
     view, attribution = watched.recording, watched.attribution
     blocks, span = attribution.host.blocks, attribution.cells["span"].to_numpy()
     ran = (blocks["kind"].isin((Kind.SPAN, Kind.NODE))).to_numpy() & (span != NONE)

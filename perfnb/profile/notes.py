@@ -1,4 +1,4 @@
-"""What a reader must know to read a profile correctly, in sentences."""
+"""Write the caveats that readers need to understand a profile, in sentences."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Step
 
 
 def _of_the_memory(recording: Recording) -> Iterator[str]:
-    """Yield whether an optimizer stepped in other steps, but not in the last watched one, whose memory is shown."""
+    """Yield a note if an optimizer stepped in other steps, but not in the last watched one, whose memory is shown."""
     if recording.memory is None or recording.is_from_trace or "failure" in recording.meta:
         return
     watched = recording.memory.events
@@ -152,7 +152,7 @@ def _of_the_memory(recording: Recording) -> Iterator[str]:
 
 
 def _stepped(events: pd.DataFrame) -> list[str]:
-    """Classes of the optimizers that stepped."""
+    """Return the classes of the optimizers that stepped."""
     found = map(stepped_optimizer, map(str, events["name"].drop_duplicates()))
     return [kind for kind in dict.fromkeys(found) if kind is not None]
 
@@ -166,7 +166,7 @@ def _of_engines(recording: Recording) -> Iterator[str]:
 
 
 def _of_replays(recording: Recording) -> Iterator[str]:
-    """Yield whether CUDA graphs replay work without annotations."""
+    """Yield a note if CUDA graphs replay work without annotations."""
     events = recording.events
     work = events["correlation"][is_one_of(events["category"], DEVICE_WORK)]
     if not recording.is_foreign and not set(work[work.isin(graph_launches(events))]) <= set(
@@ -285,7 +285,7 @@ def _first_of(names: list[str]) -> str:
 
 
 def slowdown_of(recording: Recording, timing: StepTimes) -> float | None:
-    """Mean traced step time (which phases and layers add up to) divided by the median timed one."""
+    """Return the mean traced step time (which phases and layers add up to) divided by the median timed one."""
     traced = traced_ms(recording)
     return None if traced.empty or not timing.median_ms else float(traced.mean() / timing.median_ms)
 
@@ -295,7 +295,7 @@ def _steps(count: int) -> str:
 
 
 def _of_the_trace(recording: Recording) -> Iterator[str]:
-    """Yield what the trace contains and what it lacks."""
+    """Yield notes on what the trace contains and lacks."""
     facts, steps = recording.meta["trace"], recording.steps
     if not facts["steps_marked"]:
         host = "host " if facts["host_events"] + facts["host_calls"] else ""

@@ -1,4 +1,4 @@
-"""Where the user's code is, and where in its files an object is made."""
+"""Find where the user's code is, and where its files make an object."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def users_files() -> list[str]:
 def rewritten(files: list[str], kind: str, name: str | None, **changed: int | None) -> str:
     """Return the line that makes an object of a class, with some arguments changed, and its place; empty if not known.
 
-    Of several such lines it is the only one that gives the object this name.
+    If there are several such lines, only one of them gives the object this name.
     """
     made = [(file, *found) for file in files for found in _made(file, kind)]
     last = (name or "").rpartition(".")[2]
@@ -69,7 +69,7 @@ def rewritten(files: list[str], kind: str, name: str | None, **changed: int | No
 
 
 def _made(file: str, kind: str) -> Iterator[tuple[ast.stmt, list[str], ast.Call]]:
-    """Yield the statements in a file that make an object of a class: with the last part of each name that it gets."""
+    """Yield the statements in a file that make an object of a class, with the last part of each name that it gets."""
     text = "".join(linecache.getlines(file))
     if kind not in text:
         return

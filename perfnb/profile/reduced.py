@@ -1,4 +1,4 @@
-"""A profile reduced to its tables, some hundred rows: without events, allocations and the counted ops."""
+"""A profile reduced to its tables, a few hundred rows: without events, allocations and the counted ops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReducedProfile:
         return replace(self, kept=replace(self.kept, meta={**self.meta, "rank": rank}))
 
     def recording(self) -> Recording:
-        """Return the recording without what was left out."""
+        """Return the recording without the parts that were left out."""
         return self.kept
 
     def table(self, name: str, made_by: str | None) -> pd.DataFrame | None:
@@ -67,7 +67,7 @@ def reduced(recording: Recording, summary: Summary, tables: Callable[[str], pd.D
 
 
 def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]) -> Summary:
-    """Return what the report of a reduced profile shows."""
+    """Return the facts of a reduced profile's report."""
     facts = recording.meta["reduced"]
     phases = table("phases")
     findings: Findings | None = None

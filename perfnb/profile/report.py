@@ -1,4 +1,4 @@
-"""The report as a document: the verdict, the step's time and phases, and a tab for each room that has something."""
+"""The report as a document: the verdict, the step's time and phases, and a tab for each room with content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_DOTS = 500
 
 @dataclass(frozen=True)
 class Report:
-    """What the tabs describe.
+    """The content that the tabs describe.
 
     Attributes
     ----------
@@ -162,7 +162,7 @@ def _facts(summary: Summary) -> Iterator[str]:
 
 
 def _phases(summary: Summary) -> Iterator[Bars]:
-    """Yield where the step's time goes: of the timed step, by the shares that the traced steps had."""
+    """Yield where the step's time goes, for the timed step, by the shares in the traced steps."""
     known = ((str(name), fmt.known(share) or 0.0) for name, share in summary.phases["share"].items())
     shares = [(palette.mark(name), max(0.0, share)) for name, share in known]
     whole = sum(share for _, share in shares)
@@ -194,7 +194,7 @@ def mfu_words(summary: Summary) -> str:
 
 
 def is_inference(summary: Summary) -> bool:
-    """Return whether a step that was run here has a forward pass, and neither a backward pass nor an optimizer's
+    """Return whether a step that was run here has a forward pass, but neither a backward pass nor an optimizer's
     step.
     """
     times = {str(name): fmt.known(row["ms"]) or 0.0 for name, row in summary.phases.iterrows()}

@@ -1,4 +1,4 @@
-"""The tabs of layers and ops as documents."""
+"""Show the tabs of layers and ops as documents."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from perfnb.profile.report import Report
 
 _INSIDE = "in a traced step, layers inside included"
-#: The columns of layers after name, class and time, by the frame's names; a heading is that name without its unit, so
-#: that what the report shows can be typed.
+#: The columns of layers after name, class and time, by the frame's names. A heading is that name without its unit, so
+#: that readers can type what the report shows.
 _LAYER_COLUMNS: dict[str, Column] = {
     "calls": Column("calls", "count", priority=3, help="Calls per step"),
     "forward_ms": Column("forward", "ms", help=f"Forward time {_INSIDE}"),
@@ -99,7 +99,7 @@ def _figures_of(used: pd.DataFrame) -> list[list[float | None]]:
 
 
 def ops_document(report: Report) -> Document:
-    """Return every operator of the step, and the layers that call it."""
+    """Return the document of every operator of the step, and the layers that call it."""
     names = list(report.op_places)
     ops = report.summary.ops.set_axis(report.summary.ops.index.map(str), axis=0)
     ops = ops[~ops.index.duplicated()].reindex(names)
@@ -127,7 +127,7 @@ def ops_document(report: Report) -> Document:
         "Times of a traced step, on all threads, most time of their own first",
         shown,
         columns,
-        budget=Budget(0, 0) if has_layers else Budget(10, 30),  # text lists them only in the place of layers
+        budget=Budget(0, 0) if has_layers else Budget(10, 30),  # text lists them only in place of layers
         noun="op",
         inner=inner if len(used) else None,
         key="ops",

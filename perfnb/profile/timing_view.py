@@ -1,4 +1,4 @@
-"""Step times as a document: how long a step takes, how certain that is, and every step."""
+"""Show step times as a document: how long a step takes, how certain that is, and every step."""
 
 from __future__ import annotations
 

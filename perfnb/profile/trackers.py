@@ -1,7 +1,7 @@
-"""Logs a result into the run of an experiment tracker: MLflow, Weights & Biases, TensorBoard or Aim.
+"""Log a result to the run of an experiment tracker: MLflow, Weights & Biases, TensorBoard or Aim.
 
-No tracker is imported. What a target can do is found by asking it for its methods, and a class of a tracker is taken
-from its module, which is loaded if its run exists.
+No tracker is imported. A target's methods show what it can do, and a class of a tracker is taken from its module, which
+is loaded if its run exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class Logged:
-    """What is logged of one result.
+    """The parts of one result that are logged.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Logged:
 
 
 def log_result(logged: Logged, target: Any, step: int | None = None) -> list[str]:
-    """Log a result; return a sentence for each part that the tracker did not take.
+    """Log a result. Return a sentence for each part that the tracker did not take.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def log_result(logged: Logged, target: Any, step: int | None = None) -> list[str
     for what, log in tracker(target, logged, step):
         try:
             log()
-        except Exception as error:  # one part that fails must not cost the others
+        except Exception as error:  # a part that fails must not cost the others
             kind = "" if isinstance(error, _NotTakenError) else f"{type(error).__name__}: "
             notes.append(f"The tracker did not take {what}: {kind}{escape.plain(error, _LONGEST).rstrip('.')}.")
     return notes
@@ -114,7 +114,7 @@ def _refuse(reason: str) -> None:
 
 
 def require_log(log: Any) -> None:
-    """Refuse what is neither true, false nor a tracker's run.
+    """Refuse a value that is neither true, false nor a tracker's run.
 
     Raises
     ------
@@ -125,7 +125,10 @@ def require_log(log: Any) -> None:
 
 
 def log_at_once(results: Iterable[tuple[Any, int | None]], targets: Iterable[Any]) -> Iterator[str]:
-    """Log results, each at a step, to all targets; what was not logged, in sentences, since nobody waits for errors."""
+    """Log results, each at a step, to all targets.
+
+    Return what was not logged, in sentences, since nobody waits for errors.
+    """
     runs = list(targets)
     if not runs:
         yield "Nothing was logged, because the tracker has no run in this process."
@@ -146,7 +149,7 @@ def _tracker(target: Any) -> _Tracker:
     def has(*names: str) -> bool:
         return all(hasattr(target, name) for name in names)
 
-    # A class has the methods as well, but is nobody's run.
+    # A class has the methods, too, but is not a run.
     if not isinstance(target, type):
         if has("MlflowClient", "active_run") or hasattr(getattr(target, "info", None), "run_id"):
             return _mlflow
@@ -258,5 +261,5 @@ def _markdown(table: pd.DataFrame) -> str:
 
 
 def _known(table: pd.DataFrame, instead: str | None) -> pd.DataFrame:
-    """Return the table as plain objects, with something else for what is missing."""
+    """Return the table as plain objects, with a replacement for missing values."""
     return table.astype(object).where(table.notna(), instead)

@@ -1,4 +1,4 @@
-"""A simulated allocator: what ops on fake tensors allocate, who owns it, and when it is freed."""
+"""Simulate an allocator: what ops on fake tensors allocate, who owns it, and when it is freed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """How an allocation came to be."""
+    """The origin of an allocation."""
 
     size: int
     phase: str
@@ -56,9 +56,9 @@ class SimulatedAllocator(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.cuda = device.type == "cuda"
-        # Where its tensors pretend to be. Without CUDA, autograd has no cuda queue: sizes then come from CPU kernels.
+        # The device of its tensors. Without CUDA, autograd has no cuda queue, and sizes come from CPU kernels.
         self.place = device if not self.cuda or torch.cuda.is_available() else torch.device("cpu")
-        self.phase = "before"  # what the step is doing
+        self.phase = "before"  # the current activity of the step
         self.used: set[int] = set()  # the allocations that were passed to ops
         self.changes: list[Change] = []  # in order
         self.made: dict[int, Allocation] = {}  # every allocation by number
@@ -70,7 +70,7 @@ class SimulatedAllocator(TorchDispatchMode):
         self.gradients: set[int] = set()  # those that held the gradient of a parameter
         self.trained: set[int] = set()  # those that hold parameters with a gradient
         self.alive_at_begin: set[int] = set()  # those alive when the calls that count started
-        self.first_change = 0  # place of the first change in those calls
+        self.first_change = 0  # the place of the first change in those calls
         self.models: list[nn.Module] = []  # the outermost modules that were called
         self.optimizers: list[Optimizer] = []  # those that stepped
         self.trains = False  # whether there was a backward pass
@@ -165,7 +165,7 @@ class SimulatedAllocator(TorchDispatchMode):
         return -(-size // self._grain) * self._grain
 
     def listening(self) -> ExitStack:
-        """Hook module calls and optimizer steps until this is left."""
+        """Hook module calls and optimizer steps until this context ends."""
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._call_begins).remove)
             stack.callback(register_module_forward_hook(self._call_ends, always_call=True).remove)
@@ -174,19 +174,19 @@ class SimulatedAllocator(TorchDispatchMode):
             return stack.pop_all()
 
     def steps_again(self) -> None:
-        """The next call is the first that counts."""
+        """Note that the next call is the first that counts."""
         self.alive_at_begin, self.first_change, self._between = self.alive(), len(self.changes), "other"
         self._first_step = len(self.optimizers)
 
     def late(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-        """Return those of these optimizers with parameters that have gradients and that no optimizer has stepped."""
+        """Return the optimizers whose parameters have gradients, but that have not stepped."""
         stepped: set[int] = set()
         for optimizer in self.optimizers[self._first_step :]:
             stepped |= self.numbers(stepped_by(optimizer))
         return [each for each in optimizers if (self.numbers(stepped_by(each)) & self.trained) - stepped]
 
     def accumulated(self, parameter: Tensor) -> None:
-        """A parameter has got its gradient."""
+        """Note that a parameter has got its gradient."""
         self.gradients |= self.numbers([parameter.grad])
         self.trained |= self.numbers([parameter])
 
@@ -205,7 +205,8 @@ class SimulatedAllocator(TorchDispatchMode):
 
     def number_asked_for(self) -> float | None:
         """Return the value for code that reads an unknown one: an optimizer gets its step count, a gradient scaler that
-        no gradient overflowed; ``None`` if it cannot be given."""
+        no gradient overflowed; ``None`` if it cannot be given.
+        """
         asker = _asker()
         if asker.endswith("grad_scaler.py"):
             return 0.0
@@ -290,7 +291,9 @@ class KnownNumbers:
 
     def __init__(self) -> None:
         self._of: Any = WeakIdKeyDictionary()
-        self._sizes: tuple[int, int] | None = None  # samples simulated, and samples that the values belong to
+        self._sizes: tuple[int, int] | None = (
+            None  # the number of samples simulated, and the number that the values belong to
+        )
 
     def __contains__(self, fake: Tensor) -> bool:
         return fake in self._of
@@ -301,7 +304,7 @@ class KnownNumbers:
             return self._of[fake].item()
 
     def tell(self, fake: Any, real: Any) -> None:
-        """`fake` stands for `real`."""
+        """Note that `fake` represents `real`."""
         if isinstance(real, Tensor) and real.device.type != "meta" and _small(real):
             with unset_fake_temporarily():
                 self._of[fake] = real.detach().cpu()
@@ -309,7 +312,7 @@ class KnownNumbers:
                 self._sizes = int(fake.shape[0]), int(real.shape[0])
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Repeat on the known values the op that ran on their stand-ins."""
+        """Repeat, on the known values, the op that ran on their stand-ins."""
         if not self._of:
             return
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]

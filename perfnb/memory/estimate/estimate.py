@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from perfnb.memory.estimate.step_simulation import Simulation
 
-#: Estimates that took longer than this, in seconds, are not repeated for other batches without being asked to.
+#: Estimates that took longer than this, in seconds, are not repeated for other batches without a request.
 _PATIENT_S = 5.0
 #: Largest batch tried.
 _MOST = 2**40
@@ -67,9 +67,10 @@ class MemoryEstimate(Documented):
     peak_op : str or None
         The op whose allocation reaches the peak.
     caveat : str or None
-        What the estimate cannot know, in a sentence.
+        The limits of the estimate, in a sentence.
     options : DataFrame
-        What would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated), ``detail``.
+        Changes that would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated),
+        ``detail``.
     """
 
     model: str
@@ -99,8 +100,9 @@ class MemoryEstimate(Documented):
         Parameters
         ----------
         bytes : int or float, optional
-            Memory available, for instance ``8 * 2**30``. By default what this machine's device has for this process: on
-            a GPU what is free or held by torch already, on the CPU what is installed or the container's limit.
+            Memory available, for instance ``8 * 2**30``. By default the memory of this machine's device for this
+            process: on a GPU the memory that is free or already held by torch, on the CPU the installed memory or the
+            container's limit.
 
         Raises
         ------
@@ -315,14 +317,14 @@ def _estimated(
 
 
 def _capacity_of(device: str) -> int | None:
-    """Return what the device has for this process, now."""
+    """Return the memory that the device has for this process, now."""
     from perfnb.step.device import capacity_bytes
 
     return capacity_bytes(device.partition(":")[0])
 
 
 def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> int | None:
-    """Return the largest batch size whose need, nearly linear and never decreasing, is within a limit, from one to
+    """Return the largest batch size whose need, nearly linear and never decreasing, is within a limit, given one to
     start with.
 
     It is 0 if not even one sample fits, and ``None`` if every batch does. Few sizes are tried.
@@ -336,13 +338,14 @@ def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> 
 
 
 def _next_size(known: dict[int, float], limit: float, fits: int, too_large: int) -> int:
-    """Return where the line through the two largest known sizes meets the limit; if that tells nothing new, bisect or
-    double."""
+    """Return where the line through the two largest known sizes meets the limit; if that is not informative, bisect or
+    double.
+    """
     *_, first, last = [0, 0, *sorted(size for size, bytes_ in known.items() if bytes_ < math.inf)]
     slope = (known[last] - known[first]) / (last - first) if first else 0.0
     if slope > 0 and limit < math.inf and len(known) % 3:
         meets = int(last + (limit - known[last]) // slope)
-        meets += meets in known  # if one more than what should fit fails, the search is over
+        meets += meets in known  # if one more than the size that should fit fails, the search is over
         if fits < meets < too_large:
             return meets
     return (fits + too_large) // 2 if too_large <= _MOST else min(2 * fits, _MOST)

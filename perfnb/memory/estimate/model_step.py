@@ -1,4 +1,4 @@
-"""A training or inference step around a model, for real or in a simulation."""
+"""Run a training or inference step around a model, for real or in a simulation."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ class ModelStep:
         return torch.autocast(next((tensor.device.type for tensor in tensors_in(batch)), "cpu"), self.autocast)
 
     def _forward(self, batch: Any) -> Any:
-        """In a tuple the last element is the target, if there is another; a mapping holds keywords."""
+        """Run the forward pass. In a tuple the last element is the target, if there is another; a mapping holds
+        keywords.
+        """
         __tracebackhide__ = True
         if isinstance(batch, Mapping):
             return self.model(**batch)

@@ -1,8 +1,8 @@
-"""Scratch memory of CPU kernels beyond their results, which fake kernels do not show.
+"""Estimate the scratch memory of CPU kernels beyond their results, which fake kernels do not show.
 
 A oneDNN convolution holds copies of its tensors in its own layouts; many backward kernels first copy a gradient that is
-not contiguous. The sizes here were found by watching torch's CPU allocator. What a convolution holds independently of
-the batch, up to about 0.2 MiB per thread, is left out.
+not contiguous. The sizes here were found by watching torch's CPU allocator. Memory that a convolution holds
+independently of the batch, up to about 0.2 MiB per thread, is left out.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _COPY = {
     "_scaled_dot_product_flash_attention_for_cpu_backward",
 }
 _PRODUCTS = {"mm", "addmm"}
-#: What oneDNN keeps of an LSTM layer for backward, as a multiple of the layer's output (within 5 %).
+#: The memory that oneDNN keeps of an LSTM layer for backward, as a multiple of the layer's output (within 5 %).
 _LSTM_KEPT = 15.4
 _KEEPS_SQUARES = {"mse_loss"}
-#: Kernels that hold this many buffers the size of their first argument.
+#: Kernels that hold this many buffers of the size of their first argument.
 _BUFFERS = {"mse_loss": 1, "binary_cross_entropy_with_logits": 2, "huber_loss": 1, "smooth_l1_loss": 1}
 
 
 def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Return bytes that a CPU kernel holds at its own peak beyond its results; `op` has no namespace:
+    """Return the bytes that a CPU kernel holds at its own peak beyond its results; `op` has no namespace:
     ``convolution``.
     """
     held = sum(t.nbytes for t in results)
@@ -134,7 +134,7 @@ class _Call:
 
     @property
     def plan(self) -> str:
-        """How torch computes it: ``blocked``, ``dense`` (channels last), ``columns`` or ``transposed``."""
+        """The way that torch computes it: ``blocked``, ``dense`` (channels last), ``columns`` or ``transposed``."""
         x, weight, last = self.x, self.weight, self.last
         if self.transposed:
             return "transposed"
@@ -202,7 +202,7 @@ def _convolution_backward(args: Sequence[Any], results: Sequence[Tensor]) -> int
 
 
 def _data(call: _Call, grad: Tensor) -> int:
-    """Return bytes held while oneDNN computes the input gradient, gradient included."""
+    """Return the bytes held while oneDNN computes the input gradient, including that gradient."""
     into = int(call.x.nbytes)
     wide = call.groups == 1 or call.out > _block() or (call.depthwise and call.x.dtype != torch.float32)
     if call.strided and wide and (not call.dilated or has_tiles(call.x.dtype)):
@@ -216,7 +216,7 @@ def _data(call: _Call, grad: Tensor) -> int:
 
 
 def _weights(call: _Call, grad: Tensor) -> int:
-    """Return bytes held while oneDNN computes the weight gradient, gradient included."""
+    """Return the bytes held while oneDNN computes the weight gradient, including that gradient."""
     if call.block < 8 or (call.strided and call.dilated):
         return 2 * int(call.weight.nbytes)
     source = _blocked(call.x, call.block, first=call.groups == 1)
@@ -224,7 +224,7 @@ def _weights(call: _Call, grad: Tensor) -> int:
 
 
 def _weight_copy(call: _Call) -> int:
-    """Return the bytes of the copy of a weight whose channels are not last although the input's are."""
+    """Return the bytes of the copy of a weight whose channels are not last although those of the input are."""
     last = call.last
     return 0 if last is None or call.weight.is_contiguous(memory_format=last) else int(call.weight.nbytes)
 

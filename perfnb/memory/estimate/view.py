@@ -1,4 +1,4 @@
-"""The estimated memory of a step, as a document."""
+"""Show the estimated memory of a step as a document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def estimate_document(estimate: MemoryEstimate, capacity: int | None, largest: i
     ----------
     estimate : MemoryEstimate
     capacity : int or None
-        What this machine's device has for the process; ``None`` if unknown.
+        The memory that this machine's device has for the process; ``None`` if unknown.
     largest : int or None
         The largest batch that fits into it; ``None`` if it is unknown or does not depend on the batch.
     """
@@ -46,7 +46,7 @@ def estimate_document(estimate: MemoryEstimate, capacity: int | None, largest: i
 
 
 def step_words(estimate: MemoryEstimate) -> str:
-    """Return what kind of step it is: ``training with a batch of 32 and AdamW``."""
+    """Describe the kind of step: ``training with a batch of 32 and AdamW``."""
     size = "" if estimate.batch_size is None else f" with a batch of {estimate.batch_size:,}"
     if not estimate.training:
         return f"inference{size}"

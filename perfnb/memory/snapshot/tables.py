@@ -1,8 +1,8 @@
-"""Tables of a snapshot: who holds memory, how it came to that, and how fragmented the rest is.
+"""Compute the tables of a snapshot: who holds memory, how it came to that, and how fragmented the rest is.
 
-The final state is known block by block; earlier states follow backwards from it through the allocator's history, as far
-as that goes. The history has requested sizes, not block sizes: memory that was freed counts as the least the allocator
-gives for the request.
+The final state is known block by block; earlier states are reconstructed backwards from it through the allocator's
+history, as far as it reaches. The history has requested sizes, not block sizes: memory that was freed counts as the
+least the allocator gives for the request.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     """Return one row per device: reserved memory, and how much of it is in use.
 
     ``fragmentation`` is 1 - allocated / reserved; ``inactive_split_bytes`` are free blocks that share a segment with
-    others and so cannot go back to the device; ``ooms`` counts out-of-memory errors in the history.
+    others and so cannot be returned to the device; ``ooms`` counts out-of-memory errors in the history.
     """
     segments, blocks, events = snapshot.segments, snapshot.blocks, snapshot.events
     numbers = _devices(snapshot)
@@ -180,13 +180,12 @@ def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
 
 
 def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
-    """Return the allocations, those in the history in its order and then the others; and how each entry of the history
+    """Return the allocations, those in the history in its order and then the others, and how each entry of the history
     changes the allocated bytes.
 
-    Each allocation is paired with its end, and with its block if that still exists. One that is followed by another at
-    its address without a free has ended by then. Numbers are `MISSING` if unknown,
-    ``start`` and ``end`` are entries of the history, and ``size`` is that of the block, or the least it had if it no
-    longer exists.
+    Each allocation is paired with its end, and with its block if that still exists. An allocation that is followed by
+    another one at its address without a free has ended by then. Numbers are `MISSING` if unknown, ``start`` and ``end``
+    are entries of the history, and ``size`` is that of the block, or the least it had if it no longer exists.
     """
     events, blocks = snapshot.events, snapshot.blocks
     seen = _seen_lives(events)
@@ -274,7 +273,7 @@ def _device_names(numbers: pd.Series | Ints) -> pd.Series:
 
 
 def origins(snapshot: SnapshotColumns) -> list[str]:
-    """Return where each stack asks for memory, by its number, and last for no stack: a line of Python with the
+    """Return where each stack requests memory, by its number, and last for no stack: a line of Python with the
     operator.
     """
     asked = zip((*snapshot.made_at, None), (*snapshot.ops, None), strict=True)
@@ -282,7 +281,7 @@ def origins(snapshot: SnapshotColumns) -> list[str]:
 
 
 def line_words(made_at: Any, op: Any) -> str:
-    """Return the line that asked for memory, or why it is not known."""
+    """Return the line that requested memory, or the reason why it is not known."""
     return str(made_at) if isinstance(made_at, str) else "(no Python line)" if isinstance(op, str) else "(not recorded)"
 
 
@@ -306,7 +305,7 @@ def history_by_origin(
         Its allocations, as `lifetimes` has them.
     device : int
     most : int
-        Origins to tell apart: those with most memory when most was allocated.
+        The number of origins to distinguish: those with most memory when most was allocated.
     instants : int
         Most instants; the fullest ones are kept.
     """
@@ -353,7 +352,9 @@ def largest_segments(
 
 
 def holders(live: pd.DataFrame) -> pd.DataFrame:
-    """Who holds memory, the largest first: ``device``, ``made_at``, ``op``, ``bytes``, ``count``, ``largest_bytes``."""
+    """Return who holds memory, the largest first: ``device``, ``made_at``, ``op``, ``bytes``, ``count``,
+    ``largest_bytes``.
+    """
     keys = ["device", "made_at", "op"]
     table = live.groupby(keys, dropna=False, observed=True)["bytes"].agg(["sum", "size", "max"]).reset_index()
     table = table.set_axis([*keys, "bytes", "count", "largest_bytes"], axis=1)
