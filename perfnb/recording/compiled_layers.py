@@ -1,16 +1,17 @@
-"""Layers inside compiled regions: the kernels of a region become spans of the layers whose operations they compute.
+"""Find the layers inside compiled regions: the kernels of a region become spans of the layers whose operations they
+compute.
 
 Inductor maps each kernel of a graph to the operations that it computes, and these to the modules that called them
 (`Graph`). The events of a trace between the start and the end of a graph's call are matched with its kernels by name,
-in their order. Each kernel's time then becomes that of a layer, by events that are added to those of the trace: spans
-in the forward pass, and pieces of the backward node in the backward pass, which name the call they belong to by a
-sequence number, as autograd's nodes do.
+in their order. Each kernel's time is then given to a layer, by events that are added to those of the trace: spans in
+the forward pass, and pieces of the backward node in the backward pass, which name the call they belong to by a sequence
+number, as autograd's nodes do.
 
-A kernel that computes operations of several layers is cut into parts. One that computes operations of none, such as
-those of a function around the model, is time of the region's own layer. Each layer's part is proportional to the bytes
-that its operations read from or write to memory outside the kernel, plus their FLOPs: fused operations pass their
-results on in registers. What remains of a region, such as guards, copies and the launch of kernels, is a layer of its
-own, named `OVERHEAD`.
+A kernel that computes operations of several layers is cut into parts. The time of a kernel that computes operations of
+no layer, such as those of a function around the model, belongs to the region's own layer. Each layer's part is
+proportional to the bytes that its operations read from or write to memory outside the kernel, plus their FLOPs: fused
+operations pass their results on in registers. What remains of a region, such as guards, copies and the launch of
+kernels, is a layer of its own, named `OVERHEAD`.
 """
 
 from __future__ import annotations
@@ -51,32 +52,33 @@ from perfnb.trace_names import (
     step_number,
 )
 
-#: Name of the layer, below that of the region, to which no operation of a graph belongs.
+#: The layer, below that of the region, for a graph without any operation of its own.
 OVERHEAD = "(compiled region overhead)"
-#: What torch writes as the key of all graphs that it did not cache.
+#: The key that torch writes for all graphs that it did not cache.
 UNCACHED = "None"
 #: The variable at the start of a module's path in compiled code.
 _VARIABLE = re.compile(r"[LG]\['([^']*)'\]")
-#: A part of a path behind it: ``.name``, or a number or a text as Python writes it, in brackets.
+#: A part of the path after it: ``.name``, or a number or a text as Python writes it, in brackets.
 _PART = re.compile(r"""\.([^.\[\]]+)|\[([0-9]{1,18}|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
-#: What compiled code calls the module that it is of: in its own method, and in torch's wrapper of modules of torch.nn.
+#: The names that compiled code uses for its own module: in the module's own method, and in torch's wrapper of modules
+#: of torch.nn.
 _ITSELF = ("self", "fn")
-#: Parts that the names of layers lack.
+#: Parts that layer names do not have.
 _NOT_NAMES = ("", "_modules", "_orig_mod")
-#: What Dynamo calls the rest of a function behind a graph break, with the line of that.
+#: Dynamo's name for the rest of a function after a graph break, with its line.
 RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_([0-9]{1,9})")
 _ADDITION = "aten::add"
-#: Before the name of a kernel that Inductor generated for a CPU.
+#: The prefix of a kernel that Inductor generated for a CPU.
 _GRAPH_NUMBER = re.compile(r"^graph_[0-9]+_")
 #: A kernel in Inductor's mapping, with its place in the order of the generated code.
 _NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
 _EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
 _FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
-#: What the names of kernels start with that Inductor generated.
+#: The prefixes of kernels that Inductor generated.
 _GENERATED = ("cpp_", "triton_")
 #: The name of a CUDA graph, before its number.
 CUDA_GRAPH = "CUDA graph"
-#: Path of a module, in an annotation that may be any words.
+#: The path of a module, in an annotation that may be any words.
 _MODULE = re.compile(r"\w+(?:\.\w+){0,100}")
 _FAR = 2**62
 
@@ -85,19 +87,19 @@ _FAR = 2**62
 class Graph:
     """A compiled graph, forward or backward."""
 
-    #: By which the trace names it.
+    #: The key that the trace names it by.
     key: str
-    #: In the order of the generated code.
+    #: The kernels in the order of the generated code.
     kernels: tuple[Kernel, ...]
     operations: Mapping[str, Operation]
 
     @cached_property
     def work(self) -> list[Work]:
-        """What each of its kernels does."""
+        """The work of each of its kernels."""
         return work_of(self.kernels, self.operations)
 
 
-#: Numbers by which a piece of a backward node finds its layer's call, and the thread of these; both are no real ones.
+#: Numbers by which a piece of a backward node finds its layer's call, and the thread of these; neither is a real one.
 _FIRST_SEQUENCE, _THREAD = 2**40, 2**40
 
 
@@ -114,7 +116,7 @@ class CompiledCode(NamedTuple):
     compile_s: float | None = None
     #: The guard that failed, so that an earlier version could not be used.
     recompiled: str = ""
-    #: Why the graph ends before the function does, and where.
+    #: The reason why the graph ends before the function does, and the place.
     broke: str = ""
     broke_at: str = ""
 
@@ -140,7 +142,7 @@ def _key(name: str) -> str:
 
 
 def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: Sequence[CompiledCode]) -> Recording:
-    """Add what is known of compiled regions, and the layers inside those whose graphs tell them."""
+    """Add the known facts about compiled regions, and the layers inside those whose graphs contain them."""
     annotated = annotated_work(recording.events)
     if not code and annotated.empty:
         return recording
@@ -166,7 +168,7 @@ def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
     """Return nanoseconds of the work that CUDA graphs replayed: ``correlation`` of the launch, ``module``,
     ``duration_ns``.
 
-    Only of launches of which some work is annotated; the module of the rest of their work is empty.
+    Launches count only if some of their work is annotated; the module of the rest of their work is empty.
     """
     wanted = is_one_of(events["category"], DEVICE_WORK)
     if "module" not in events or not (known := wanted & events["module"].notna().to_numpy()).any():
@@ -226,13 +228,13 @@ class _Host:
         return before if before != NONE and self.name[before] == REGION_LOOKUP else region
 
     def _beside(self, place: int, distance: int) -> int:
-        """Return the event before or behind another one, inside the same event; `NONE` without one."""
+        """Return the event before or after another one, inside the same event; `NONE` without one."""
         parent, at = int(self._parent[place]), int(self._position[place]) + distance
         inside = parent != NONE and self._first[parent] <= at < self._first[parent + 1]
         return int(self._children[at]) if inside else NONE
 
     def until_next(self, call: int, region: int) -> int:
-        """Return the end of a region, or if other code runs in it after its graph, where that starts."""
+        """Return the end of a region, or, if other code runs in it after its graph, the start of that code."""
         if call == region:
             return int(self.end[region])
         while self._parent[call] != region:
@@ -266,7 +268,7 @@ class _Planned(NamedTuple):
 
 
 class _Models(NamedTuple):
-    """The layers that a graph's modules are."""
+    """The layers that the modules of a graph may be."""
 
     #: The layer of its region.
     root: int
@@ -309,7 +311,7 @@ class _Layers:
     def _roots(self, head: str, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
         """Return the layers that a model may be: the one around its region, or else all that fit.
 
-        A trace does not know its models: there the layers of those that do not fit are added.
+        A trace does not know its models, so the layers of those that do not fit are added there.
         """
         wanted = {_below(head, path): kind for path, kind in paths}
         if around != NONE and self._fits(around, wanted):
@@ -327,7 +329,9 @@ class _Layers:
         return fitting or ([self._grown(head, wanted, around)] if self._grows else [])
 
     def _grown(self, head: str, wanted: Mapping[str, str], around: int) -> int:
-        """Add the layers of a model, with those below it; a method compiled in a layer's call is that layer's."""
+        """Add the layers of a model, with those below it; a method that was compiled in a layer's call belongs to that
+        layer.
+        """
         name = _VARIABLE.sub(r"\1", head) or "model"
         root = around
         if around == NONE or name not in _ITSELF:
@@ -394,7 +398,7 @@ class _Layers:
         return len(self._names) - 1
 
     def frame(self) -> pd.DataFrame:
-        """Return the layers, with those that were added behind the others."""
+        """Return the layers, with those that were added after the others."""
         depth, known = self._modules["depth"].tolist(), len(self._modules)
         for parent in self._parent[known:]:
             depth.append(0 if parent == NONE else depth[parent] + 1)
@@ -420,14 +424,12 @@ def _head(path: str) -> str:
 
 
 def _is_below(head: str, path: str) -> bool:
-    """Return whether a path starts there."""
+    """Return whether a path starts with another one."""
     return path.startswith(head) and path[len(head) : len(head) + 1] in ("", ".", "[")
 
 
 def _below(head: str, path: str) -> str:
-    """Return a path behind its head, such as ``.blocks[0]._modules['up']``, as in the names of layers:
-    ``.blocks.0.up``.
-    """
+    """Return the path after its head, such as ``.blocks[0]._modules['up']``, as in layer names: ``.blocks.0.up``."""
     parts = [_name_of(*match.groups()) for match in _PART.finditer(path[len(head) :])]
     return "".join(f".{part}" for part in parts if part not in _NOT_NAMES)
 
@@ -498,7 +500,7 @@ def _heads_by_variable(models: _Models) -> dict[str, list[tuple[str, int]]]:
 
 
 def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return what all these chains start with."""
+    """Return the common start of all these chains."""
     length = 0
     while chains and all(len(chain) > length and chain[length] == chains[0][length] for chain in chains):
         length += 1
@@ -575,7 +577,7 @@ def source_of(trace: Any) -> tuple[str, int, str] | tuple[()]:
 def _launched(host: _Host, annotated: pd.DataFrame) -> dict[str, Graph]:
     """Return the CUDA graphs whose work is annotated, one for each set of annotations; their launches call them.
 
-    The launch is a kernel that computes for each annotation as much as it took time on the device, in all launches.
+    The launch is a kernel whose work for each annotation is proportional to its time on the device, over all launches.
     """
     launches = dict(zip(host.correlation[host.is_launch].tolist(), np.flatnonzero(host.is_launch), strict=True))
     graphs: dict[frozenset[str], dict[str, int]] = {}
@@ -608,7 +610,7 @@ class _Piece(NamedTuple):
     end: int
     #: An event of its thread.
     beside: int
-    #: Of the layer's call: pieces of one call share it.
+    #: The number of the layer's call: pieces of one call share it.
     number: int
     backward: bool
 
@@ -673,14 +675,14 @@ class _Regions:
                 if around != root:
                     self._add(run, [root], start + launch, end, call)
                 end = host.until_next(call, container)
-            # A launch begins in the layer that launches, where its kernels are counted.
+            # A launch begins in the layer that launches it, where its kernels are counted.
             self._cut(call, start + launch, end, executed, run, node != NONE)
 
     def _models(self, call: int, graph: Graph, around: int) -> _Models:
         """Return the layers that a graph's modules are; the root is `NONE` if none is known.
 
-        Of several alike models in a function, the one with the variable's name is meant. The function's own layer then
-        is the one around it, or one that is added.
+        If several models in a function are alike, the one with the variable's name is meant. The function's own layer
+        is then the one around it, or one that is added.
         """
         heads = self._heads.get((graph.key, around))
         if heads is None:
@@ -779,7 +781,7 @@ class _Regions:
         if end <= start:
             return
         for layer in chain:
-            # A layer of which nothing ran in forward leaves its backward time to one around it.
+            # A layer that ran nothing in forward leaves its backward time to a layer around it.
             owner = self._layers.nearest(layer, run.numbers) if backward else layer
             if owner == NONE:
                 continue
@@ -789,7 +791,7 @@ class _Regions:
             self.pieces.append(_Piece(int(start), int(end), beside, run.numbers[owner], backward))
 
     def result(self, code: Sequence[CompiledCode]) -> Recording:
-        """Return the recording with what was found, and the pieces among its events."""
+        """Return the recording with the results, and with the pieces among its events."""
         recording, record = self._recording, _record(self._kernels, self._executed, code)
         if not self.pieces:
             return replace(recording, compiled=record)

@@ -15,7 +15,7 @@ from perfnb.recording.store import SavedKind, facts_text
 
 
 class SavedRanks(TypedDict):
-    """What saved ranks hold apart from their profiles."""
+    """The contents of saved ranks apart from their profiles."""
 
     ranks: Annotated[list[Rank], Meta(min_length=1)]
     #: Whether each rank saves its own, so that some may be missing: not saved yet, or elsewhere.
@@ -41,7 +41,7 @@ def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
 def tell_of_ranks(path: str | Path, meta: Mapping[str, Any]) -> None:
     """Write the file by which `perfnb.load` recognises the folder of a job, if its job has several ranks.
 
-    Every rank writes the same, so it does not matter which comes first, and each machine has it.
+    Every rank writes the same file, so the order does not matter, and each machine has it.
 
     Raises
     ------

@@ -1,14 +1,15 @@
-"""Provenance files: which kernel of a compiled graph computes which operations, for a trace that does not tell it.
+"""Read and write provenance files: which kernel of a compiled graph computes which operations, for a trace that does
+not record it.
 
-`written` is what perfnb writes of graphs that were compiled for profiling, with the modules of their operations. torch
-writes files that name operations and lines, but no modules:
+`written` is perfnb's own file about graphs that were compiled for profiling, with the modules of their operations.
+torch writes files that name operations and lines, but no modules:
 
 - ``inductor_provenance_tracking_node_mappings.json`` maps kernels to operations (under ``cppCodeToPost``, also those
   of Triton). torch 2.13 leaves it empty for a backward pass.
 - ``inductor_provenance_tracking_kernel_stack_traces.json`` maps kernels to Python stacks.
 
 They do not name the graph: it is the one that runs all their kernels, in their order. ``kernel_information.json`` has
-both, but only of packages that AOTInductor compiled, whose graphs a trace does not mark.
+both, but only for packages that AOTInductor compiled, whose graphs a trace does not mark.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from perfnb.recording.recording import Recording
 from perfnb.trace.chrome_json import depth_of
 from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT
 
-#: Bytes of a file. What perfnb writes of a model with a thousand layers has a tenth of that.
+#: The most bytes of a file. perfnb's own file for a model with a thousand layers has a tenth of that.
 _MOST_BYTES = 64 * 2**20
 #: Variables at the start of paths in a graph: models that it calls.
 _MOST_VARIABLES = 100
@@ -158,8 +159,8 @@ def _described(graph: _Graph) -> Graph:
 
 
 def _graph_of(told: Mapping[str, tuple[list[str], list[str]]]) -> Graph:
-    """Return a graph without a key: an operation for each that is named, and one for each line, of which torch names
-    none.
+    """Return a graph without a key, with an operation for each one named, and one for each line, because torch names
+    none for lines.
     """
     operations: dict[str, Operation] = {}
     fused: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Step times: their median and how well it is known, throughput, and outliers."""
+"""Step times: their median and its precision, throughput, and outliers."""
 
 from __future__ import annotations
 
@@ -134,14 +134,14 @@ class StepTimes:
     def ci_ms(self) -> tuple[float, float] | None:
         """95 % confidence interval of the median; ``None`` below 6 steps, which are too few for one.
 
-        From order statistics; if steps are autocorrelated, at the ranks for their effective number (a moving-block
-        bootstrap of the median covers it in 85 to 89 of 100 such runs, this in 94).
+        It follows from order statistics; if steps are autocorrelated, at the ranks for their effective number (a
+        moving-block bootstrap of the median covers it in 85 to 89 of 100 such runs, this in 94).
         """
         return None if self._interval is None else self._interval[:2]
 
     @property
     def ci_method(self) -> str | None:
-        """How `ci_ms` was found."""
+        """The method of `ci_ms`."""
         return None if self._interval is None else self._interval.method
 
     @property

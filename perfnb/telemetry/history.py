@@ -1,8 +1,8 @@
-"""What the kernel keeps: readings, marks that name stretches of time, and the words for throttling.
+"""Keep telemetry in the kernel: readings, marks that name stretches of time, and the words for throttling.
 
-Hours of readings fit in bounded memory: the older they are, the longer the time that a row stands for. This thinning
-bounds the kernel's memory over a day. The other two have other limits: `perfnb.watching.charts.thinned` fits what is
-left into the pixels of a picture, and the live panel's store bounds the browser's memory without asking the kernel.
+Hours of readings fit in bounded memory: the older they are, the longer the time that a row covers. This thinning bounds
+the kernel's memory over a day. The other two have other limits: `perfnb.watching.charts.thinned` fits the remaining
+rows into the pixels of a picture, and the live panel's store bounds the browser's memory without asking the kernel.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-#: Bytes for all readings together: enough for a day at 2 Hz.
+#: The bytes for all readings together: enough for a day at 2 Hz.
 MOST_BYTES = 32 * 2**20
 #: A table holds at least this many rows before any are joined, however many devices there are.
 FEWEST_ROWS = 512
 
-#: Columns apart from the metrics: when the reading was taken, the time its rates cover, how long it took, how late it
-#: was, how many ticks were skipped before it, and how many readings the row stands for.
+#: The columns apart from the metrics: when the reading was taken, the time its rates cover, how long it took, how late
+#: it was, how many ticks were skipped before it, and how many readings the row represents.
 _OWN = ("t_s", "window_s", "read_ms", "late_ms", "missed_ticks", "readings")
 _T, _WINDOW, _READ, _LATE, _MISSED, _READINGS = range(len(_OWN))
 #: Metrics that cannot be averaged: joined rows keep the later value, or the bits of both.
@@ -116,7 +116,9 @@ class _Table:
         return {name: self.rows[: self.length, place].copy() for place, name in enumerate(self.names)}
 
     def _coarsen(self) -> None:
-        """Join neighbours among the older rows, those that stand for least first, so that the past is equally fine."""
+        """Join neighbours among the older rows, those that represent the fewest readings first, so that the past is
+        equally fine.
+        """
         readings = self.rows[: self.length - self.length // 4, _READINGS]
         for most in np.unique(readings):
             first = _starts_of_pairs(readings <= most)
@@ -165,7 +167,7 @@ def _joined(first: Floats, second: Floats, names: tuple[str, ...]) -> Floats:
     return joined
 
 
-#: Marks to keep; beyond that, the oldest that have ended are dropped.
+#: The number of marks to keep; beyond that, the oldest that have ended are dropped.
 MOST_MARKS = 10_000
 
 
@@ -184,9 +186,9 @@ class Marks:
     Attributes
     ----------
     dropped : int
-        How many were dropped because there were too many.
+        The number of marks dropped because there were too many.
     changes : int
-        Grows whenever a mark starts or ends.
+        A number that grows whenever a mark starts or ends.
     """
 
     def __init__(self) -> None:
@@ -197,7 +199,7 @@ class Marks:
         self._lock = threading.RLock()
 
     def start(self, name: str, now_s: float) -> int:
-        """Start a mark inside those that are open; returns the number to end it with."""
+        """Start a mark inside those that are open. Return the number to end it with."""
         with self._lock:
             self._next += 1
             self.changes += 1
@@ -248,7 +250,7 @@ _HARMLESS = 0x001 | 0x002
 def throttle_words(bits: int) -> list[str]:
     """Return the names of the throttle reasons in NVML's bit mask, such as ``SwPowerCap``, sorted.
 
-    An idle GPU and a clock that someone set are not reasons. ``Other`` stands for bits newer than this list.
+    An idle GPU and a clock that someone set are not reasons. ``Other`` represents bits newer than this list.
     """
     other = bits & ~(sum(_WORDS) | _HARMLESS)
     return sorted([word for bit, word in _WORDS.items() if bits & bit] + ["Other"] * bool(other))

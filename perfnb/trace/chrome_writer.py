@@ -11,7 +11,7 @@ import numpy as np
 
 from perfnb.trace.columns import MISSING, Ints
 
-#: Events that are written at once.
+#: The number of events that are written at once.
 _CHUNK = 20_000
 _GZIP, _LEVEL = 31, 6
 
@@ -24,7 +24,9 @@ class TextColumn(NamedTuple):
 
 
 class Json(NamedTuple):
-    """As `TextColumn`, with texts that spell JSON values: valid JSON is written unchanged, anything else as text."""
+    """A column like `TextColumn`, whose texts spell JSON values: valid JSON is written unchanged, anything else as
+    text.
+    """
 
     texts: Sequence[str]
     codes: Ints

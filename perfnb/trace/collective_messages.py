@@ -1,4 +1,4 @@
-"""What collectives send: elements and dtype, from the arguments of their events."""
+"""Read what collectives send, elements and dtype, from the arguments of their events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.trace_names import COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST_BACKEN
 _ON_HOST = re.compile(rf"(?:{'|'.join(HOST_BACKENDS)}|xccl):")
 _ON_DEVICE = re.compile(r"(?:nccl|rccl|oneccl)", re.IGNORECASE)
 _MOST_ELEMENTS, _MOST_SHAPES = 2**62, 100_000
-#: What torch writes for its dtypes, in arguments of operators and of collectives.
+#: torch's names for its dtypes, in arguments of operators and of collectives.
 DTYPES = {
     **{"float": "float32", "double": "float64", "c10::half": "float16", "half": "float16"},
     **{"c10::bfloat16": "bfloat16", "bfloat16": "bfloat16", "long": "int64", "long int": "int64", "int": "int32"},
@@ -41,7 +41,9 @@ def may_send(name: str) -> bool:
 
 
 def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) -> tuple[int | None, str]:
-    """Return elements of the larger of what is sent and received, and torch's name of the dtype; empty if not known."""
+    """Return the elements of the larger of the messages sent and received, and torch's name of the dtype; empty if not
+    known.
+    """
     words = [word.lower() for word in _values(dtype) or _values(types) if isinstance(word, str)]
     kind = next((DTYPES.get(word, word) for word in words if word in DTYPES or word in ITEM_BYTES), "")
     counts = [count for count in (sent, received) if isinstance(count, int) and 0 <= count < _MOST_ELEMENTS]
@@ -50,7 +52,7 @@ def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) ->
 
 
 def _elements(shape: Any) -> int:
-    """Return elements of a tensor or of a list of tensors, by their shapes; 0 for no tensor."""
+    """Return the elements of a tensor or of a list of tensors, by their shapes; 0 for no tensor."""
     count, waiting, left = 0, [shape], _MOST_SHAPES
     while waiting and left:
         inner, left = waiting.pop(), left - 1

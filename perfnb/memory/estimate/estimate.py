@@ -191,7 +191,7 @@ def estimate_memory(
     ``estimate_memory(step=step, batch=batch)`` simulates your own step with everything that it keeps alive. Its Python
     code really runs, twice for each batch size, on fake tensors, which have a shape but no data. If it accumulates
     gradients over several calls, it runs until its optimizers have stepped twice, and the peak is the highest in the
-    calls up to the second time. Each time it runs at most 16 times; `caveat` names an optimizer that never stepped.
+    calls up to the second time. It runs at most 16 times for each; `caveat` names an optimizer that never stepped.
     Afterwards parameters, buffers, gradients, optimizers, schedulers, random number generators, and the variables,
     lists and dicts that it uses are restored. Files that it writes and data that it sends elsewhere are not undone.
 
@@ -203,7 +203,7 @@ def estimate_memory(
         Required without a `step`.
     batch : tensor, tuple, mapping or DataLoader
         A tensor is the model's input. In a tuple, the last element is the target and the others are the model's inputs.
-        A mapping holds the model's keyword arguments. A small batch is enough, also on the device ``meta``. From a
+        A mapping holds the model's keyword arguments. A small batch is enough, even on the device ``meta``. From a
         DataLoader, the first batch is taken. A `step` gets the batch unchanged.
     optimizer : str, Optimizer, callable, optional
         A name from ``torch.optim`` (``"adam"``), an optimizer of this model, or a class or function that makes one from
@@ -232,7 +232,7 @@ def estimate_memory(
     Raises
     ------
     TypeError
-        If `step` is given together with something it brings itself, or an argument has the wrong type.
+        If `step` is given together with something that it brings itself, or if an argument has the wrong type.
     CaptureError
         If the step depends on the values in a tensor, or uses an op that cannot be simulated.
     Exception

@@ -1,4 +1,4 @@
-"""Readings of AMD GPUs, through amdsmi, AMD's Python package for its driver.
+"""Read AMD GPUs through amdsmi, AMD's Python package for its driver.
 
 The names and units are those of ROCm 6.2 and later. Missing values come as the text ``N/A`` or as the largest number of
 their type; those and implausible ones are missing here.
@@ -138,7 +138,7 @@ class _Gpu:
         self.facts: DeviceFacts = {fact: value for fact, value in facts.items() if value is not None}
 
     def used_bytes(self) -> float | None:
-        """Memory in use by all processes."""
+        """Return the memory in use by all processes."""
         used = _plausible(self.smi.amdsmi_get_gpu_vram_usage(self.handle)["vram_used"], _MOST_MIB)
         return None if used is None else used * _MIB
 
@@ -149,7 +149,7 @@ class _Gpu:
         return next((watts for name in names if (watts := _plausible(power.get(name), _WATTS))), None)
 
     def energy_j(self) -> float | None:
-        """Return what the accumulator counts in steps of some microjoules."""
+        """Return the energy from the accumulator, which counts in steps of some microjoules."""
         counted = self.smi.amdsmi_get_energy_count(self.handle)
         steps = _plausible(counted["energy_accumulator"], _STEPS)
         return None if steps is None else steps * float(counted["counter_resolution"]) / 1e6
@@ -168,7 +168,7 @@ class _Gpu:
         return _plausible(clock["clk"], _MHZ)
 
     def busy_percent(self) -> float | None:
-        """Activity of the graphics and compute engines."""
+        """Return the activity of the graphics and compute engines."""
         return _plausible(self.smi.amdsmi_get_gpu_activity(self.handle)["gfx_activity"], _PERCENT)
 
 
@@ -195,8 +195,8 @@ def _binding() -> Any:
 
 
 def _let_through(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
-    """Return the GPUs that an environment variable, ``None`` if unset, shows, in its order; an unknown entry ends the
-    list.
+    """Return the GPUs that an environment variable, ``None`` if unset, makes visible, in its order; an unknown entry
+    ends the list.
     """
     if visible is None:
         return sorted(gpus, key=lambda gpu: gpu.hip)
@@ -210,7 +210,7 @@ def _let_through(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
 
 
 def _known(smi: Any, function: str, *arguments: Any) -> Any:
-    """Return what a function gives; ``None`` if it fails or this version does not have it."""
+    """Return the result of a function; ``None`` if it fails or this version does not have it."""
     try:
         return getattr(smi, function)(*arguments)
     except Exception:

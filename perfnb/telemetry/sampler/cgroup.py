@@ -1,4 +1,4 @@
-"""The process's cgroup: its limits, what it uses, and how long its CPU limit throttled it.
+"""Read the process's cgroup: its limits, its usage, and how long its CPU limit throttled it.
 
 The files have two versions, and "hybrid" machines have both; any file may be missing or contain anything.
 """
@@ -36,7 +36,7 @@ class _Hierarchy(NamedTuple):
     """The process's place in a hierarchy."""
 
     unified: bool
-    folders: tuple[str, ...]  # its own group's first, the outermost visible one last; empty if none is known
+    folders: tuple[str, ...]  # the process's own group first, the outermost visible one last; empty if none is known
 
 
 _UNKNOWN = _Hierarchy(True, ())
@@ -72,7 +72,7 @@ def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
 
 
 class CgroupSource(Source):
-    """What the process's cgroup uses; see `Source`. Parameters as for `cpu_limit`.
+    """What the process's cgroup uses; see `Source`. Parameters are as for `cpu_limit`.
 
     Raises
     ------
@@ -115,7 +115,7 @@ class CgroupSource(Source):
         self._kept.close()
 
     def _counters(self) -> tuple[int | None, float | None, int | None]:
-        """CPU time in nanoseconds, throttled time in milliseconds, memory in bytes."""
+        """Return CPU time in nanoseconds, throttled time in milliseconds, memory in bytes."""
         held = _first_throttled(self._throttling, self._text)
         return _used_ns(self._usage, self._text), held and held[1], _used_bytes(self._memory, self._text)
 
@@ -140,7 +140,9 @@ def _cpu_limits(place: _Hierarchy) -> list[float | None]:
 
 
 def _throttling_folders(place: _Hierarchy) -> tuple[str, ...]:
-    """Return where to look for throttling, tightest limit first: a group counts only what its own limit did."""
+    """Return where to look for throttling, tightest limit first, because a group counts only the effect of its own
+    limit.
+    """
     limits = [(limit, folder) for limit, folder in zip(_cpu_limits(place), place.folders, strict=True) if limit]
     return (*(folder for _, folder in sorted(limits)[:1]), *place.folders)
 
@@ -164,7 +166,7 @@ def _used_ns(place: _Hierarchy, text: _Reader) -> int | None:
 
 
 def _used_bytes(place: _Hierarchy, text: _Reader) -> int | None:
-    """Without the file cache that the kernel would give up first."""
+    """Return used bytes without the file cache that the kernel would give up first."""
     version_1 = ("memory.usage_in_bytes", "total_inactive_file")
     usage, cache = ("memory.current", "inactive_file") if place.unified else version_1
     for folder in place.folders if place.unified else place.folders[:1]:  # version 2: or a group above
@@ -180,7 +182,7 @@ def _places(proc: str, root: str) -> dict[str, _Hierarchy]:
     places = dict.fromkeys(("cpu", "cpuacct", "memory"), _UNKNOWN)
     for controller in places:
         old = [mount for mount in mounts if controller in mount.controllers]
-        # A controller belongs to one version at a time; without its line, the place of its files decides.
+        # A controller belongs to one version at a time; without its line, the location of its files decides.
         for candidates, group in ((old, groups.get(controller)), ([m for m in mounts if m.unified], groups.get(""))):
             if candidates and (group is not None or not groups):
                 chains = [_chain(mount, group or "/") for mount in candidates]

@@ -1,4 +1,4 @@
-"""The whole machine: CPU, memory, load, disks, network."""
+"""Read the whole machine: CPU, memory, load, disks, network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BLOCK = "/sys/block"
 
 
 class _Files:
-    """Linux's files, which cost a quarter of what psutil does."""
+    """Linux's files, which cost a quarter of the time of psutil."""
 
     def __init__(self, proc: str) -> None:
         self._proc = proc
@@ -67,7 +67,7 @@ class _Files:
 
 def _busy_s() -> float:
     times = psutil.cpu_times()
-    # The total minus these would fall now and then, by rounding errors.
+    # The total minus these would fall now and then, because of rounding errors.
     return float(sum(getattr(times, name) for name in times._fields if name not in _NOT_BUSY))
 
 
@@ -148,11 +148,11 @@ class HostSource(Source):
         self._files.close()
 
     def disks(self) -> Traffic:
-        """Return what went from and to each whole disk."""
+        """Return the bytes read from and written to each whole disk."""
         return _some(self._disks(), _is_whole_disk, "the system lists no disk")
 
     def interfaces(self) -> Traffic:
-        """Return what came and went by each interface but loopback."""
+        """Return the bytes received and sent by each interface except loopback."""
         outside = self._interfaces()
         return _some(outside, lambda name: not _LOOPBACK.fullmatch(name), "the system lists no interface but loopback")
 
