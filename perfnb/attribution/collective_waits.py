@@ -1,13 +1,13 @@
-"""Collectives: those that the host runs (gloo, MPI), and the time when a step only waits for one.
+"""Find collectives that the host runs (gloo, MPI), and the time when a step only waits for one.
 
 A collective on the host is an operator that starts it, such as ``c10d::allreduce_``, on a thread of the step, and a
 range on a thread of the backend, such as ``gloo:all_reduce``, that ends with it. It is in flight from the start of the
 first to the end of the second.
 
-A step waits for it where no operator runs while it is in flight. Python between two operators looks the same, but a
-wait lasts until a collective ends: where none ends, the host was busy. DDP learns of an end before the backend records
-it, and may wake up later, on a busy machine by milliseconds: there, a wait ends where DDP takes the result. On a GPU
-a step waits where the host is in a synchronising call while the device runs collectives and nothing else.
+A step waits for it when no operator runs while it is in flight. Python between two operators looks the same, but a wait
+lasts until a collective ends: if none ends, the host was busy. DDP learns of an end before the backend records it, and
+may wake up later, on a busy machine by milliseconds: in that case a wait ends when DDP takes the result. On a GPU a
+step waits when the host is in a synchronising call while the device runs only collectives.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from perfnb.trace_names import CALLS, COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST
 
 _WAITS = re.compile(r"(cuda|hip|cu|ze|sycl)\w*(Synchronize|Memcpy)", re.IGNORECASE)
 _RUN = re.compile(r"(\w+):(\w+)")
-#: Outside of other operators, this is how DDP looks at a bucket that has arrived.
+#: The op by which DDP, outside of other operators, looks at a bucket that has arrived.
 _VIEW = "aten::as_strided"
-#: Backends of devices whose collectives can be seen on the host only, if the trace has no kernels of theirs.
+#: Backends of devices whose collectives can only be seen on the host, if the trace has no kernels of theirs.
 _OFTEN_UNSEEN = ("xccl",)
 
 
@@ -48,7 +48,7 @@ class HostCollectives(NamedTuple):
 
 
 def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
-    """Return the collectives that the host runs; with `on_device`, for those of a device it only starts them."""
+    """Return the collectives that the host runs; with `on_device`, those of a device it only starts them."""
     issued, ran = _issued(events), _ran(events, on_device)
     start, duration = events["start_ns"].to_numpy(), events["duration_ns"].to_numpy()
     issued, ran = (rows[np.argsort(start[rows], kind="stable")] for rows in (issued, ran))
@@ -80,7 +80,7 @@ def starts_collective(events: pd.DataFrame) -> Bools:
 
 
 def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
-    """Return the time when devices run collectives and nothing else, and whether they run any."""
+    """Return the time when devices run only collectives, and whether they run any."""
     work = work_alone(events)
     is_collective = work.sort == 1
     if not is_collective.any():
@@ -123,7 +123,9 @@ def waits_of_host(
 
 
 def takes_results(events: pd.DataFrame, is_outer: Bools) -> Ints:
-    """Starts of DDP's looks at buckets that have arrived; `is_outer` marks operators that are in no other."""
+    """Return the starts of DDP's looks at buckets that have arrived; `is_outer` marks operators that are in no
+    other.
+    """
     rows = np.flatnonzero(is_outer & of_labels(events["name"], lambda name: name == _VIEW))
     return np.asarray(column(events, "start_ns")[rows])
 
@@ -174,7 +176,7 @@ def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
 def _started_by(begin: Ints, kind: np.ndarray, started: Ints, started_kind: np.ndarray) -> Ints:
     """Return the operator that started each run: a backend runs collectives in the order they are started.
 
-    If a trace lacks some of either, the shift is used that fits most of them.
+    If a trace lacks some of either, the shift that fits most of them is used.
     """
     if not len(started):
         return np.full(len(begin), NONE, dtype=np.int64)

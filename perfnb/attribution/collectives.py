@@ -1,4 +1,6 @@
-"""The frame ``collectives``: what each collective of the traced steps sent, how long it took, and what nothing hid."""
+"""Make the frame ``collectives``: what each collective of the traced steps sent, how long it took, and the part that
+nothing hid.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
     )
     frame = frame[step != NONE].sort_values(["step", "start_ns"], kind="stable", ignore_index=True)
     frame = _with_counted(recording, frame)
-    # What DDP sends apart from gradients, such as which parameters were used, is in integers.
+    # DDP sends data other than gradients, such as which parameters were used, as integers.
     gradients = frame["bucket"] & ~frame["dtype"].astype(TEXT).str.startswith("int", na=False).astype(bool)
     numbers = gradients.astype(np.int64).groupby(frame["step"]).cumsum() - 1
     return frame.assign(bucket=np.where(gradients, numbers, NONE))
@@ -132,9 +134,7 @@ def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:
 
 
 def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
-    """Return nanoseconds of a set of time in each interval; of several that overlap, they count for the first to
-    end.
-    """
+    """Return nanoseconds of a set of time in each interval; time in several intervals counts for the first to end."""
     result = np.zeros(len(start), dtype=np.int64)
     if not len(start):
         return result
@@ -153,7 +153,9 @@ def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
 
 
 def _until_received(end: Ints, waiting: IntervalSet) -> Ints:
-    """Return ends of collectives, the last in each wait at the end of that: the host may wake up late."""
+    """Return the ends of collectives, the last in each wait at the end of that wait, because the host may wake up
+    late.
+    """
     place = np.searchsorted(waiting.start, end, side="right") - 1
     inside = (place != NONE) & (end <= np.append(waiting.end, 0)[place])
     last = np.zeros(len(waiting.start), dtype=np.int64)
@@ -206,10 +208,10 @@ def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _matched(seen: Sequence[str], counted: Sequence[str], sent: Sequence[tuple[int, str]]) -> Ints:
-    """Return which of the counted collectives each of a step's is, by their kinds; `NONE` where that is not certain.
+    """Return which of the counted collectives each of a step's is, by their kinds; `NONE` if that is not certain.
 
     One step may have collectives in one stretch that the other has not, such as those of logging. Where that stretch
-    can be in several places, a collective is certain if what it sent is the same for all of them.
+    can be in several places, a collective is certain if its message is the same for all of them.
     """
     shorter = min(len(seen), len(counted))
     pairs = list(zip(seen, counted, strict=False)), list(zip(seen[::-1], counted[::-1], strict=False))

@@ -1,4 +1,4 @@
-"""GPU work: its kind, and the call, operator and step that launched it."""
+"""Find GPU work: its kind, and the call, operator and step that launched it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Work:
 
 @dataclass(frozen=True)
 class DeviceWork(Work):
-    """GPU work with what launched it."""
+    """GPU work with the call that launched it."""
 
     #: Row of the launching call; -1 if the trace has none.
     call: Ints
-    #: Row of the innermost operator around that call, or without a call, of the one with the same external id; -1
-    #: if there is none.
+    #: Row of the innermost operator around that call or, without a call, of the one with the same external id; -1 if
+    #: there is none.
     op: Ints
     #: Number of the step that launched it; -1 outside all steps.
     step: Ints
@@ -92,7 +92,7 @@ def is_in(events: pd.DataFrame, categories: tuple[str, ...]) -> Bools:
 
 
 def text(events: pd.DataFrame, name: str) -> tuple[Ints, pd.Index]:
-    """Codes and labels of a text column; the code is -1 for a missing text."""
+    """Return codes and labels of a text column; the code is -1 for a missing text."""
     values = as_categories(events[name])
     return values.cat.codes.to_numpy().astype(np.int64), values.cat.categories
 
@@ -109,7 +109,7 @@ def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorica
 
 
 def texts(events: pd.DataFrame, name: str, *rows: Ints) -> npt.NDArray[np.object_]:
-    """Return the texts of some rows of a column as plain strings, empty if missing: then that of the next rows
+    """Return the texts of some rows of a column as plain strings; if a text is missing, that of the next rows
     counts.
     """
     if name not in events:
@@ -162,7 +162,7 @@ def nested_ends(thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def step_rows(events: pd.DataFrame) -> Bools:
-    """Return whether each event is the mark of a step, perfnb's or torch's, also of one that does not count."""
+    """Return whether each event is the mark of a step, perfnb's or torch's, even of one that does not count."""
     return np.asarray((of_labels(events["name"], step_number, NONE) != NONE) & is_in(events, (*RANGES, *OPS)))
 
 
@@ -224,7 +224,7 @@ def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
 
 
 def steps_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
-    """Step of each row of GPU work: that of its launch, else by its own start."""
+    """Return the step of each row of GPU work: that of its launch, else by its own start."""
     windows, rank = step_windows(events), column(events, "rank")[rows]
     moments = moments_of(column(events, "start_ns"), rows, call)
     result = np.full(len(rows), NONE, dtype=np.int64)

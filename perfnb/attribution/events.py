@@ -1,4 +1,4 @@
-"""The frame ``events``, with the layer, phase and step of each event, and the Python calls in a trace."""
+"""Make the frame ``events``, with the layer, phase and step of each event, and the Python calls in a trace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def python_calls(events: pd.DataFrame) -> Ints:
 
 
 def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """Innermost block of the same thread where each call starts; `NONE` if it starts outside all."""
+    """Return the innermost block of the same thread where each call starts; `NONE` if it starts outside all."""
     thread, begin, end = (host.blocks[name].to_numpy() for name in ("thread", "start", "end"))
     above = host.forest.parent
     above = np.where((above != NONE) & (thread[above] == thread), above, NONE)
@@ -48,9 +48,9 @@ _TEXTS = ("shapes", "collective", "group")
 def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     """Return the frame ``events``, in order of time; ``start_ns`` is relative to the start of the first traced step.
 
-    GPU work has the layer, phase and step of the call that launched it; a Python call has those of the moment at which
-    it starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans the names of
-    their layers. A loaded trace keeps its events outside all steps.
+    GPU work has the layer, phase and step of the call that launched it; a Python call has those of the moment when it
+    starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans the names of their
+    layers. A loaded trace keeps its events outside all steps.
     """
     events = recording.events
     block = blocks_of_events(events, attribution.host)
@@ -83,7 +83,7 @@ def all_events(recording: Recording, columns: Collection[str] | None = None) -> 
     if columns is not None:
         events = events[[name for name in events.columns if name in columns]]
     rows = rows_of_trace(recording.events)
-    # A slice copies nothing, of perhaps millions of rows.
+    # A slice copies nothing, even of millions of rows.
     first = int(rows[0]) if len(rows) else 0
     behind = len(rows) == len(events) - first
     events = events.iloc[first:] if behind else events.iloc[rows]
@@ -102,7 +102,7 @@ def _columns(events: pd.DataFrame) -> dict[str, Any]:
 
 
 def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[str, pd.Categorical]:
-    """Layer and phase of each event, given its block."""
+    """Return layer and phase of each event, given its block."""
     cells = attribution.cells
     of_blocks = {
         "layer": owner_names(recording, attribution),
@@ -133,7 +133,7 @@ def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.ar
 
 
 def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categorical]:
-    """Names and categories, with perfnb's own spans named after what they stand for."""
+    """Return names and categories, with perfnb's own spans named after what they represent."""
     events = recording.events
     ours = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     name, category = events["name"].array, events["category"].array

@@ -1,4 +1,4 @@
-"""Sets of time as sorted, disjoint intervals: union, intersection, difference, overlap.
+"""Represent sets of time as sorted, disjoint intervals: union, intersection, difference, overlap.
 
 Intervals are half-open and in whole nanoseconds, so lengths are exact. Empty intervals are dropped.
 """
@@ -70,7 +70,7 @@ def difference(a: IntervalSet, b: IntervalSet) -> IntervalSet:
 
 
 def _where(a: IntervalSet, b: IntervalSet, wanted: _Rule) -> IntervalSet:
-    """Return the time at which `wanted` holds: cut at every border of both sets, then joined again."""
+    """Return the time when `wanted` holds: cut at every border of both sets, then joined again."""
     borders = np.unique(np.concatenate((*a, *b)))
     if len(borders) == 0:
         return EMPTY

@@ -1,4 +1,4 @@
-"""The frames of times: ``phases``, ``layers``, ``ops``, ``layer_ops`` and ``kernels``."""
+"""Make the frames of times: ``phases``, ``layers``, ``ops``, ``layer_ops`` and ``kernels``."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def inside_compiled(modules: pd.DataFrame) -> Bools:
 
 
 def _per_span(attribution: Attribution) -> dict[str, Floats]:
-    """Measures of each layer span without its children, indexed by block."""
+    """Return measures of each layer span without its children, indexed by block."""
     cells = attribution.cells[attribution.cells["span"] != NONE]
     parts = {name: (cells[cells["direction"] == name], "ns") for name in DIRECTIONS}
     parts |= {name: (cells, column) for name, column in _COLUMNS.items()}
@@ -198,7 +198,7 @@ def _by_layer(layer: Ints, values: Floats, length: int) -> Floats:
 
 
 def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools) -> dict[int, list[int]]:
-    """For each layer that is never called, the outermost spans of the layers below it."""
+    """Return, for each layer that is never called, the outermost spans of the layers below it."""
     above = np.where(attribution.spans.parent != NONE, layer[attribution.spans.parent], NONE)
     # Each layer and its ancestors by name; parents come first.
     lines: dict[int, list[int]] = {NONE: []}
@@ -246,7 +246,8 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
 
 
 def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame | None = None) -> pd.DataFrame:
-    """`op_times` with ``layer`` (a row of the layers' table, empty outside forward and backward) and ``direction``.
+    """Return `op_times` with ``layer`` (a row of the layers' table, empty outside forward and backward) and
+    ``direction``.
 
     `times` are the `op_times` of the attribution's host, if they are known.
     """
@@ -345,7 +346,7 @@ def _inside_same(name: Ints, above: Ints) -> Bools:
 
 
 def _device_time(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.float64]:
-    """GPU time that each of these host events launched, by correlation id."""
+    """Return the GPU time that each of these host events launched, by correlation id."""
     device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (events["correlation"] != NONE).to_numpy())
     if len(device) == 0:
         return np.zeros(len(rows))

@@ -1,4 +1,4 @@
-"""Whether to accept a change, given the verdict on its times, its losses, and what it uses."""
+"""Decide whether to accept a change, given the verdict on its times, its losses, and the resources it uses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, and why."""
+    """A decision, and its reason."""
 
     decision: str  # "accept", "reject" or "inconclusive"
     cause: str  # the most important reason

@@ -1,6 +1,7 @@
-"""How far results are from each other: what two steps return, part by part, and results by name from the truth.
+"""Measure how far results are from each other: the return values of two steps, part by part, and results by name from
+the truth.
 
-A difference is measured in one place, relative to the size of what is compared with. The size is the largest value if
+A difference is always measured here, relative to the size of the reference. The size is the largest value if
 two results should agree, so that no element hides behind others. It is the root mean square if rounding is compared
 with rounding, because single elements of that vary by chance.
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from perfnb.bench.values import TOLERANCES, Errors
 
-#: Results of which the numbers are so many times smaller than the largest of their kind are judged by that size.
+#: Results whose numbers are this many times smaller than the largest of their kind are judged by that size.
 _SMALL = 1e-3
 #: Below this share of that size they count as zero.
 _NOISE = 1e-3
@@ -44,13 +45,14 @@ class Difference(NamedTuple):
 def worst_difference(first: Any, second: Any, tolerance: float | None = None) -> Difference:
     """Return the part of two results that exceeds `tolerance` the most, by default that of its own dtype.
 
-    If none exceeds it, a part that could not be compared. Without any number the difference is not known either.
+    If none exceeds it, return a part that could not be compared. Without any number, the difference is not known
+    either.
     """
 
     def excess(part: Difference) -> float:
         allowed = part.tolerance if tolerance is None else tolerance
         if not part.known:
-            return 1.0  # ranks above what agrees and below what does not
+            return 1.0  # ranks above parts that agree and below parts that do not
         if allowed > 0:
             return part.relative / allowed
         return math.inf if part.relative > 0 else 0.0
@@ -154,10 +156,10 @@ def _mean_square_root(value: Tensor) -> float:
 def _distance(
     first: Tensor, second: Tensor, where: str = "", size: Callable[[Tensor], float] = _largest, floor: float = 0.0
 ) -> Difference:
-    """Return the size of the difference relative to that of the first, at least `floor`; what is infinite in both is
-    left out.
+    """Return the size of the difference relative to that of the first, at least `floor`; elements that are infinite in
+    both are left out.
 
-    Infinite if only one of two elements is finite.
+    The result is infinite if only one of two elements is finite.
     """
     if first.shape != second.shape:
         return Difference(math.inf, f"{where} has shape {tuple(second.shape)} instead of {tuple(first.shape)}")
@@ -179,7 +181,7 @@ def _distance(
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In float64 on the CPU."""
+    """Return a tensor in float64 on the CPU."""
     dense = tensor.detach()
     dtype = torch.complex128 if tensor.is_complex() else torch.float64
     return (dense if dense.layout is torch.strided else dense.to_dense()).to("cpu", dtype)
@@ -200,7 +202,7 @@ def errors_between(
     random : bool
         Whether the original draws random numbers.
     kind_of : callable
-        The kind of a result by its name; those of one kind are of one size.
+        Gives the kind of a result by its name; results of one kind are of similar size.
     """
     floors = _floors(truth, kind_of)
     return Errors(
@@ -218,9 +220,10 @@ def errors_between(
 
 
 def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
-    """By kind, the size of numbers that are small compared with the others: anything smaller may only be noise.
+    """Return, by kind, the size of numbers that are small compared with the others: anything smaller may only be noise.
 
-    The gradient of a bias before a batch norm is zero, and in float32 the rounding of numbers that cancel.
+    For example, the gradient of a bias before a batch norm is zero; in float32 it is the rounding of numbers that
+    cancel.
     """
     floors: dict[str, float] = defaultdict(float)
     for name, value in truth.items():
@@ -230,7 +233,7 @@ def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
 
 
 def _error(found: Tensor | None, truth: Tensor | None, floor: float) -> float:
-    """Distance from the truth; infinite if one of the two is missing."""
+    """Return the distance from the truth; infinite if one of the two is missing."""
     if found is None or truth is None:
         return 0.0 if found is truth else math.inf
     return _distance(truth, found, size=_mean_square_root, floor=floor).relative

@@ -1,4 +1,4 @@
-"""Losses that show if results are still good enough, and the limits on them and on what a step uses."""
+"""Judge losses that show whether results are still good enough, with limits on them and on resources."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ def require_quality(given: Any) -> None:
 
 
 def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
-    """Largest accepted values by name, validated as far as possible before anything runs.
+    """Return the largest accepted values by name, validated as far as possible before anything runs.
 
-    `judged` says that a quality function will return losses, whose names are not known yet; `profiled`, that memory
+    `judged` means that a quality function will return losses, whose names are not known yet, and `profiled` that memory
     will be measured.
 
     Raises
     ------
     TypeError, ValueError
-        For invalid limits, and for limits on what will not be measured.
+        For invalid limits, and for limits on figures that will not be measured.
     """
     limits = _numbers({} if given is None else given, "limits", "limits must be a mapping such as {'loss': 0.32}")
     for name, limit in limits.items():

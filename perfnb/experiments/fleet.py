@@ -1,4 +1,4 @@
-"""A fleet of raw traces: each is reduced to its tables where it is read, and then saved in a journal."""
+"""Reduce a fleet of raw traces: each trace is reduced to its tables where it is read, and then saved in a journal."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def reduce_file(path: str, limits: Limits, rank: int | None, steps: str | None) 
 
 
 class _Here:
-    """What reads traces in this process, one after the other."""
+    """Reads traces in this process, one after the other."""
 
     map = staticmethod(map)
 
@@ -136,7 +136,7 @@ def _visible(path: str) -> str:
 
 
 def _save_ranks(profiles: Sequence[Profile], entry: Path, taken: set[int]) -> None:
-    """Save ranks of a job, by the numbers that they have or, where these are not known or taken, by the next ones."""
+    """Save ranks of a job under their numbers or, if these are not known or taken, under the next ones."""
     for profile in profiles:
         source = profile._source
         assert isinstance(source, ReducedProfile)

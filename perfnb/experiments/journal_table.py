@@ -1,4 +1,4 @@
-"""A journal's entries as frames: all with what was found, and what was added compared with the last accepted one."""
+"""Turn a journal's entries into frames: all with what was found, and added ones compared with the last accepted one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TABLE: Mapping[str, str] = MappingProxyType(
 #: Columns of the findings of all entries, after the index ``entry``.
 FINDINGS: Mapping[str, str] = MappingProxyType({"bottleneck": TEXT, "confidence": TEXT, "bound_ms": "Float64"})
 
-#: Differs between runs without affecting speed; a commit contains the change itself.
+#: Facts that differ between runs without affecting speed; a commit contains the change itself.
 _APART = {"at", "commit", "uncommitted"}
 #: If these differ, the times cannot be compared.
 _DECISIVE = ("machine", "processor", "gpus", "cpus", "cpu_limit", "batch_size")
@@ -68,7 +68,7 @@ _DECISIVE = ("machine", "processor", "gpus", "cpus", "cpu_limit", "batch_size")
 def entry_table(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
     """Return a row per entry, in the order given; see `Journal.table` for the columns.
 
-    Those that can be read are numbered.
+    Entries that can be read are numbered.
     """
     number, records = 0, []
     for entry in entries.values():
@@ -105,7 +105,7 @@ def _typed(records: Sequence[Mapping[str, Any]], names: Sequence[str], columns: 
 
 @dataclass(frozen=True)
 class _Reference:
-    """What entries are compared with: the last accepted one, and its time."""
+    """The entry that others are compared with: the last accepted one, and its time."""
 
     entry: str
     ms: float | None
@@ -133,7 +133,7 @@ def journal_history(
     The step time of an entry (of a report, its baseline) is compared with the last accepted entry of the same name,
     machine and batch size: an accepted report's candidate, or an accepted profile or timing; before any was accepted,
     with the first that has a time. The interval of `ratio` is that of `compare_medians`. ``regression`` means that the
-    verdict is "slower", and that the entry is no trial of a lever, which changes nothing. An entry with nothing to
+    verdict is "slower", and that the entry is not a trial of a lever, which changes nothing. An entry with nothing to
     compare to on its machine and batch size is not ``comparable``.
     """
     last: dict[str, list[_Reference]] = {}
@@ -199,13 +199,15 @@ def _in_effect(name: str, entry: JournalEntry, first: bool) -> _Reference | None
     """Return the new reference after an entry; ``None`` if it stays."""
     if not (entry.accepted or first):
         return None
-    before = entry.kind == "report" and not entry.accepted  # what a report that is not accepted compares with
+    before = (
+        entry.kind == "report" and not entry.accepted
+    )  # the entry that a report which is not accepted compares with
     ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if before else (entry.median_ms, entry.ci_ms)
     return _Reference(name, ms, ci, entry) if entry.accepted or ms is not None else None
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return what both contain with different values."""
+    """Return the facts that both contain with different values."""
     both = [key for key in old if key in new and key not in _APART]
     return {key: (_short(old[key]), _short(new[key])) for key in both if old[key] != new[key]}
 

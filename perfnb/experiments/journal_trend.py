@@ -1,4 +1,4 @@
-"""How a figure developed over the entries of a journal: like compared with like, and what changed with it."""
+"""Find how a figure developed over the entries of a journal: like compared with like, and what changed with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIGURES = ("step_ms", "peak_bytes")
 #: Fewest entries of a series; shorter ones have no trend.
 FEWEST = 2 * FEWEST_ASIDE
 _VERDICTS = {"step_ms": ("slower", "faster"), "peak_bytes": ("more", "less")}
-#: What entries of one series have in common.
+#: The facts that entries of one series have in common.
 LIKE = ("name", "kind", "host", "device", "torch", "batch_size", "ranks")
 #: Columns of the changes and their types.
 CHANGES: Mapping[str, str] = MappingProxyType(
@@ -41,8 +41,8 @@ CHANGES: Mapping[str, str] = MappingProxyType(
 def trend_rows(
     table: pd.DataFrame, entries: Mapping[str, SavedEntry], figure: str, across: Collection[str]
 ) -> pd.DataFrame:
-    """Return the entries that have the figure, with the number of their ``series``; those that were tried and undone
-    not.
+    """Return the entries that have the figure, with the number of their ``series``, but not those that were tried and
+    undone.
     """
     rows = table[table["damaged"].isna() & table[figure].notna() & (table[figure] > 0) & (table["kind"] != "report")]
     rows = rows[np.array([not _is_trial(entries[path]) for path in rows.index], dtype=bool)]
@@ -61,8 +61,7 @@ def trend_changes(
 ) -> tuple[pd.DataFrame, pd.Series]:
     """Return the changes of the series, oldest first, and the level of each entry.
 
-    The probability that any of the series has a change that is not there is 5 %. A change of less than `equal_within`
-    is none.
+    The probability of a false change in any of the series is 5 %. A change of less than `equal_within` does not count.
     """
     long = [series for _, series in rows.groupby("series") if len(series) >= FEWEST]
     records, levels = [], rows[figure].astype(float).groupby(rows["series"]).transform("median")
@@ -98,8 +97,8 @@ def _compared(before: pd.DataFrame, after: pd.DataFrame, figure: str, equal_with
 
 
 def _also_changed(before: Sequence[str], after: Sequence[str], entries: Mapping[str, SavedEntry]) -> str | None:
-    """Return what differs between the entries around a change: of a few on either side, the fact that most of them
-    have.
+    """Return the facts that differ between the entries around a change, taking the most frequent value of a few on
+    either side.
 
     The commit is that of the last entry before and of the first one after it.
     """

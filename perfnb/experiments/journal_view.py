@@ -1,4 +1,4 @@
-"""A journal as a document: the last decision or change, the trends and the entries."""
+"""Show a journal as a document: the last decision or change, the trends and the entries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from perfnb.draw.document import Axis, Cell, Column, Document, Line, Series, Sta
 from perfnb.draw.palette import BLUE, GREY, Mark
 from perfnb.experiments.journal_trend import FEWEST, FIGURES
 
-#: Most entries in the charts, charts, one per step name, and sentences of one kind; the last ones are shown.
+#: The most entries in the charts, charts (one per step name), and sentences of one kind; the last ones are shown.
 _MOST_ENTRIES, _MOST_CHARTS, _MOST_SENTENCES = 60, 4, 4
 _MOST_POINTS = 2000
 _KINDS = {"report": "A/B test"}
-#: Words for what became more, and less.
+#: Words for figures that grew, and that shrank.
 _WORDS = {"step_ms": ("Slower", "Faster"), "peak_bytes": ("More memory", "Less memory")}
 _DECISIONS: dict[str, tuple[State, str]] = {
     "accept": ("good", "was accepted"),
@@ -41,7 +41,7 @@ def journal_document(
     where: str,
     limits: Sequence[str] = (),
 ) -> Document:
-    """Return what has become slower, or was decided last, with the history.
+    """Return the document of what has become slower, or was decided last, with the history.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def journal_document(
 
 
 def trend_document(series: pd.DataFrame, changes: pd.DataFrame, figure: str, where: str) -> Document:
-    """Return how a figure developed, and where it changed."""
+    """Return the document of how a figure developed, and where it changed."""
     latest = changes[changes["latest"]]
     worse = latest[latest["ratio"] > 1]
     news = worse if len(worse) else latest
@@ -172,7 +172,7 @@ def _verdict(history: pd.DataFrame, table: pd.DataFrame, series: pd.DataFrame) -
         f"Last accepted: {_entry(row)}, {fmt.interval(row['median_ms'], (row['ci_low_ms'], row['ci_high_ms']))}."
         for _, row in last_ones.iterrows()
     ]
-    # What was slower before the last acceptance of its step is old news.
+    # Slower entries before the last acceptance of their step no longer matter.
     since = history["number"].where(history["accepted"]).groupby(history["name"]).transform("max").fillna(0)
     slower = history[history["regression"] & (history["number"] >= since)]
     if len(decided):
@@ -214,7 +214,7 @@ def _slower(row: Any, history: pd.DataFrame) -> str:
 
 
 def _reference(row: Any, history: pd.DataFrame) -> str:
-    """Return what an entry is compared with: the last accepted, or else the first, of an A/B test its baseline."""
+    """Return what an entry is compared with: the last accepted one, or else the first; of an A/B test, its baseline."""
     reference = history.loc[row["against"]]
     if reference["accepted"]:
         return f"entry {reference['number']}, the last accepted before it"
@@ -222,13 +222,13 @@ def _reference(row: Any, history: pd.DataFrame) -> str:
 
 
 def _side(row: Any) -> str:
-    """Return what later entries are compared with: of an A/B test that was not accepted, its baseline."""
+    """Return what later entries are compared with; of an A/B test that was not accepted, its baseline."""
     is_baseline = row["kind"] == "report" and not row["accepted"]
     return f"{'the baseline of ' if is_baseline else ''}entry {row['number']}"
 
 
 def trends(history: pd.DataFrame, fewest: int) -> Iterator[Series]:
-    """Step time by entry, a chart per step with enough entries; of an A/B test, both sides."""
+    """Yield the step time by entry, a chart per step with enough entries; for an A/B test, both sides."""
     recent = history.iloc[-_MOST_ENTRIES:]
     for name in recent["name"].drop_duplicates(keep="last").iloc[-_MOST_CHARTS:]:
         rows = recent[recent["name"] == name]
@@ -303,7 +303,7 @@ def _cells(entry: Any, row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
 
 
 def _compared(row: Any, history: pd.DataFrame) -> tuple[Cell, str]:
-    """Return the ratio of what was added, and what it is compared with."""
+    """Return the ratio of an added entry, and what it is compared with."""
     if row["kind"] == "report":
         bounds = row["candidate_ci_low"], row["candidate_ci_high"]
         return Value(row["candidate_ratio"], "ratio", bounds), "its baseline"

@@ -1,4 +1,4 @@
-"""What a dynamic batcher would gain: batches of each size measured, the batcher simulated. Pure."""
+"""Estimate the gain of a dynamic batcher: batches of each size are measured, and the batcher is simulated. Pure."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from perfnb.arguments import require_seconds
 from perfnb.inference.queueing import poisson_arrivals
 from perfnb.stats.intervals import Floats, Samples, quantile_interval
 
-#: Requests of a simulation; the first quarter, while the queue fills, is left out.
+#: The number of requests in a simulation; the first quarter, while the queue fills, is left out.
 REQUESTS = 8_000
 _SETTLES = REQUESTS // 4
-#: Delays that are tried, as shares of the time that a request alone takes.
+#: The delays that are tried, as shares of the time that a request alone takes.
 DELAYS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-#: Settings whose figures differ by less count as equal.
+#: Settings whose figures differ by less than this share count as equal.
 EQUAL_WITHIN = 0.05
 #: How often the interval around the highest rate is halved.
 _HALVINGS = 7
-#: Distinct quantiles of a batch's time.
+#: The number of distinct quantiles of a batch's time.
 _LEVELS = 4096
 _SEED = 21
 
 
 @dataclass(frozen=True, repr=False)
 class Batcher:
-    """A batcher under load, simulated: its settings, and their effect.
+    """A simulated batcher under load: its settings, and their effect.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Batcher:
     utilization : float
         Share of the time when the server is busy.
     served_per_s : float
-        Requests per second that it serves: as many as come, unless it is overrun.
+        Requests per second that it serves: all that come, unless it is overrun.
     """
 
     most: int
@@ -67,12 +67,12 @@ class Batcher:
 
 
 class Batching:
-    """Service times by batch size, and what a dynamic batcher makes of them.
+    """Service times by batch size, and the effect of a dynamic batcher on them.
 
     Parameters
     ----------
     times_ms : mapping of int to array
-        Service times of batches, by size; size 1 is there.
+        Service times of batches by size, including size 1.
     servers : int
         Batches served at the same time.
     """
@@ -103,7 +103,7 @@ class Batching:
 
     @property
     def gain(self) -> float:
-        """How many times as many requests can be served with the best batch size as one by one."""
+        """The factor by which the best batch size serves more requests than serving one by one."""
         per_second = self.sizes["requests_per_s"]
         return float(per_second.max() / per_second.iloc[0])
 
@@ -132,7 +132,7 @@ class Batching:
         return Batcher(most, delay_ms, rate_per_s, p50, p95, p99, float(np.mean(sizes)), min(1.0, busy), served)
 
     def grid(self, rate_per_s: float) -> pd.DataFrame:
-        """Return a row per setting of the batcher, with its figures at a rate; as `Batcher`."""
+        """Return a row per setting of the batcher, with its figures at a rate, as `Batcher` has them."""
         return pd.DataFrame([self.at(rate_per_s, *setting) for setting in self._settings])
 
     @property
@@ -143,8 +143,8 @@ class Batching:
     def best(self, rate_per_s: float, quantile: float = 0.99) -> Batcher | None:
         """Return the setting whose latency is lowest at a rate; ``None`` if all are overrun.
 
-        Of settings within 5 % of the lowest, which simulations of this length cannot tell apart, it is the one with the
-        smallest batch and delay.
+        Simulations of this length cannot tell settings within 5 % of the lowest apart: of these, the one with the
+        smallest batch and delay is returned.
 
         Parameters
         ----------
@@ -161,8 +161,8 @@ class Batching:
     def best_within(self, bound_ms: float, quantile: float = 0.99) -> Batcher | None:
         """Return the setting that serves the highest rate with a quantile of latency within a bound, at that rate.
 
-        ``None`` if none does at any rate. Of settings whose rates are within 5 % the one with the smallest batch and
-        delay is meant.
+        The result is ``None`` if none does at any rate. Of settings whose rates are within 5 %, the one with the
+        smallest batch and delay is returned.
 
         Parameters
         ----------
@@ -212,8 +212,8 @@ def _column_of(quantile: float) -> str:
 def simulate_batches(
     arrivals_ms: Floats, service_ms: Callable[[int], float], most: int, delay_ms: float, servers: int = 1
 ) -> tuple[Floats, list[int], float]:
-    """Return a dynamic batcher: a free server takes what waits, at most `most`, once that many wait or the first has
-    waited `delay_ms`.
+    """Simulate a dynamic batcher: a free server takes the waiting requests, at most `most`, once that many wait or the
+    first one has waited `delay_ms`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`compare_inference`: how fast, how big and how exact a model is with each backend."""
+"""`compare_inference`: measure how fast, how big and how exact a model is with each backend."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from perfnb.draw.document import Document
 
-#: Takes what can be called as the model is, and returns losses by name; smaller is better.
+#: Takes a function that can be called as the model is, and returns losses by name; smaller is better.
 Quality = Callable[[Callable[..., Any]], Mapping[str, float]]
 
 
 class InferenceComparison(Documented):
-    """A model with each backend: latency, memory, size, and how far its outputs are off. A notebook displays it."""
+    """A model with each backend: latency, memory, size, and the error of its outputs. A notebook displays it."""
 
     def __init__(self, rounds: BackendRounds, judged: Mapping[str, Judged]) -> None:
         self._rounds, self._judged = rounds, judged
@@ -59,7 +59,7 @@ class InferenceComparison(Documented):
         quality : callable, optional
             ``quality(run)`` measures losses by name, smaller is better, such as ``{"error": 0.03}``; ``run`` is called
             as the model is. The same losses of eager are the limit, unless `limits` has one. Without it, outputs must
-            be as near to float64 as the model's own, within noise.
+            be as close to float64 as the model's own, within noise.
         limits : mapping, optional
             Largest accepted values: of losses, or without `quality` of ``"difference"`` (``error`` in the table); of
             ``"median_ms"``, ``"p95_ms"`` and ``"peak_memory_bytes"``.
@@ -111,7 +111,7 @@ def compare_inference(
     ----------
     model : Module
     example : tensor, tuple or mapping
-        What the model is called with; a mapping holds keyword arguments.
+        The arguments that the model is called with; a mapping holds keyword arguments.
     backends : sequence of str
         Of ``eager`` (always there, the baseline), ``compile``, ``bf16``, ``onnxruntime``, ``int8`` (torchao),
         ``channels_last``, ``folded`` (batch normalisation into convolutions) and ``openvino``.
@@ -151,7 +151,7 @@ def compare_inference(
     chosen = [known[name] for name in dict.fromkeys(names) if name != "eager"]
 
     def losses_of_own(run: Callable[..., Any]) -> Mapping[str, float] | None:
-        # What is wrong with it is known before anything is compiled and timed.
+        # Faults in it are found before anything is compiled and timed.
         __tracebackhide__ = True
         return None if quality is None else _own_losses(quality, run)
 
@@ -167,10 +167,10 @@ def _require(quality: Any, limits: Any) -> dict[str, float]:
 
 
 def _own_losses(quality: Quality, run: Callable[..., Any]) -> Mapping[str, float]:
-    """Return the losses of the unmodified model, whatever `limits` are: they are the limit."""
+    """Return the losses of the unmodified model, whatever `limits` are, because they are the limit."""
     __tracebackhide__ = True
     losses = quality(run)
-    losses_of(losses, {})  # refuses what are no losses
+    losses_of(losses, {})  # refuses results that are not losses
     return losses
 
 

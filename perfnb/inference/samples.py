@@ -1,4 +1,4 @@
-"""What runs of requests gave: a row per request, per token and per answer, and the key-value cache. Pure."""
+"""Make tables of runs of requests: a row per request, per token and per answer, and the key-value cache. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.stats.intervals import Floats
 if TYPE_CHECKING:
     from perfnb.inference.request_runner import Served
 
-#: Calls of each size that count as warm-up.
+#: The number of calls of each size that count as warm-up.
 FIRST_CALLS = 2
 #: Columns of the frame of tokens, a row per token: the served request's number in its run, the token's in its answer,
 #: and when it came, in milliseconds after the request's arrival and after the start of its service.
@@ -60,15 +60,15 @@ class OpenRun:
     Attributes
     ----------
     rate_per_s : float
-        Arrivals per second: those asked for, or those of the recorded schedule.
+        Arrivals per second: the requested rate, or that of the recorded schedule.
     samples : DataFrame
         As `Latency.samples`, without ``run``.
     lost : int
         Requests that were due, and not served while the run lasted.
     late : float
-        By how much the clock started 1 of 100 requests late, as a share of the median service time.
+        How late the clock started 1 of 100 requests, as a share of the median service time.
     tokens : DataFrame
-        A row per token, if tokens were asked for: ``run``, ``served`` (place among the samples), ``token``,
+        A row per token, if tokens were requested: ``run``, ``served`` (place among the samples), ``token``,
         ``after_arrival_ms`` and ``after_start_ms``.
     concurrency : int
         Requests served at the same time.
@@ -91,7 +91,7 @@ class OpenRun:
 def open_run_of(
     served: Sequence[Served], arrivals_ms: Sequence[float], rate_per_s: float | None, concurrency: int
 ) -> OpenRun:
-    """Return what a run on a schedule gave."""
+    """Return the results of a run on a schedule."""
     samples, count = samples_of(served), len(arrivals_ms)
     late = float(samples["late_ms"].quantile(0.99)) / float(samples["service_ms"].median())
     rate = rate_per_s or count / arrivals_ms[-1] * 1e3
@@ -100,7 +100,7 @@ def open_run_of(
 
 @dataclass(frozen=True)
 class Measured:
-    """All that was measured of a service."""
+    """All measurements of a service."""
 
     name: str
     concurrency: int
@@ -108,22 +108,22 @@ class Measured:
     closed: pd.DataFrame
     paused: pd.DataFrame
     open_run: OpenRun | None = None
-    #: The rate that was asked for; ``None`` for recorded arrivals.
+    #: The requested rate; ``None`` for recorded arrivals.
     asked_rate: float | None = None
-    #: The bound that was asked for, and the share of requests to be within it.
+    #: The requested bound, and the share of requests to be within it.
     asked_bound: tuple[float, float] | None = None
-    #: Service times of batches of 2 and more by size; ``None`` if they were not asked for.
+    #: Service times of batches of 2 and more by size; ``None`` if they were not requested.
     batches_ms: Mapping[int, Sequence[float]] | None = None
-    #: A size at which the input made by ``batch`` does not seem to hold all requests.
+    #: A size for which the input made by ``batch`` does not seem to hold all requests.
     short_batch: int | None = None
-    #: Tokens of the requests served back to back; ``None`` if they were not asked for.
+    #: Tokens of the requests served back to back; ``None`` if they were not requested.
     tokens: pd.DataFrame | None = None
-    #: The key-value cache of an answer, or why it is not known.
+    #: The key-value cache of an answer, or the reason why it is not known.
     cache: Cache | str = "tokens were not asked for"
     price_per_hour: float | None = None
-    #: Joules of a request in each run, or why they are not known.
+    #: The joules of a request in each run, or the reason why they are not known.
     joules: Mapping[str, float | str] = field(default_factory=dict)
-    #: Whether a model was served that was still in training mode.
+    #: Whether the served model was still in training mode.
     in_training: bool = False
     #: What may have disturbed the requests.
     noise: Mapping[str, Any] = field(default_factory=dict)
@@ -138,15 +138,15 @@ class Measured:
 class Cache:
     """A key-value cache, seen with `length` tokens.
 
-    `layers` holds the bytes per token of each layer, and the most tokens that it keeps: infinite where it grows with
-    the answer, 1 where its size is the same whatever the length.
+    `layers` holds the bytes per token of each layer, and the most tokens that it keeps: infinite if it grows with the
+    answer, 1 if its size does not depend on the length.
     """
 
     layers: tuple[tuple[int, float], ...]
     length: int
 
     def bytes_at(self, length: int) -> int:
-        """Return its size with so many tokens."""
+        """Return its size with this many tokens."""
         return sum(token_bytes * int(min(length, most)) for token_bytes, most in self.layers)
 
 

@@ -1,4 +1,4 @@
-"""Collectives shared by several ranks: the offsets between their clocks, and who waited for whom.
+"""Find the collectives shared by several ranks: the offsets between their clocks, and who waited for whom.
 
 Collectives are kernels (NCCL, RCCL, oneCCL) or ranges of a backend on the host (gloo, MPI).
 
@@ -87,7 +87,9 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
 
 
 def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on_device: bool) -> pd.DataFrame:
-    """Collectives on the host; without any, the operators that started them, unless these may be mere launches."""
+    """Return collectives on the host; without any, the operators that started them, unless these may only be
+    launches.
+    """
     own = host_collectives(events, on_device)
     chosen = np.flatnonzero(own.ran != NONE)
     if not len(chosen) and not is_in(events, DEVICE_WORK).any():
@@ -218,7 +220,7 @@ def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int
     matched, clocks : DataFrame
         From `matching`.
     alone : mapping of int to IntervalSet
-        When ranks whose collectives the host runs did nothing but wait for one.
+        When ranks whose collectives the host runs did nothing except wait for one.
 
     Returns
     -------
@@ -238,7 +240,9 @@ def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int
 
 
 def waits(rows: pd.DataFrame) -> pd.DataFrame:
-    """Exposed waiting of each rank in collectives (from `with_waiting`): ``rank``, ``step``, ``waiting_ms``."""
+    """Return the exposed waiting of each rank in collectives (from `with_waiting`): ``rank``, ``step``,
+    ``waiting_ms``.
+    """
     sums: pd.DataFrame = rows.groupby(["rank", "step"], as_index=False)[["alone_ns"]].sum()
     return sums.assign(waiting_ms=sums["alone_ns"] / 1e6).drop(columns="alone_ns")
 
@@ -425,7 +429,9 @@ class TwoRanks:
         return best if most >= _FEW and (most - rival > alone or rival <= _RIVAL * most) else None
 
     def _candidates(self) -> list[int]:
-        """Offsets to try: the frequent ones among sampled pairs, and those of pairs in about the same order."""
+        """Return the offsets to try: the frequent ones among sampled pairs, and those of pairs in about the same
+        order.
+        """
         found = _frequent(self._some_differences(), self._window, _PEAKS)
         for shift in range(-_BAND, _BAND + 1):
             for from_end in (False, True):
@@ -434,7 +440,9 @@ class TwoRanks:
         return sorted(set(found))
 
     def _some_differences(self) -> np.ndarray:
-        """Differences of all pairs, or of evenly spaced ends of the first rank with all ends of the other."""
+        """Return the differences of all pairs, or of evenly spaced ends of the first rank with all ends of the
+        other.
+        """
         each = _PAIRS // len(self._count[0])
         parts = []
         for key in range(len(self._count[0])):

@@ -1,4 +1,6 @@
-"""Ranks whose collectives run on the host: the times of each step, and the place where the straggler was late."""
+"""Analyse ranks whose collectives run on the host: the times of each step, and the place where the straggler was
+late.
+"""
 
 from __future__ import annotations
 

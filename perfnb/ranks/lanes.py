@@ -1,4 +1,4 @@
-"""One step of all ranks on one clock: the work of each rank, and its arrivals at the collectives."""
+"""Lay out one step of all ranks on one clock: the work of each rank, and its arrivals at the collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of all ranks on one clock, and who waited for whom: a picture of its own kind."""
+"""Draw one step of all ranks on one clock, and who waited for whom."""
 
 from __future__ import annotations
 

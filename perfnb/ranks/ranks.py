@@ -185,9 +185,9 @@ class Ranks(Documented):
     def times(self) -> pd.DataFrame:
         """The time of each rank's GPUs in each step, in ms, or of its host where that runs the collectives (gloo, MPI).
 
-        Computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``), copying, copying
-        alone (``copying_ms``), idle, and waiting in collectives for the last rank to arrive (``waiting_ms``, if
-        collectives of the ranks could be matched).
+        The times are computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``),
+        copying, copying alone (``copying_ms``), idle, and waiting in collectives for the last rank to arrive
+        (``waiting_ms``, if collectives of the ranks could be matched).
         """
         return self._summary.times.copy()
 
@@ -211,7 +211,7 @@ class Ranks(Documented):
         return {rank: profile.meta for rank, profile in self._profiles.items()}
 
     def compare(self, other: object) -> NoReturn:
-        """Always raises an error, because ranks are compared one by one: ``a[0].compare(b[0])``.
+        """Raise an error, because ranks are compared one by one: ``a[0].compare(b[0])``.
 
         Raises
         ------
@@ -323,7 +323,7 @@ def load_several(paths: Sequence[Path], limits: Limits, executor: Any = None, st
 
 
 def _of_saved(paths: Sequence[Path]) -> Ranks:
-    """Saved profiles as ranks, numbered as traces are."""
+    """Return saved profiles as ranks, numbered as traces are."""
     profiles = [SavedProfile(path) for path in paths]
     ranks: list[int | None] = []
     for path, profile in zip(paths, profiles, strict=True):

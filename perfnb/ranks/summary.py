@@ -1,4 +1,4 @@
-"""Several ranks of one job: computation and waits of each, the straggler, and doubts about their match."""
+"""Summarise several ranks of one job: computation and waits of each, the straggler, and doubts about their match."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RanksSummary:
     straggler : int or None
         The rank that others waited for in shared collectives, if one stands out.
     lateness : Lateness or None
-        The evidence for the straggler, or why it is not enough; ``None`` if nobody waited.
+        The evidence for the straggler, or the reason why it is not enough; ``None`` if nobody waited.
     doubts : Doubts
         Reasons why these may not be all ranks of one job.
     matched : tuple of int
@@ -228,7 +228,7 @@ def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
 
 
 def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
-    """Contradictions in the recordings' own descriptions."""
+    """Return contradictions in the recordings' own descriptions."""
     sizes = _grouped((_told(one, "world_size"), one.rank) for one in recordings)
     size = next(iter(sizes)) if len(sizes) == 1 else None
     devices = _grouped((_devices(one), one.rank) for one in recordings)

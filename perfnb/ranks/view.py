@@ -1,4 +1,4 @@
-"""Several ranks of one job as a document: the cause of delay, each rank's step, and who waited for whom."""
+"""Show several ranks of one job as a document: the cause of delay, each rank's step, and who waited for whom."""
 
 from __future__ import annotations
 
