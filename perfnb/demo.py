@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each behind a normalisation and around a residual."""
+    """Attention and a feed-forward network, each after a normalisation and inside a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()

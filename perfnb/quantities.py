@@ -1,4 +1,4 @@
-"""Numbers to text, one way everywhere: three significant digits and the unit that fits.
+"""Turn numbers into text, in one way everywhere: three significant digits and the unit that fits.
 
 Every function takes a number or an unknown (``None``, ``NA``, ``nan``) and gives ``n/a`` for the latter.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-#: The sign of numbers below 0, and what stands for a figure that is not known.
+#: The sign of numbers below 0, and the text for a figure that is not known.
 MINUS = "−"
 UNKNOWN = "n/a"
 
@@ -35,7 +35,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def known(value: Any) -> float | None:
-    """`value` as a finite float, or ``None`` where it is unknown."""
+    """Return `value` as a finite float, or ``None`` if it is unknown."""
     if value is None or type(value).__name__ == "NAType":  # pandas' NA, without loading pandas
         return None
     number = float(value)
@@ -43,12 +43,12 @@ def known(value: Any) -> float | None:
 
 
 def rounded(value: float, digits: int = 3) -> float:
-    """`value` to `digits` significant digits."""
+    """Return `value` to `digits` significant digits."""
     return float(f"{value:.{digits - 1}e}")
 
 
 def short(value: Any, digits: int = 6) -> float | None:
-    """`value` to `digits` significant digits as JSON holds it: whole numbers as `int`, unknown as ``None``."""
+    """Return `value` to `digits` significant digits as JSON holds it: whole numbers as `int`, unknown as ``None``."""
     if type(value) is int and abs(value) < 10**digits:
         return value
     number = known(value)
@@ -139,7 +139,7 @@ def _with_digits_of(shown: str, number: float) -> str:
 
 
 def _factor(unit: str, number: float) -> float:
-    """Return what a number was multiplied by to be written in a unit."""
+    """Return the factor that a number was multiplied by to be written in a unit."""
     if unit == "%":
         return 100.0
     if unit in ("s", "ms", "µs"):
@@ -194,7 +194,7 @@ def named(names: Sequence[str], most: int = 3) -> str:
 
 
 def share(fraction: Any) -> str:
-    """Return a share of a whole: ``34 %``, one decimal below 10 %, ``<0.1 %`` for what is barely there."""
+    """Return a share of a whole: ``34 %``, one decimal below 10 %, ``<0.1 %`` for a share that is barely there."""
     number = known(fraction)
     if number is None:
         return UNKNOWN
@@ -225,7 +225,7 @@ def byte_unit(count_of_bytes: float) -> tuple[int, str]:
 
 
 def on_axis(text: str) -> str:
-    """Return a quantity as an axis has it, without zeros after the decimal point: ``2 GiB`` for ``2.00 GiB``."""
+    """Return a quantity in the form for an axis, without zeros after the decimal point: ``2 GiB`` for ``2.00 GiB``."""
     number, _, unit = text.partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
@@ -239,7 +239,7 @@ def growth(bytes_per_step: float, bounds: tuple[float | None, float | None]) -> 
 
 
 def count(value: Any) -> str:
-    """Return how many: ``12``, ``1.33``, ``4.10 k``, ``124 M``."""
+    """Return a number of things: ``12``, ``1.33``, ``4.10 k``, ``124 M``."""
     number = known(value)
     if number is None:
         return UNKNOWN
@@ -257,7 +257,7 @@ def flops(value: Any) -> str:
 
 
 def rate(per_second: Any, thing: str = "") -> str:
-    """Return how many a second: ``2,600 samples/s``, ``1.23 M/s``."""
+    """Return a number per second: ``2,600 samples/s``, ``1.23 M/s``."""
     number = known(per_second)
     if number is None:
         return UNKNOWN
@@ -267,13 +267,13 @@ def rate(per_second: Any, thing: str = "") -> str:
 
 
 def ratio(value: Any) -> str:
-    """Return how many times as much: ``1.34 ×``."""
+    """Return a ratio: ``1.34 ×``."""
     number = known(value)
     return UNKNOWN if number is None else f"{significant(number)} ×"
 
 
 def clock(seconds: Any, decimals: int = 0) -> str:
-    """Return seconds since the start as a clock shows them: ``0:42``, ``1:02:03``."""
+    """Return seconds since the start in the form of a clock: ``0:42``, ``1:02:03``."""
     number = known(seconds)
     if number is None:
         return UNKNOWN
@@ -287,7 +287,7 @@ def clock(seconds: Any, decimals: int = 0) -> str:
 
 
 def reading(value: Any, unit: str) -> str:
-    """Return what was read of a machine.
+    """Return a reading of a machine.
 
     Parameters
     ----------

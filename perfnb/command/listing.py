@@ -1,4 +1,4 @@
-"""What several things in a folder are, newest first."""
+"""List the saved things in a folder, newest first."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def saved_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
 
 
 def unrelated_traces(found: Ranks, folder: Path) -> list[Entry]:
-    """Return the traces of a folder, newest first, if nothing says that they are ranks of one job."""
+    """Return the traces of a folder, newest first, if nothing indicates that they are ranks of one job."""
     files = {rank: profile.meta.get("trace", {}) for rank, profile in zip(found.ranks, found, strict=True)}
     names = [str(facts.get("file", "")) for facts in files.values()]
     if len(files) < 2 or not all(names) or all(facts.get("rank_known") for facts in files.values()):
@@ -67,7 +67,7 @@ def _numbered(names: list[str]) -> bool:
 
 
 def verdict_of(found: Any) -> str:
-    """Return the verdict on something that was loaded, or else what it is, in a line."""
+    """Return in a line the verdict on something that was loaded, or else its kind."""
     findings = getattr(getattr(found, "_summary", None), "findings", None)
     if (verdict := getattr(findings, "verdict", None)) is not None:
         return str(verdict.verdict)
@@ -75,7 +75,7 @@ def verdict_of(found: Any) -> str:
 
 
 def folder_document(folder: str, entries: Sequence[Entry], rest: int) -> Document:
-    """Return what is in a folder, newest first."""
+    """Return a document of the contents of a folder, newest first."""
     first = shlex.quote(str(entries[0].path))
     rows = [(_below(entry.path, folder), entry.kind, _when(entry.saved)) for entry in entries]
     table = Table(

@@ -1,10 +1,10 @@
-"""Which operator of one trace is which of another: two trees of operators matched from the top, and their rows.
+"""Match the operators of two traces: two trees of operators are matched from the top, and given common rows.
 
 A unit is all calls of one operator with the same shapes, in the same layer and phase, inside the same matched operator.
-Units are matched one to one, level by level. One without a partner is opened, and what is inside it looks for partners
-beside it: a wrapper that only one of the two has does not separate what is below it. Each row of the result stands for
-the same operator of both, or for one that only one has; every moment in an operator on the host, and every piece of GPU
-work, counts in one row.
+Units are matched one to one, level by level. A unit without a partner is opened, and the units inside it look for
+partners next to it: a wrapper that only one of the two has does not separate the units below it. Each row of the result
+represents the same operator of both, or an operator that only one has; every moment in an operator on the host, and
+every piece of GPU work, counts in one row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfnb.recording.nesting import NONE, Bools, Forest, Ints, forest_of, inner
 _WORDS = ("name", "shapes", "layer", "phase", "forward_op")
 _BACKWARD = re.compile(r"(?:Cudnn|Miopen|Mkldnn|Native)?([A-Za-z0-9_]*?Backward)[0-9]*")
 _KEYS = ("context", "name", "shapes", "layer", "phase")
-#: What two units must agree in, from the best match to the poorest; if several do, the n-th is matched with the n-th.
+#: What two units must share, from the best match to the poorest; if several do, the n-th is matched with the n-th.
 _TIERS = (
     _KEYS,
     ("context", "name", "layer", "phase"),
@@ -47,7 +47,7 @@ class MatchedOps:
         ``name``, ``shapes``, ``layer``, ``phase`` of each node as codes, -1 if missing; ``partner``: the layer again,
         but a layer of b has the code of the layer of a it was matched with.
     labels : dict of str to Index
-        What the codes stand for.
+        The meaning of the codes.
     row : ndarray
         The row each node counts in; -1 for a range that only one of the two has.
     is_head : ndarray of bool
@@ -148,18 +148,18 @@ def _codes(
     layer = columns["layer"]
     pairs = layers[layers["a"].notna() & layers["b"].notna()]
     a, b = (labels["layer"].get_indexer(pd.Index(pairs[side].astype(object))) for side in ("a", "b"))
-    # A layer of b without a partner is none of a's, whatever its name.
+    # A layer of b without a partner is not a layer of a, whatever its name.
     partner = np.append(np.arange(len(labels["layer"])) + len(labels["layer"]), NONE)
     partner[b[(a != NONE) & (b != NONE)]] = a[(a != NONE) & (b != NONE)]
     return pd.DataFrame({**columns, "partner": np.where(second, partner[layer], layer)}), labels
 
 
 def _keys(codes: pd.DataFrame, labels: dict[str, pd.Index], second: Bools) -> pd.DataFrame:
-    """Return what nodes are matched by.
+    """Return the keys that nodes are matched by.
 
-    A backward node whose name only one of the two has (``MiopenBatchNormBackward0``) goes by the operator that made it,
-    or if the traces do not say, by its name without vendor and number. If one of the two has no shapes for any operator
-    of a name, shapes of that name are ignored.
+    A backward node whose name only one of the two has (``MiopenBatchNormBackward0``) is matched by the operator that
+    made it or, if the traces do not record that, by its name without vendor and number. If one of the two has no shapes
+    for any operator of a name, shapes of that name are ignored.
     """
     name, shapes = codes["name"].to_numpy(), codes["shapes"].to_numpy()
     alias = codes["forward_op"].to_numpy()
@@ -182,7 +182,7 @@ def _without_maker(names: pd.Index) -> Ints:
 
 
 def _kept(trees: tuple[OpTree, OpTree], name: Ints, is_range: Bools, second: Bools) -> Bools:
-    """Return all nodes but those that would separate what is inside from its partner.
+    """Return all nodes except those that would separate nodes inside from their partners.
 
     These are ranges that only one of the two has, and the engine's marks around backward nodes if the other trace is
     too old to have any.
@@ -277,7 +277,7 @@ def _chosen(units: dict[str, Ints], which: Bools | Ints) -> dict[str, Ints]:
 
 
 def _pairs(units: dict[str, Ints], tier: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Units of the first and of the second tree that agree, in order."""
+    """Return units of the first and of the second tree that agree, in order."""
     if "shapes" not in tier and "layer" in tier:
         units = _chosen(units, units["layer"] != NONE)
     second = units["side"] == 1

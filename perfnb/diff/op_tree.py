@@ -1,4 +1,4 @@
-"""The tree of operators of the traced steps: nesting, layer, phase, host time and GPU work of each.
+"""Build the tree of operators of the traced steps: nesting, layer, phase, host time and GPU work of each.
 
 Down to the operators that only one vendor has, it looks the same on every machine, so two traces can be compared by it.
 """
@@ -36,7 +36,7 @@ _NODES = (*OPS, *RANGES)
 #: Ranges that older versions of torch traced as operators.
 _RANGE = re.compile("|".join(map(re.escape, (OPTIMIZER, LOADER, "DistributedDataParallel."))))
 _ENGINE = re.compile(f"{BACKWARD_NODE}: ")
-#: Marks of perfnb's own.
+#: perfnb's own marks.
 _OURS = re.compile(rf"{STEP_SPAN}|{DATA_SPAN}$|{OP_SPAN}|{PIECE}$")
 
 
@@ -52,7 +52,7 @@ class OpTree:
         ``is_range``, ``is_engine`` (the engine's mark around such a node), ``self_ns`` (host time without the nodes
         inside).
     forest : Forest
-        How they nest.
+        Their nesting.
     work : DataFrame
         One row per kernel, copy or memset: ``name``, ``duration_ns``, ``node`` (the innermost one around the call that
         launched it, -1 if not known).
@@ -107,7 +107,7 @@ def _members(recording: Recording, host: Host) -> Ints:
     """Return places in `host` of the operators, ranges and calls of the steps."""
     chosen = is_in(recording.events, (*_NODES, *CALLS))[host.rows]
     if not recording.is_from_trace:
-        chosen &= host.block != NONE  # a live one may include what other threads did
+        chosen &= host.block != NONE  # a live one may include work of other threads
     return np.flatnonzero(chosen)
 
 

@@ -1,4 +1,6 @@
-"""The step times of two profiles: how much slower is the second, and is it slower than a limit allows?"""
+"""Compare the step times of two profiles: how much slower the second is, and whether it is slower than a limit
+allows.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ class StepChange:
     a, b : StepTimes
         Of the first and the second.
     kind : str
-        Which steps these are: ``timed``, or ``traced`` where one of them has no timed steps.
+        The kind of steps: ``timed``, or ``traced`` if one of them has no timed steps.
     found : UnpairedComparison or None
-        The second against the first; ``None`` if one of them has no steps.
+        The second compared with the first; ``None`` if one of them has no steps.
     """
 
     a: StepTimes

@@ -1,4 +1,4 @@
-"""Two traces side by side: operators matched through their trees, the kernels that each launched, and their sums.
+"""Compare two traces: operators matched through their trees, the kernels that each launched, and their sums.
 
 Kernels of two vendors share no names, and neither do the operators that call their libraries. So GPU work belongs to
 the closest operator around its launch that both traces have.
@@ -31,12 +31,12 @@ GPU_FIGURES = ("total", "busy", "computation", "communication", "memcpy", "idle"
 
 @dataclass(frozen=True)
 class TraceDiff:
-    """Traced steps of b against those of a. Every figure is per step.
+    """Traced steps of b compared with those of a. Every figure is per step.
 
     Attributes
     ----------
     ops : DataFrame
-        The frame ``diff_ops``, in a's order of execution, then what only b has.
+        The frame ``diff_ops``, in a's order of execution, then rows that only b has.
     kernels : DataFrame
         The frame ``diff_kernels``, largest change first.
     operators : DataFrame
@@ -88,7 +88,7 @@ def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff |
     on_gpu = all(len(tree.work) for tree in trees)
     what = "gpu_ms" if on_gpu else "host_ms"
     table, forest = _rows_of(both), forest_of(both.around)
-    # The outermost operator around each row; a range in no operator stands for itself.
+    # The outermost operator around each row; a range in no operator represents itself.
     top = outermost(forest, ~table["is_range"].to_numpy(dtype=bool))
     top = np.where(top != NONE, top, np.arange(len(top)))
     ops = _with_times_inside(table, both)
@@ -128,7 +128,7 @@ def _gpu_times(a: Recording, b: Recording) -> pd.DataFrame:
 
 
 def _gpu_time_of(recording: Recording) -> dict[str, float]:
-    """Return what a device did per step: the mean over steps and devices."""
+    """Return the work of a device per step: the mean over steps and devices."""
     events = all_events(recording)
     table = gpu_time_by_step(events)
     if table.empty:  # no step is marked
@@ -218,7 +218,9 @@ def _with_times_inside(table: pd.DataFrame, both: MatchedOps) -> pd.DataFrame:
 
 
 def _work_of(both: MatchedOps) -> pd.DataFrame:
-    """Work by row, side and kernel name: ``calls`` and ``ms`` per step; row -1 if its operator is not known."""
+    """Return the work by row, side and kernel name: ``calls`` and ``ms`` per step; row -1 if its operator is not
+    known.
+    """
     parts = []
     for side, tree, row in zip(SIDES, both.trees, both.work_row, strict=True):
         keys = pd.DataFrame({"row": row, "name": tree.work["name"].astype(object), "ns": tree.work["duration_ns"]})
@@ -268,7 +270,9 @@ def _kernels_of(work: pd.DataFrame, table: pd.DataFrame, top: Ints) -> pd.DataFr
 
 
 def _by_side(work: pd.DataFrame, key: Ints, index: pd.Index) -> pd.DataFrame:
-    """For each key in the index and side: kernel names, heaviest first, and the sums of their calls and times."""
+    """Return, for each key in the index and side, kernel names, heaviest first, and the sums of their calls and
+    times.
+    """
     columns = {}
     for side in SIDES:
         mine = (work["side"] == side).to_numpy()

@@ -1,4 +1,4 @@
-"""Two profiles, traces or step times next to each other, as a document: what grew and what shrank."""
+"""Show two profiles, traces or step times next to each other, as a document: what grew and what shrank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from perfnb.draw.document import (
     Verdict,
 )
 
-#: If less than this share of either's time is in operators that both have alike, they may not run the same model.
+#: Two traces may not run the same model if less than this share of either's time is in operators that both have alike.
 _ALIKE = 0.5
 _VERDICTS: dict[str, tuple[State, str]] = {
     "faster": ("good", "Faster"),
@@ -57,7 +57,7 @@ _CHANGE = (
 )
 _SHAPE = re.compile(r"\[([0-9][0-9, ]*)\]")
 _NAMELESS = re.compile(r"\(anonymous namespace\)::|at::native::|^void |^_ZN?[A-Za-z0-9_]*?\d+(?=[a-z])")
-#: Where a compiler wrote arguments, at whatever depth.
+#: The place where a compiler wrote arguments, at whatever depth.
 _OPENERS = re.compile(r"[<(]")
 
 
@@ -80,7 +80,7 @@ def step_verdict(change: StepChange) -> Verdict:
 
 
 def step_document(change: StepChange, names: tuple[str, str]) -> Document:
-    """Return two step times, which have nothing but a verdict and figures."""
+    """Return the document of two step times, which has only a verdict and figures."""
     return Document(
         "comparison of step times",
         " against ".join(reversed(names)),
@@ -183,7 +183,7 @@ def _effects(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Effect]:
 
 
 def _layers(diff: ProfileDiff) -> Table:
-    """Return all layers as a tree, those in which most changed first."""
+    """Return all layers as a tree, those that changed most first."""
     table = diff.layers
     both, own = ("gpu_ms", "grew_gpu_ms") if diff.on_gpu else ("total_ms", "grew_ms")
     parents, weights = layer_tree(diff)
@@ -214,7 +214,7 @@ def _layers(diff: ProfileDiff) -> Table:
 
 
 def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
-    """Return the cells of two times and their change; what one of them lacks took no time there."""
+    """Return the cells of two times and their change; a part that one of them lacks took no time there."""
     times = fmt.known(a), fmt.known(b)
     before, after = (time or 0.0 for time in times)
     change = None if times == (None, None) else after - before
@@ -270,7 +270,7 @@ def _where(row: Any) -> str:
 
 
 def _findings(table: pd.DataFrame) -> Table:
-    """Return what holds either back: what the candidate gained and lost."""
+    """Return what holds either back: the findings that the candidate gained and lost."""
     words = {(True, True): "in both", (True, False): "gone", (False, True): "new"}
     rows = [
         (str(name), words[bool(row["in_a"]), bool(row["in_b"])], fmt.known(row["ms_a"]), fmt.known(row["ms_b"]))
@@ -313,7 +313,7 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
 
 
 def _arrow(words: Iterable[str]) -> str:
-    """``first → second``, or one word if both say the same."""
+    """Return ``first → second``, or one word if both are the same."""
     return " → ".join(dict.fromkeys(words))
 
 

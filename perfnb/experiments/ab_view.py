@@ -43,7 +43,7 @@ _METRICS: dict[str, tuple[str, Unit]] = {
     "peak_memory_bytes": ("peak memory", "bytes"),
     "flops": ("FLOPs", "flops"),
 }
-#: Metrics for which less is better, as for losses; the others follow from the step time.
+#: Metrics where less is better, as for losses; the others follow from the step time.
 _COSTS = ("median_ms", "p95_ms", "peak_memory_bytes", "flops")
 #: How far apart, in log units, the ratio of the medians and that of the pairs may be without a remark.
 _APART = 0.01
@@ -108,7 +108,7 @@ def reason(test: ABTest) -> tuple[str, str]:
 
 
 def _effects(test: ABTest) -> Iterator[Effect]:
-    """Yield the effect on everything for which less is better."""
+    """Yield the effect on everything where less is better."""
     limited: dict[str, Any] = {loss.name: loss for loss in test.quality.losses}
     limited |= {resource.name: resource for resource in test.resources}
     for name, row in test.table.iterrows():

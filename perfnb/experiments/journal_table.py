@@ -199,9 +199,7 @@ def _in_effect(name: str, entry: JournalEntry, first: bool) -> _Reference | None
     """Return the new reference after an entry; ``None`` if it stays."""
     if not (entry.accepted or first):
         return None
-    before = (
-        entry.kind == "report" and not entry.accepted
-    )  # the entry that a report which is not accepted compares with
+    before = entry.kind == "report" and not entry.accepted  # then its own baseline is the reference
     ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if before else (entry.median_ms, entry.ci_ms)
     return _Reference(name, ms, ci, entry) if entry.accepted or ms is not None else None
 

@@ -1,4 +1,4 @@
-"""Two host profiles side by side: which functions grew and which shrank."""
+"""Compare two host profiles: which functions grew and which shrank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tables import function_table, grouped
 from perfnb.stacks.tree import CallTree, Function, TreeBuilder
 
-#: Two profiles with less than this share of functions in common are said to have little in common.
+#: Two profiles with less than this share of functions in common are reported to have little in common.
 _MUCH = 0.5
 _FIGURES = ("calls", "self_ms", "total_ms", "self_share", "total_share")
 
@@ -27,7 +27,7 @@ class HostDiff:
     Attributes
     ----------
     names : tuple of str
-        Of the two.
+        The names of the two.
     functions : DataFrame
     measure : str
         The column of its largest changes: ``grew_ms`` if both have times, else ``grew_share``.
@@ -36,7 +36,7 @@ class HostDiff:
     before : ndarray or None
         The values of the first in `tree`.
     unit : str
-        Of both.
+        The unit of both.
     notes : tuple of str
     """
 

@@ -1,4 +1,4 @@
-"""A flame graph for the browser: each call's depth, name and own time, in the order of a walk over the tree."""
+"""Prepare a flame graph for the browser: each call's depth, name and own time, in the order of a walk over the tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = (
 )
 _INSTALLED = re.compile(r"(?:site|dist)-packages/([^/]{1,80})")
 _STANDARD = re.compile(r"(?:^|/)lib/python\d(?:\.\d+)?/|^<frozen ")
-#: Where perf looks up the names of functions that were compiled while the program ran.
+#: Places where perf looks up the names of functions that were compiled while the program ran.
 _JIT_MAP = re.compile(r"(?:^|/)perf-\d{1,10}\.map$")
 _OTHERS = "others"
 
@@ -29,17 +29,17 @@ _OTHERS = "others"
 def flame_data(
     tree: CallTree, unit: str, most: int, before: Floats | None = None, in_order: bool = False
 ) -> dict[str, Any]:
-    """Return what the browser draws a flame graph from.
+    """Return the data that the browser draws a flame graph from.
 
     Parameters
     ----------
     tree : CallTree
     unit : str
-        Of its values: ``ms``, ``samples``, ``bytes`` or ``none``.
+        The unit of its values: ``ms``, ``samples``, ``bytes`` or ``none``.
     most : int
         Number of calls; the narrowest are left out, and their time stays in the calls around them.
     before : ndarray, optional
-        What each call took itself in another profile, for a difference.
+        The own time of each call in another profile, for a difference.
     in_order : bool
         Whether calls in the tree come in the order they were first seen.
     """
@@ -53,7 +53,7 @@ def flame_data(
     if left:
         least = np.partition(total[rows], left)[left]
         rows = rows[total[rows] >= least]
-        if len(rows) > most:  # as many are equally wide: leave these out too
+        if len(rows) > most:  # others are equally wide, so leave these out, too
             rows = rows[total[rows] > least]
         left = int((total > 0).sum()) - len(rows)
         kept = np.zeros(len(tree), dtype=bool)
@@ -85,7 +85,7 @@ def flame_data(
 
 
 def _phase(function: Function) -> Any:
-    """Return the mark of a phase, also of what loader workers do."""
+    """Return the mark of a phase, or of the work of loader workers."""
     if function.kind not in ("phase", "worker"):
         return None
     return palette.mark(function.name if function.kind == "phase" else "data").data
@@ -108,7 +108,9 @@ def phase_ranks(tree: CallTree) -> Ints:
 
 
 def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
-    """Return values of calls, with those of calls that are left out in the innermost one around that is kept."""
+    """Return values of calls; the values of calls that are left out go to the innermost one around them that is
+    kept.
+    """
     values = values.copy()
     for level in reversed(tree.levels):
         gone = level[~kept[level] & (tree.parent[level] != NONE)]
@@ -117,7 +119,7 @@ def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
 
 
 def _groups(packages: list[str], weights: Floats) -> tuple[list[palette.Mark], list[int]]:
-    """Marks for the heaviest packages, and the place of each function's."""
+    """Return marks for the heaviest packages, and the place of each function's package."""
     sums: dict[str, float] = {}
     for package, weight in zip(packages, weights.tolist(), strict=True):
         sums[package] = sums.get(package, 0.0) + weight
@@ -156,7 +158,7 @@ def package_of(function: Function) -> str:
 
 
 def _words(functions: list[Function]) -> list[str]:
-    """Return what calls are labelled with: of a function with several lines also the line, as its calls look alike."""
+    """Return the labels of calls; for a function with several lines they include the line, as its calls look alike."""
     lines = Counter((each.name, each.file, each.kind) for each in functions)
     return [
         palette.mark(each.name).word

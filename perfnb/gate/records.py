@@ -66,7 +66,7 @@ def update_record(file: Path, test: str, environment: str, counts: Counts) -> No
 
 
 def differences(recorded: Counts, counted: Counts) -> list[str]:
-    """Return what differs between two sets of counts, in words; a figure that varies was not recorded, and is not
+    """Return the differences between two sets of counts, in words; a figure that varies was not recorded, and is not
     compared.
     """
     words = []
@@ -84,7 +84,7 @@ def _number(value: int | None) -> str:
 
 
 def stable(first: Counts, second: Counts) -> tuple[dict[str, int | None], list[str]]:
-    """Return the counts that are the same in two countings, and the names of those that are not."""
+    """Return the counts that are the same in two counts of the work, and the names of those that differ."""
     vary = [name for name in first if first[name] != second[name]]
     return {name: value for name, value in first.items() if name not in vary}, vary
 

@@ -48,8 +48,8 @@ def measure(
     Parameters
     ----------
     losses_of_own : callable
-        Called with what runs the unmodified model, before anything is exported, compiled or timed; what it returns is
-        returned.
+        Called with the function that runs the unmodified model, before anything is exported, compiled or timed; its
+        result is returned.
 
     Raises
     ------

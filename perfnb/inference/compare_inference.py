@@ -118,7 +118,7 @@ def compare_inference(
     quality, limits
         As for `InferenceComparison.decide`.
     budget_s : float
-        Seconds for timing; exporting and compiling take their own.
+        Seconds for timing, in addition to exporting and compiling.
 
     Returns
     -------

@@ -426,6 +426,6 @@ def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[
     if len(run.samples) >= _FEWEST_UNLIKE and took >= _SLOW * expected:
         yield (
             f"Requests took {fmt.duration(took)} in this run (median), {fmt.significant(took / expected)} times as "
-            "long as when they were measured alone, so what is computed from those times is too low. The machine was "
+            "long as when they were measured alone, so figures computed from those times are too low. The machine was "
             "busy, or requests slow each other down: measure again."
         )

@@ -131,7 +131,7 @@ class RequestRunner:
     ) -> tuple[dict[int, list[float]], int | None]:
         """Return service times of batches of 2, 4 and so on, as long as there is time to measure them often enough.
 
-        Also return the first size for which the input made by `batch` does not seem to hold all requests.
+        Also return the first size where the input made by `batch` does not seem to hold all requests.
         """
         __tracebackhide__ = True
         times: dict[int, list[float]] = {}
@@ -204,7 +204,7 @@ class RequestQueue:
                 other.start()
             try:
                 self._work(fn, gate.opened, done)
-                for other in others:  # each server serves what it has taken, even if that is due later
+                for other in others:  # each server serves the requests it has taken, even if they are due later
                     while other.is_alive():
                         with gate.opened():
                             other.join(_NAP_S)

@@ -114,7 +114,7 @@ class Measured:
     asked_bound: tuple[float, float] | None = None
     #: Service times of batches of 2 and more by size; ``None`` if they were not requested.
     batches_ms: Mapping[int, Sequence[float]] | None = None
-    #: A size for which the input made by ``batch`` does not seem to hold all requests.
+    #: A size where the input made by ``batch`` does not seem to hold all requests.
     short_batch: int | None = None
     #: Tokens of the requests served back to back; ``None`` if they were not requested.
     tokens: pd.DataFrame | None = None

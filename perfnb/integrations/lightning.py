@@ -42,8 +42,9 @@ class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
     """Profile a few steps in the middle of ``Trainer.fit``, each executed once.
 
     A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
-    to that for the next step's. With manual optimization it ends with a batch after which an optimizer has stepped; if
-    none of Lightning's optimizers ever steps, each batch is a step. Validation and checkpoints are no steps.
+    to the request for the next step's first batch. With manual optimization it ends with a batch after which an
+    optimizer has stepped; if none of Lightning's optimizers ever steps, each batch is a step. Validation and
+    checkpoints do not count as steps.
     """
 
     _optimizer_steps = 0
@@ -137,7 +138,7 @@ def _left(trainer: Any) -> int | None:
 
 
 def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerStep:
-    """Return what Lightning's loop does between two batches of steps, where it optimizes automatically."""
+    """Return the work of Lightning's loop between two batches of steps, where it optimizes automatically."""
     loop, [optimizer] = trainer.fit_loop.epoch_loop, trainer.optimizers
     automatic, accumulates = loop.automatic_optimization, trainer.accumulate_grad_batches
     progress = automatic.optim_progress

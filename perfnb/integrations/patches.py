@@ -1,4 +1,4 @@
-"""Attributes of a trainer's objects, replaced for as long as it trains."""
+"""Replace attributes of a trainer's objects for as long as it trains."""
 
 from __future__ import annotations
 

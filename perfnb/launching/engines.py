@@ -1,4 +1,4 @@
-"""The ranks of a job on engines that run already, one on each."""
+"""Run the ranks of a job on engines that run already, one on each."""
 
 from __future__ import annotations
 

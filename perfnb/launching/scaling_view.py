@@ -1,4 +1,4 @@
-"""A study of scaling over ranks as a document."""
+"""Show a study of scaling over ranks as a document."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from perfnb.draw.palette import Mark
 if TYPE_CHECKING:
     from perfnb.launching.rank_scaling import RankScaling
 
-#: What perfect scaling would take too, and the parts of what exceeds it.
+#: The part that perfect scaling would take, too, and the parts of the excess.
 _IDEAL = Mark("within perfect scaling", palette.LIGHT, "·", "none")
 _LOSSES = {
     "compute": Mark("slower computing", palette.BLUE, "█", "solid"),
@@ -42,7 +42,9 @@ _BATCHES = {"strong": "the same batch for all ranks together", "weak": "the same
 
 
 def rank_scaling_document(study: RankScaling) -> Document:
-    """Return how much faster the job is on most ranks, what the rest of their time is lost to, and every job."""
+    """Return the document: how much faster the job is on most ranks, where the rest of their time goes, and every
+    job.
+    """
     last = study.table[study.table["efficiency"].notna()].iloc[-1]
     runs = "once" if study.rounds == 1 else f"{study.rounds:,} times"
     threads = fmt.counted(int(study.table["threads"].iloc[0]), "thread")

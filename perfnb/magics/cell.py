@@ -1,4 +1,4 @@
-"""A cell's body as a step: compiled once and run in the user's namespace, as by IPython's ``%%time``."""
+"""Compile a cell's body once as a step, and run it in the user's namespace, as IPython's ``%%time`` does."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_body(shell: Any, source: str) -> Callable[[], Any]:
 
 
 def _compiled(shell: Any, source: str, words: tuple[str, str], compiled: Callable[[ast.Module, str], Any]) -> Any:
-    """Return what `compiled` makes of a cell's body, given its tree and file name; `words` name the body and its
+    """Return the result of `compiled` for a cell's body, given its tree and file name; `words` name the body and its
     purpose.
     """
     what, verb = words
@@ -79,7 +79,8 @@ def step_in(
 ) -> tuple[Callable[..., Any], Callable[[], Iterable[Any]] | None, CodeType]:
     """Return the step of a magic, a function that evaluates the iterable of its clause, and the compiled body.
 
-    The step is the cell, which `rest` may feed with a clause ``for TARGET in ITERABLE``; of a line magic, `rest`.
+    The step is the cell, which `rest` may feed with a clause ``for TARGET in ITERABLE``; for a line magic, it is
+    `rest`.
 
     Raises
     ------
@@ -97,7 +98,7 @@ def step_in(
 
 
 def clause_of(shell: Any, clause: str) -> Clause:
-    """``for TARGET in ITERABLE``, compiled.
+    """Compile ``for TARGET in ITERABLE``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Completion of the magics' options."""
+"""Complete the magics' options."""
 
 from __future__ import annotations
 

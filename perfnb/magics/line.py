@@ -1,4 +1,4 @@
-"""A magic's line: options first, then Python code, which stays unchanged."""
+"""Parse a magic's line: options first, then Python code, which stays unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPTION = re.compile(r"(--[A-Za-z][\w-]*)(=?)")
 _SHORT = re.compile(r"-[A-Za-z][\w-]*")
 _VALUE = re.compile(r"""\s*("[^"]*"|'[^']*'|\S+)""")
 
-#: Decorator of a magic whose value a trailing ; silences; in IPython 7, as on Colab, it silences nothing.
+#: A decorator for a magic whose value a trailing ; silences; in IPython 7, as on Colab, it silences nothing.
 can_be_silenced: Any = getattr(magic, "output_can_be_silenced", lambda function: function)
 
 #: The kinds of option values, in words.

@@ -1,4 +1,4 @@
-"""``%%profile_step`` and ``%profile_step``."""
+"""The magics ``%%profile_step`` and ``%profile_step``."""
 
 from __future__ import annotations
 

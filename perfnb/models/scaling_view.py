@@ -1,4 +1,4 @@
-"""A scaling study as a document."""
+"""Show a scaling study as a document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _LAW = Mark("the law", palette.BLUE, "▓", "hatch")
 
 
 def scaling_document(study: ScalingStudy) -> Document:
-    """Return the law in a sentence, measurements and law on logarithmic axes, and what was measured at each size."""
+    """Return the document: the law in a sentence, measurements and law on logarithmic axes, and the results at each
+    size.
+    """
     sizes = study.table["size"]
     return Document(
         "scaling study",

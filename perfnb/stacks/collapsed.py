@@ -1,4 +1,4 @@
-"""Collapsed stacks, ``a;b;c 12``: ``prof.export_stacks``, ``py-spy record -f raw``, FlameGraph's stackcollapse."""
+"""Read collapsed stacks, ``a;b;c 12``: ``prof.export_stacks``, ``py-spy record -f raw``, FlameGraph's stackcollapse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.stacks.tree import Function, TreeBuilder
 from perfnb.trace.trace_file import Limits, lines_of_file
 from perfnb.trace_names import without_address
 
-#: Frames of py-spy, ``function (file.py:12)``, and of torch's export_stacks, ``file.py(12):_function``: it writes an
+#: Frames of py-spy, ``function (file.py:12)``, and of torch's export_stacks, ``file.py(12):_function``, which writes an
 #: underscore for each space.
 _PY_SPY = re.compile(r"([^()]{1,300}) \(([^()]{1,1000}?)(?::(\d{1,9}))?\)")
 _TORCH = re.compile(r"(.{1,1000})\((\d{1,9})\):[ _](.{1,300})")
@@ -25,7 +25,7 @@ _KNOWN_LINES = 50
 
 
 def recognised(head: bytes) -> bool:
-    """Return whether this is the start of collapsed stacks: most lines are stacks with a count, one of several
+    """Return whether this is the start of collapsed stacks: most lines are stacks with a count, and one has several
     calls.
     """
     text = text_of(head)

@@ -1,4 +1,4 @@
-"""The text of ``perf script``: samples of Linux perf, innermost call first."""
+"""Read the text of ``perf script``: samples of Linux perf, innermost call first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""speedscope's JSON, which py-spy, memray, pyinstrument and rbspy write: sampled and evented profiles."""
+"""Read speedscope's JSON, which py-spy, memray, pyinstrument and rbspy write: sampled and evented profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frames of a host profile."""
+"""Make the frames of a host profile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfnb.recording.schema import conform
 from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tree import CallTree, Function, function_frame, numbers_of, sums_by
 
-#: Letters of all stacks together.
+#: The most letters of all stacks together.
 MOST_LETTERS = 2**28
 #: The columns of the tree's values in each unit; none for values without a unit.
 _COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}
@@ -58,7 +58,8 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
 
 
 def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
-    """Return the functions by name and file, and the number of each call's: lines within one differ by sample.
+    """Return the functions by name and file, and the function number of each call, because lines within one differ by
+    sample.
 
     A function's line is known if all agree.
     """

@@ -1,4 +1,4 @@
-"""How small a difference this machine can detect, and what disturbs it: a step compared with itself."""
+"""Find how small a difference this machine can detect, and what disturbs it, by comparing a step with itself."""
 
 from __future__ import annotations
 

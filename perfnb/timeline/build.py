@@ -45,7 +45,7 @@ LAYERS_NOTE = "forward: module calls; backward: the autograd nodes of each layer
 
 
 class _TrackRows(NamedTuple):
-    """A track to be: its kind, title and rows, and the thread whose Python calls they are."""
+    """A track in the making: its kind, title and rows, and the thread whose Python calls they are."""
 
     kind: str
     title: str
@@ -128,7 +128,7 @@ def phase_rows(attribution: Attribution, names: TextNumbers, categories: TextNum
 def layer_rows(
     recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> pd.DataFrame:
-    """Layer calls in forward, nested, and in backward the time of each layer's nodes.
+    """Return layer calls in forward, nested, and in backward the time of each layer's nodes.
 
     In backward, neighbouring nodes of a layer form one interval, even if only gradients were accumulated in between.
     """
@@ -179,7 +179,7 @@ def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFra
 
 
 def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
-    """Layer number of each span; a span without one belongs to the loss."""
+    """Return the layer number of each span; a span without one belongs to the loss."""
     blocks = attribution.host.blocks
     layer = layer_of_spans(recording, attribution.host)
     loss = layer_names(recording).index(LOSS_ROW, len(recording.modules))
@@ -196,7 +196,7 @@ def _short_names(recording: Recording) -> list[str]:
 
 
 def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints]:
-    """Blocks cut wherever another of them starts or ends: start, end and innermost block of each piece."""
+    """Return blocks cut wherever another of them starts or ends: start, end and innermost block of each piece."""
     host = attribution.host
     begin, finish, thread = (host.blocks[name].to_numpy() for name in ("start", "end", "thread"))
     kept = chosen & (finish > begin)
@@ -211,9 +211,9 @@ def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints
 
 
 def _runs(meets: Bools, *keys: Ints) -> tuple[Ints, Ints]:
-    """First and last of each run of neighbours that are alike.
+    """Return first and last of each run of neighbours that are alike.
 
-    `meets` says for each but the last whether a run may continue after it.
+    `meets` tells, for each except the last, whether a run may continue after it.
     """
     size = len(keys[0])
     new = np.ones(size, dtype=bool)
@@ -273,7 +273,7 @@ def _event_lines(
 
 
 def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, end: Ints) -> Ints:
-    """Nesting depth of each event among its own sort: Python calls, or everything else."""
+    """Return the nesting depth of each event among its own sort: Python calls, or everything else."""
     depth = forest.depth
     if is_python.any() and not is_python.all():
         depth = depth.copy()
@@ -285,7 +285,7 @@ def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, e
 def _names(
     recording: Recording, events: pd.DataFrame, layer: Ints, names: TextNumbers, categories: TextNumbers
 ) -> tuple[Ints, Ints]:
-    """Return numbers of names and categories; perfnb's own spans are named after what they mark."""
+    """Return the numbers of names and categories; perfnb's own spans are named after the things that they mark."""
     found, labels = text(events, "name")
     category, sorts = text(events, "category")
     result = np.append(names.all_of(labels), NONE)[found]
@@ -334,7 +334,7 @@ def _threads(
     block: Ints,
     attribution: Attribution,
 ) -> list[tuple[str, Ints]]:
-    """Title of each thread and places of its events in `host`."""
+    """Return the title of each thread and the places of its events in `host`."""
     process, number = column(events, "process"), column(events, "thread")
     blocks = attribution.host.blocks
     mark = int(blocks.loc[blocks["kind"] == Kind.STEP, "event"].iloc[0])
@@ -368,7 +368,7 @@ def _own_name(name: str, number: int) -> str:
 
 
 def _streams(events: pd.DataFrame, rows: Ints) -> list[tuple[str, Ints]]:
-    """Title of each stream and the events on it."""
+    """Return the title of each stream and the events on it."""
     device, stream = column(events, "device")[rows], column(events, "stream")[rows]
     found = []
     for members in _groups(pairs(device, stream)):

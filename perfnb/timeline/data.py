@@ -1,4 +1,4 @@
-"""The timeline for the browser: a JSON header and arrays of numbers, compressed."""
+"""Pack the timeline for the browser: a JSON header and arrays of numbers, compressed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def timeline_bytes(
 
 
 def _shortest_for(timeline: Timeline, events: int) -> int:
-    """About the smallest length below which merging events leaves no more than this many."""
+    """Estimate the smallest length below which merging events leaves no more than this many."""
     first, last = timeline.span_ns
     lengths = [round(2 ** (step / _FINE)) for step in range(_FINE * (last - first + 2).bit_length() + 1)]
     # The shorter the length, the more rows are left.

@@ -1,4 +1,4 @@
-"""The step of median length, as a picture and a table show it."""
+"""Find the step of median length, for a picture and a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARKS = (*STEP_MARKS, LAYER_SPAN, DATA_SPAN, PIECE)
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """What ran during one step.
+    """The events that ran during one step.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class StepTimeline:
     duration_ns : int
         Length of the step on the host.
     shown_ns : int
-        Until the step and all device work that it launched had ended.
+        The time until the step and all device work that it launched had ended.
     timeline : Timeline
         The events that are work, from the start of the step; enclosing spans are left out. Host events are cut at the
         end of the step. Device events are those during the step, and later ones that it launched.

@@ -1,4 +1,4 @@
-"""Memory curves: from a loaded trace, or from the counted step, mapped onto the traced ones.
+"""Make memory curves from a loaded trace, or from the counted step, mapped onto the traced ones.
 
 The counted step ran the same ops, but not at the same speed.
 """
@@ -38,7 +38,7 @@ class MemoryCurve:
     device : str
         ``cpu``, ``cuda:0``.
     note : str
-        Where the curve comes from.
+        The source of the curve.
     times_ns, bytes : ndarray of int64
         The level from each time until the next.
     """
@@ -57,7 +57,7 @@ class _Ops(NamedTuple):
     main: Bools
 
     def between(self, begin: int, end: int, everywhere: bool) -> tuple[np.ndarray, Ints]:
-        """Names and starts of the ops of a step."""
+        """Return names and starts of the ops of a step."""
         first, last = np.searchsorted(self.start, (begin, end))
         chosen = slice(None) if everywhere else self.main[first:last]
         return self.name[first:last][chosen], self.start[first:last][chosen]
@@ -96,7 +96,7 @@ def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
 def _matching(
     watched: Watched, attribution: Attribution, counted: _Ops, traced: _Ops, step: _Window
 ) -> tuple[Ints, Ints, str]:
-    """Moments of the counted step, the matching ones of a traced step, and how they were matched."""
+    """Return moments of the counted step, the matching ones of a traced step, and how they were matched."""
     window = (watched.begin, watched.end)
     for everywhere in (True, False):
         (names, known), (others, meant) = counted.between(*window, everywhere), traced.between(*step, everywhere)

@@ -1,4 +1,6 @@
-"""The timeline tab: all events live; elsewhere the median step as a picture, and what each of its tracks did."""
+"""Show the timeline tab: all events live; elsewhere the median step as a picture, with the work of each of its
+tracks.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def step_html(step: StepTimeline) -> str:
 
 
 def _beside(y: float, text: str) -> str:
-    """Return text to the left of what is drawn."""
+    """Return text to the left of the drawing."""
     return svg.label(_LEFT - 6, y, "end", escape.plain(text, _TITLE))
 
 
@@ -107,7 +109,7 @@ def _curves(step: StepTimeline) -> list[MemoryCurve]:
 
 
 def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
-    """Return the path of a curve: in each part of the time its most and its last."""
+    """Return the path of a curve: in each part of the time its highest and its last value."""
     parts = np.maximum(curve.times_ns, 0) * _PARTS // whole
     places, first = np.unique(parts, return_index=True)
     high = low - (_MEMORY - 4) * curve.bytes / curve.bytes.max()
@@ -118,8 +120,8 @@ def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
 
 
 def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None = None) -> Document:
-    """Return when everything ran: all of it live, elsewhere the median step as a picture, and what each of its tracks
-    did.
+    """Return the document of when everything ran: all of it live, elsewhere the median step as a picture, with the work
+    of each of its tracks.
 
     Parameters
     ----------
@@ -165,7 +167,7 @@ def timeline_verdict(step: StepTimeline) -> Verdict:
 
 
 def _tracks(step: StepTimeline) -> Table:
-    """Phases, layers and the first thread, then the others from the busiest down."""
+    """Return phases, layers and the first thread, then the others from the busiest down."""
     table = step.tracks
     always = table["kind"].isin(("phases", "layers"))
     always |= (table["kind"] == "thread") & ~table["kind"].duplicated()

@@ -1,4 +1,4 @@
-"""The timeline: intervals on tracks, how its rows are put together, and how events too short to see are merged."""
+"""The timeline: intervals on tracks, the order of its rows, and the merging of events too short to see."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Track:
     depth : int
         Number of lines.
     note : str
-        What to know about it.
+        A note about it.
     thread : str
         Title of the thread whose Python calls these are.
     """
@@ -74,7 +74,7 @@ class Timeline:
     memory : tuple of MemoryCurve
         If memory was watched, or a loaded trace records it.
     zero_ns : int
-        Added to ``start``, gives the trace's own time.
+        The number that, added to ``start``, gives the trace's own time.
     """
 
     tracks: tuple[Track, ...]
@@ -128,7 +128,7 @@ def rows_of(start: Ints, end: Ints, **columns: Ints | int) -> pd.DataFrame:
 
 
 def lanes(start: Ints, end: Ints) -> Ints:
-    """For each interval the first line on which it overlaps no earlier one; for nested intervals, their depth.
+    """Return, for each interval, the first line where it overlaps no earlier one; for nested intervals, their depth.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def lanes(start: Ints, end: Ints) -> Ints:
 
 
 def _reached(following: Ints) -> np.ndarray:
-    """Return which places are reached from the first, if `following` is each one's successor; by doubling strides."""
+    """Return which places are reached from the first, if `following` is each one's successor, by doubling strides."""
     jump = np.append(following, len(following))
     hit = np.zeros(len(jump), dtype=bool)
     hit[0] = True
@@ -175,7 +175,7 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def kinds_of(attribution: Attribution) -> Ints:
-    """Place in `KINDS` of each block, `OTHER` for an unknown phase."""
+    """Return the place in `KINDS` of each block, `OTHER` for an unknown phase."""
     phase = attribution.cells["phase"].cat
     of_phase = np.array([KINDS.index(name) if name in KINDS else OTHER for name in phase.categories], dtype=np.int64)
     recomputed = (attribution.cells["direction"] == "recompute").to_numpy()

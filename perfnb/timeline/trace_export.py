@@ -1,4 +1,4 @@
-"""A profile as a Chrome trace: the original events, plus what perfnb found out about them."""
+"""Write a profile as a Chrome trace: the original events, plus perfnb's results about them."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
 
 
 def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
-    """Names from the trace."""
+    """Return names from the trace."""
     codes, labels = text(events, "name")
     spans = np.flatnonzero(_own_spans(recording, events))
     numbers = column(events, "span")[spans]
@@ -142,7 +142,7 @@ def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
 def _readable(
     names: TextColumn, recording: Recording, events: pd.DataFrame, layer: TextColumn, order: Ints
 ) -> TextColumn:
-    """Names with perfnb's own marks replaced by what they mark; replacements are added at the end."""
+    """Return names with perfnb's own marks replaced by the things that they mark; replacements are added at the end."""
     of_ops = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     texts, codes = list(names.texts), names.codes.copy()
     for code, name in enumerate(names.texts):
@@ -160,7 +160,7 @@ def _readable(
 
 
 def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, TextColumn]:
-    """Layer, phase and step of each event."""
+    """Return layer, phase and step of each event."""
     of_events = [track.kind in OF_EVENTS for track in timeline.tracks]
     rows = timeline.rows[np.repeat(of_events, [track.count for track in timeline.tracks])]
     found = {}

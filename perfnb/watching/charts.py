@@ -1,4 +1,4 @@
-"""The charts of a watch, the lines in each, and the points of a line."""
+"""Define the charts of a watch, the lines in each, and the points of a line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Chart:
     ceiling_word: str = ""
 
     def near_ceiling(self, most: float) -> bool:
-        """Return whether readings of at most `most` come so near to the ceiling that it belongs on the axis."""
+        """Return whether readings of at most `most` come so close to the ceiling that it belongs on the axis."""
         return self.ceiling is not None and most >= 0.6 * self.ceiling
 
 
@@ -127,7 +127,7 @@ def columns_of(charts: Iterable[Chart]) -> dict[str, list[str]]:
 
 
 def without_limits(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the cgroup, if it limits nothing: its figures would only repeat others."""
+    """Return the cgroup if it limits nothing, because its figures would only repeat others."""
     limits = ("cpu_limit", "memory_limit_bytes")
     return [name for name, facts in devices.items() if name == "cgroup" and not any(map(facts.get, limits))]
 
@@ -152,7 +152,7 @@ def _idle_cgroup(device: str, column: str, facts: Mapping[str, Any]) -> bool:
 
 
 def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, str]:
-    """Return the bound of the lines: the cgroup's limit if there is one, else what is installed; none if GPUs
+    """Return the bound of the lines: the cgroup's limit if there is one, else the installed amount; none if GPUs
     differ.
     """
     if not kind.limit:
@@ -173,7 +173,7 @@ Floats = NDArray[np.float64]
 def on_grid(
     samples: pd.DataFrame, charts: Iterable[Chart], interval_s: float, most: int
 ) -> tuple[Floats, dict[tuple[str, str], Floats]]:
-    """At most `most` instants, and the mean around each by device and column; `nan` where nothing was read.
+    """Return at most `most` instants, and the mean around each by device and column; `nan` where nothing was read.
 
     Devices may be read at times of their own, but the lines of a chart share its places.
     """

@@ -1,4 +1,4 @@
-"""What the live charts of a watch draw, ready for JSON, and the marks of their lines."""
+"""Prepare the data of a watch's live charts, ready for JSON, and the marks of their lines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from perfnb.watching.charts import Chart, ChartLine, charts_of, on_grid
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary, StepsWatched
 
-#: A named stretch of time: name, depth, start and end in seconds, and what else there is to know.
+#: A named stretch of time: name, depth, start and end in seconds, and a note.
 Band = tuple[str, int, float, float | None, str]
-#: Places of the marks of devices, so that each has the same in every chart; those of GPUs are their numbers.
+#: Places of the marks of devices, so that each has the same mark in every chart; those of GPUs are their numbers.
 _PLACES = {"process": 0, "host": 1, "cgroup": 2}
 
 
@@ -46,7 +46,7 @@ def bands_of(summary: MachineSummary) -> list[Band]:
 
 
 def watch_facts(summary: MachineSummary) -> list[str]:
-    """Return how the machine was watched: how often, what is missing, what it cost."""
+    """Return how the machine was watched: how often, what is missing, and the cost."""
     facts = [f"every {fmt.significant(summary.interval_s, trim=True)} s"]
     if summary.running:
         return facts
@@ -79,9 +79,9 @@ _FACTORS = {"_bytes": 2**20, "_bytes_per_s": 1000}
 
 
 def panel_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | None = None) -> dict[str, Any]:
-    """Everything that the panel of a running watch shows at first.
+    """Return everything that the panel of a running watch shows at first.
 
-    It has every line that readings may still come for; those without any are not drawn.
+    The data have every line that may still get readings; lines without any are not drawn.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def panel_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | No
 
 
 def history_data(summary: MachineSummary) -> dict[str, Any]:
-    """Return what the picture of a watch that has ended draws, with the steps that ran during it."""
+    """Return the data for the picture of a watch that has ended, with the steps that ran during it."""
     steps = summary.steps
     return {**_charts_data(summary, summary.charts), "steps": None if steps is None else _steps(steps)}
 

@@ -1,4 +1,4 @@
-"""What was used up while a machine was watched, and which GPUs waited. Pure."""
+"""Find what was used up while a machine was watched, and which GPUs waited. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from perfnb import quantities as fmt
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary
 
-#: From these shares of what there is on, CPU and memory are used up.
+#: Shares of the available amount above which CPU and memory are used up.
 _CPU_FULL, _MEMORY_FULL = 0.9, 0.95
-#: GPUs that are busy for less than the first and at times for more than the second wait for something.
+#: GPUs that are busy for less than the first share, and at times for more than the second, wait for something.
 _STARVED_PERCENT, _USED_PERCENT = 50.0, 5.0
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """What is used up, or a GPU that waits.
+    """A resource that is used up, or a GPU that waits.
 
     Attributes
     ----------
     kind : str
     device : str
-        Whose it is; the cgroup's if that sets the limit.
+        The device; the cgroup if that sets the limit.
     used, limit : float
         CPU in percent of one core, median; memory in bytes, the most; of a GPU that waits, percent of the time.
     own : float or None
-        What the watched process used of it.
+        The usage of the watched process.
     """
 
     kind: Literal["cpu", "memory", "starved"]
@@ -46,7 +46,7 @@ def figure_of(summary: MachineSummary, device: str, metric: str, figure: str = "
 
 
 def cpu_limit_of(summary: MachineSummary, device: str) -> float | None:
-    """Return what a host or a cgroup may use, in percent of one core."""
+    """Return how much a host or a cgroup may use, in percent of one core."""
     limit = summary.facts.get(device, {}).get("cpu_limit" if device == "cgroup" else "cpus")
     return 100.0 * limit if limit else None
 

@@ -1,4 +1,4 @@
-"""Which readings fall into which pass and phase of a profile's steps."""
+"""Find which readings fall into which pass and phase of a profile's steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perfnb.watching.summary import StepsWatched
 
 #: A phase with fewer readings gets no mean.
 FEWEST_READINGS = 5
-#: If a phase was estimated, readings nearer to its edges than this share of the step are ignored.
+#: If a phase was estimated, readings closer to its edges than this share of the step are ignored.
 _MARGIN = 0.05
 #: Stretches shorter than this share of a step are not estimated.
 _SHORTEST = 0.01

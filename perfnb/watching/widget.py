@@ -79,7 +79,7 @@ class WatchWidget(DrawnWidget):
         self.chunk = ""
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
-        """As for every widget; a page that asks for everything gets the history so far."""
+        """Return the state as every widget does; a page that requests everything gets the history so far."""
         state = super().get_state(key, drop_defaults)
         if key is None and (refreshed := getattr(self, "_refreshed", None)) is not None:
             with self._pushing:

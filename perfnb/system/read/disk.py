@@ -1,4 +1,4 @@
-"""The disk that holds the data: what it is, and how fast a short read of it was."""
+"""Read the facts about the disk that holds the data, and how fast a short read of it was."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perfnb.system.read.reading import Reader, SystemTree, Unreadable
 
 #: The read test ends after this many bytes or seconds, whichever comes first.
 MOST_BYTES, MOST_S = 32 << 20, 1.0
-#: How many entries to search for files to read, for how long, and how many files to read.
+#: The entries to search for files to read, the seconds for that, and the number of files to read.
 _MOST_ENTRIES, _LOOK_S, _MOST_FILES = 2000, 0.2, 64
 _TEMPORARY_BYTES = 8 << 20
 _CHUNK = 1 << 20
-#: If less was read from the disk, a temporary file is read too.
+#: If less than this was read from the disk, a temporary file is read, too.
 _FEWEST_BYTES = 1 << 20
 
 
@@ -88,9 +88,9 @@ def _block_folder(tree: SystemTree, mount: dict[str, str]) -> str | None:
 def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -> dict[str, Any]:
     """Read files for a moment and measure how fast that was.
 
-    Linux can tell reads from the page cache, which say nothing about the disk. Existing files are only read; if they
-    are too small or cached, an unnamed temporary file is written, read and deleted. The page cache is not emptied:
-    that needs root and would slow down all other programs.
+    Linux can recognise reads from the page cache, which are not informative about the disk. Existing files are only
+    read; if they are too small or cached, an unnamed temporary file is written, read and deleted. The page cache is not
+    emptied: that needs root and would slow down all other programs.
 
     Returns
     -------
@@ -190,7 +190,7 @@ def _read(descriptor: int, most_bytes: int, until: float, result: dict[str, Any]
 
 
 def _chunk(descriptor: int, buffer: bytearray, place: int, result: dict[str, Any]) -> tuple[int, bool]:
-    """Read a chunk; return its size and whether it was cached: Linux can refuse to wait for what is not."""
+    """Read a chunk. Return its size and whether it was cached: Linux can refuse to wait for uncached data."""
     if result["cache_known"]:
         try:
             count = os.preadv(descriptor, [buffer], place, os.RWF_NOWAIT)

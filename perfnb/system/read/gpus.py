@@ -1,4 +1,4 @@
-"""The configuration of NVIDIA GPUs, through NVML."""
+"""Read the configuration of NVIDIA GPUs, through NVML."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _device(place: int) -> dict[str, Any] | Unread:
 
 
 def _asked(read: Callable[[], Any]) -> Any:
-    """Return what NVML answers, or why it does not answer."""
+    """Return NVML's answer, or the reason why there is none."""
     try:
         value = read()
     except pynvml.NVMLError as error:
@@ -86,7 +86,7 @@ def _ecc(handle: Any) -> dict[str, bool]:
 
 
 def _uncorrected(handle: Any) -> int:
-    """Uncorrectable memory errors since the driver was loaded."""
+    """Return uncorrectable memory errors since the driver was loaded."""
     return int(
         pynvml.nvmlDeviceGetTotalEccErrors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
     )

@@ -1,4 +1,4 @@
-"""CPU, its limits, NUMA, memory and shared memory; the builds of Python and torch, and torch's threads."""
+"""Read CPU, its limits, NUMA, memory and shared memory; the builds of Python and torch, and torch's threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perfnb.telemetry.sampler.source import Absent
 
 _CPU = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
-#: How long other processes are watched.
+#: The seconds that other processes are watched.
 _SEEN_S = 0.3
 #: The first of psutil's times add up to all; the last ones, of guests, are parts of these.
 _REAL_TIMES = 8
@@ -63,7 +63,7 @@ class _Host:
         return {word: words.count(word) for word in sorted(set(words))}
 
     def frequency_limits(self) -> list[tuple[float, float]]:
-        """For each policy the highest frequency allowed and the CPU's own, in MHz."""
+        """Return, for each policy, the highest frequency allowed and the CPU's own, in MHz."""
         names = ("scaling_max_freq", "cpuinfo_max_freq")
         limits = [tuple(self._tree.whole(f"{folder}/{name}") / 1e3 for name in names) for folder in self._policies()]
         return sorted({(allowed, most) for allowed, most in limits})
@@ -115,7 +115,7 @@ class _Host:
             return numbers_of(self._tree.text(f"{folder}/topology/core_cpus_list"))
 
     def nodes(self) -> list[tuple[int, int]]:
-        """For each NUMA node with CPUs, how many it has and how many of them the process may use."""
+        """Return, for each NUMA node with CPUs, how many it has and how many of them the process may use."""
         allowed = self._allowed()
         lists = [_list_of(self._tree, folder) for folder in self._tree.folders(_NODES, "node")]
         found = [(len(numbers), len(numbers & allowed)) for numbers in lists if numbers]
@@ -143,9 +143,7 @@ class _Host:
         return stopped
 
     def cpu_of_others(self) -> dict[str, float]:
-        """Return what other processes use for `_SEEN_S` seconds, in percent of one core, and how many CPUs there
-        are.
-        """
+        """Return the usage of other processes for `_SEEN_S` seconds, in percent of one core, and the number of CPUs."""
         own = psutil.Process()
 
         def used() -> tuple[float, float]:
@@ -160,7 +158,7 @@ class _Host:
         return {"percent": 100 * others / seconds, "cpus": psutil.cpu_count() or 1}
 
     def memory(self) -> dict[str, int]:
-        """Total bytes, and bytes available without swapping."""
+        """Return total bytes, and bytes available without swapping."""
         memory = psutil.virtual_memory()
         return {"total": int(memory.total), "available": int(memory.available)}
 
@@ -186,7 +184,7 @@ class _Host:
         return {"total": int(swap.total), "used": int(swap.used)}
 
     def shared_memory(self) -> dict[str, int]:
-        """Total and free bytes of the shared memory file system."""
+        """Return total and free bytes of the shared memory file system."""
         place = self._tree.path("dev/shm")
         try:
             space: Any = os.statvfs(place)
@@ -236,7 +234,7 @@ def build_readers(tree: SystemTree) -> dict[str, Reader]:
 
 
 def python_build() -> dict[str, Any]:
-    """Return what affects the speed of Python's own code."""
+    """Return the facts that affect the speed of Python's own code."""
     options = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
     return {
         "version": platform.python_version(),
@@ -250,7 +248,7 @@ def python_build() -> dict[str, Any]:
 
 
 def torch_build() -> dict[str, Any]:
-    """Return what torch was built with."""
+    """Return the features that torch was built with."""
     capability = getattr(torch.backends.cpu, "get_cpu_capability", None)
     return {
         "version": str(torch.__version__),
@@ -267,7 +265,7 @@ def torch_build() -> dict[str, Any]:
 
 
 def _blas() -> str | None:
-    """Return the BLAS library that torch says it was built with."""
+    """Return the BLAS library that torch reports it was built with."""
     found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     return None if found is None else found[1].lower()
 

@@ -1,4 +1,4 @@
-"""Reading small system files, each of which may be missing or contain anything."""
+"""Read small system files, each of which may be missing or contain anything."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Reader = Callable[[], Any]
 
 
 class Unread(NamedTuple):
-    """Stands for a fact that could not be read."""
+    """Represents a fact that could not be read."""
 
     why: str
 
 
 class Unreadable(Exception):
-    """Something cannot be read; the message has the reason."""
+    """Raised if something cannot be read; the message has the reason."""
 
 
 def read_all(readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """Return what each reader returns, or why it failed; one failure does not affect the others."""
+    """Return the result of each reader, or the reason why it failed; one failure does not affect the others."""
     facts: dict[str, Any] = {}
     for name, read in readers.items():
         try:
