@@ -1,6 +1,6 @@
-"""Paths that the user gives, regular files only, and writing all or nothing.
+"""Handle paths that the user gives, read only regular files, and write all or nothing.
 
-What is written goes into a hidden folder next to the target and is then moved into place. A writer can be killed at any
+Files are written into a hidden folder next to the target and then moved into place. A writer can be killed at any
 instant: a lock that is released with its process separates leftovers from the work of a live writer. A folder that a
 killed writer had just moved aside is still found, and the next writer puts it back.
 """

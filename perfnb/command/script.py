@@ -21,10 +21,9 @@ _OWN = (str(Path(__file__).resolve().parents[1]) + os.sep, str(Path(__file__).pa
 
 
 def run_as_main(program: Sequence[str]) -> BaseException | None:
-    """Run ``FILE ARGS`` or ``-m MODULE ARGS`` as ``__main__``; return what ended it, if not its last line.
+    """Run ``FILE ARGS`` or ``-m MODULE ARGS`` as ``__main__``. Return the exception that ended it, if any.
 
-    Raise that for Python to handle: the exit code is then the script's own, and so is the traceback, whose frames of
-    perfnb's are left out.
+    Raise that for Python to handle: the exit code and the traceback are then the script's own, without perfnb's frames.
     """
     try:
         if program[0] == "-m":

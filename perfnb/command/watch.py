@@ -1,6 +1,6 @@
-"""``perfnb watch``: telemetry while a command runs, which sees and does what it would without.
+"""``perfnb watch``: record telemetry while a command runs, without affecting it.
 
-CPU, memory, disk, network and GPUs while COMMAND runs, and what it and the processes below it use.
+Records CPU, memory, disk, network and GPUs while COMMAND runs, and the usage of it and the processes below it.
 Its output, its input and its exit code are its own; the summary follows on standard error. Ctrl-C
 and other signals reach COMMAND. The history is saved to a folder: perfnb show shows it again.
 

@@ -260,7 +260,7 @@ class Journal(Documented):
         given: Any = measured
         if callable(entries := getattr(given, "journal_entries", None)) and not isinstance(given, type):
             if change is not None or accepted is not None:
-                raise TypeError("trials say what changed and what is accepted: leave out change and accepted.")
+                raise TypeError("trials name their changes and the accepted ones: leave out change and accepted.")
             _require_texts(hypothesis=hypothesis, name=name)
             return [
                 self._write(timing, hypothesis, name, change=what, accepted=kept, options={"lever": True})

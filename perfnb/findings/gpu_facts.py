@@ -1,4 +1,4 @@
-"""Find out what a GPU did in a step, and why it was idle, from the work of the host at the time.
+"""Find out how a GPU was used in a step, and why it was idle, from the work of the host at the time.
 
 A step spans the host's step and the GPU's work on it afterwards: the time before the GPU's first work and after its
 last is idle time too.

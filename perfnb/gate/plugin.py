@@ -1,7 +1,6 @@
-"""The pytest plugin: the fixture `perf`, its options, and where its results go.
+"""The pytest plugin: the fixture `perf`, its options, and its reports.
 
-It is loaded by every pytest of an environment with perfnb, so that it imports nothing that takes long before the
-fixture is used.
+Every pytest of an environment with perfnb loads it, so it imports nothing that takes long before the fixture is used.
 """
 
 from __future__ import annotations

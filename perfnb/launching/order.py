@@ -48,7 +48,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell's step, as it is sent."""
+    """A cell's step, ready to be sent."""
 
     body: CodeType
     clause: Clause | None

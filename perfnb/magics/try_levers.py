@@ -31,7 +31,7 @@ class TryLeversMagics(Magics):
     @argument(
         "--list",
         action="store_true",
-        help="Only list all levers, with their effects and the bottlenecks that they answer.",
+        help="Only list all levers, with the effect and the bottleneck of each.",
     )
     @argument(
         "--budget",

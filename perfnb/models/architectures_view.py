@@ -89,7 +89,7 @@ def architectures_document(result: ArchitectureComparison) -> Document:
 
 
 def _known(result: ArchitectureComparison, metric: _Metric) -> dict[str, float]:
-    """Return a metric of the architectures for which all its parts are known, the least first."""
+    """Return a metric of the architectures with all of its parts known, the least first."""
     sums = result.table[list(metric.parts)].sum(axis=1, skipna=False)
     known = ((str(name), fmt.known(value)) for name, value in sums.sort_values(kind="stable").items())
     return {name: value for name, value in known if value is not None}

@@ -71,11 +71,11 @@ def _verdict(study: ScalingStudy) -> Verdict:
             f"Measure more sizes around {below} to {above}, and predict only within one of the two ranges.",
         )
     grows = fmt.with_interval(fmt.significant(law.exponent), law.exponent, law.exponent_ci)
-    beside = f", plus a constant {fmt.duration(law.overhead)}" if law.overhead else ""
+    constant = f", plus a constant {fmt.duration(law.overhead)}" if law.overhead else ""
     if law.exponent_ci is None:
-        sentence = f"Time grows as size^{grows}{beside} between two sizes, which are too few for an interval"
+        sentence = f"Time grows as size^{grows}{constant} between two sizes, which are too few for an interval"
         return Verdict("open", sentence, next="Measure five sizes or more, which show whether one law holds.")
-    return Verdict("none", f"Time grows as size^{grows}{beside}")
+    return Verdict("none", f"Time grows as size^{grows}{constant}")
 
 
 def _chart(

@@ -99,7 +99,7 @@ def read_recordings(
     executor : object, optional
         Reads the files; see `perfnb.recording.executors.answers`. By default, processes do if there is much to read.
     progress : callable, optional
-        As `perfnb.trace.trace_file.Reader.read` takes it; of all files together.
+        As `perfnb.trace.trace_file.Reader.read` takes it, for all files together.
     steps : str, optional
         As for `read_file`.
 

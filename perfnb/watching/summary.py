@@ -57,9 +57,7 @@ class MachineSummary:
     table: pd.DataFrame
     absent: tuple[str, ...] = ()  # the reasons why sources are missing on this machine
     notes: tuple[str, ...] = ()  # caveats
-    facts: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # the facts about each device that do not change
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fixed facts about each device
     steps: StepsWatched | None = None  # the steps that ran during the watch, if it was part of a profile
 
 

@@ -41,9 +41,9 @@ MOST_PANELS = 4
 
 
 class Watch(Documented):
-    """Hardware telemetry read by a separate process. Displays itself in a notebook, live while it runs.
+    """Hardware telemetry read by a separate process. A notebook displays it, live while it runs.
 
-    A context manager that ends with its block. `watch` creates one.
+    It is a context manager that ends with its block. `watch` creates one.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ FIRST_PUSHES, REPEATED_PUSHES = 20, 4
 
 
 class WatchWidget(DrawnWidget):
-    """A live panel drawn from `perfnb.watching.data.panel_data`, and from what is pushed afterwards.
+    """A live panel drawn from `perfnb.watching.data.panel_data`, and from readings that are pushed afterwards.
 
     `refreshed` returns that data with the history so far, also for a page that is reloaded.
     """
