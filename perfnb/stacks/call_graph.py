@@ -21,9 +21,10 @@ def tree_of_callers(
 ) -> CallTree | None:
     """Divide the time of each function among its callers, as if it took every one of its calls the same way.
 
-    The time of a function inside a caller is the time of the calls between the two, relative to all of its time. It
-    is divided among the function itself and its callees in the same proportions as all of its time. A function inside
-    itself is left out, and a short function stays in its caller. The result is ``None`` if no time is known.
+    The time of a function inside a caller is the time of the calls between the two, as a share of all the time of that
+    caller. It is divided among the function itself and its callees in the same proportions as all of its time. A
+    function inside itself is left out, and a short function stays in its caller. The result is ``None`` if no time is
+    known.
 
     Parameters
     ----------
