@@ -1,4 +1,4 @@
-"""Steps with which nothing is wrong: small and middling models, inference and training, each as a user writes it."""
+"""Steps without problems: small and medium models, inference and training, each written as a user would."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-#: Extras whose lower bounds are tried, beside the package's own.
+#: Extras whose lower bounds are tried, in addition to the package's own.
 EXTRAS = ("lab", "dask", "ipyparallel")
 #: Linters; and ONNX, which needs a newer NumPy and is no dependency.
 _NOT_RUN = re.compile(

@@ -27,7 +27,7 @@ def _read(name: str) -> perfnb.Profile:
 
 @lru_cache(maxsize=2)
 def events_of(name: str) -> list[dict[str, Any]]:
-    """The timed events of a file, as they stand in it."""
+    """Return the timed events of a file, unchanged."""
     value = json.loads(text_of(name))
     events = value["traceEvents"] if isinstance(value, dict) else value
     return [event for event in events if event.get("ph") == "X" and event.get("cat") not in LEFT_OUT]

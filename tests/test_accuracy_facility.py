@@ -1,4 +1,4 @@
-"""`make accuracy`: a miss is real, tried again or undecided, as the machine was; and the table says so."""
+"""`make accuracy`: a miss is real, tried again or undecided, depending on the machine; the table records it."""
 
 from __future__ import annotations
 

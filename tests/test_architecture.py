@@ -45,7 +45,7 @@ DISPLAYS = (
     "watching/watch.py",
     "watching/widget.py",
 )
-#: What may stand in `draw` next to the vocabulary for a file that describes a result: words and colours; what binds it;
+#: What a file that describes a result may use of `draw` next to the vocabulary: words and colours; what binds it;
 #: the progress and the output of the steps behind it.
 DESCRIBES = {"document", "documented", "tab", "palette", "escape", "progress", "step_output"}
 #: A format such as ``<20`` or ``>{width}``, as `ast.unparse` writes it.

@@ -1,4 +1,4 @@
-"""Names that a stranger chose, in every short form, sentence and path: nothing reaches a terminal as it is."""
+"""Names that a stranger chose, in every short form, sentence and path: nothing reaches a terminal unescaped."""
 
 from __future__ import annotations
 

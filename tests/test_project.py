@@ -39,7 +39,7 @@ IMPORT_NAMES = {"ipython": "IPython", "nvidia-ml-py": "pynvml", "pillow": "PIL"}
 COMES_WITH = {"traitlets": "ipywidgets"}
 # Installed with a driver, whose version it must fit.
 OF_THE_MACHINE = {"amdsmi"}
-# Used where the user has them; without one, what needs it says how to install it. pytest loads its plugin itself.
+# Used if the user has them; without one, its feature explains how to install it. pytest loads its plugin itself.
 OF_THE_USER = {"onnxruntime", "openvino", "pytest", "torchao", "transformers"}
 
 

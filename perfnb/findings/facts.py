@@ -184,7 +184,7 @@ class Facts:
         return f"{fmt.duration(ms)} ({fmt.share(self.share(ms))} of the step)"
 
     def per_step(self, ns: float) -> float:
-        """Typical nanoseconds of all traced steps as milliseconds of a timed one."""
+        """Return typical nanoseconds of all traced steps as milliseconds of a timed one."""
         return ns / 1e6 / self.steps * self.scale
 
     @cached_property

@@ -63,7 +63,7 @@ class Revision:
         self.commit = _git(
             self.top,
             *("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"),
-            wrong=f"{name} is no revision of the repository {self.top}; a shallow clone needs its history "
+            wrong=f"{name} is not a revision of the repository {self.top}; a shallow clone needs its history "
             "(actions/checkout: fetch-depth: 0)",
         )
         self._made = ExitStack()

@@ -147,7 +147,7 @@ def require_result(result: Any) -> None:
         if inspect.iscoroutine(result):
             result.close()  # or Python warns that nobody awaited it
         raise TypeError(
-            f"The function returned a {kind}, before its result was there: pass one that waits for the result, such as "
+            f"The function returned a {kind}, before its result was ready: pass one that waits for the result, such as "
             "asyncio.run_coroutine_threadsafe(serve(request), loop).result() with a loop in another thread."
         )
     if isinstance(result, (Iterator, AsyncIterator)):
@@ -176,7 +176,7 @@ class TokenTimes(list[int]):
         self.note(value)
 
     def end(self) -> None:
-        """Called by ``generate`` after the last token."""
+        """Do nothing; ``generate`` calls this after the last token."""
 
     def note(self, value: Any) -> None:
         """Note a token that an answer yielded; nothing if that is empty."""

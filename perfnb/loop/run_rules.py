@@ -103,7 +103,7 @@ def stalls(run: RunFigures) -> Iterator[Finding]:
         "Look for what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
         if period
         else "Look for work that is done only now and then, and for other programs on the machine; "
-        "perfnb.watch() shows the machine's load meanwhile.",
+        "perfnb.watch() shows the state of the machine meanwhile.",
         "medium" if period or len(slow) >= 3 else "low",
         f"The slow steps recur every {period:,} steps." if period else _OTHERS,
         "The work of these steps: they ran without instrumentation.",

@@ -1,4 +1,4 @@
-"""Runs the checks of what must be measured: `make accuracy`, one after the other, nothing beside them.
+"""Run the checks of what must be measured, for `make accuracy`, one after the other, with nothing else running.
 
 A check that misses a limit while the machine was disturbed runs again, up to three times, unless it takes long. A miss
 on an undisturbed machine is real, and fails. A check that missed in disturbed runs only is undecided, which does not
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Figures:
-    """Records a figure beside its limit, and fails the check where it lies outside."""
+    """Record a figure next to its limit, and fail the check if it lies outside."""
     figures = Figures()
     request.node.stash[FIGURES] = figures
     return figures

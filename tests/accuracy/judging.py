@@ -1,4 +1,4 @@
-"""What is measured is judged here: figures beside their limits, and what a miss means on a disturbed machine."""
+"""Judge what is measured: figures next to their limits, and the meaning of a miss on a disturbed machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unsettled(AssertionError):
 
 @dataclass
 class Figure:
-    """A measured figure beside its limit."""
+    """A measured figure next to its limit."""
 
     name: str
     measured: str
@@ -55,7 +55,7 @@ class Figures:
         Parameters
         ----------
         name : str
-            What was measured, in words that stand in a table by themselves.
+            What was measured, in words that can be read alone in a table.
         value : float
         at_most, at_least : float, optional
         within : tuple of float, optional

@@ -80,7 +80,7 @@ def test_two_layers_of_equal_true_time_have_equal_shares(figure: Figures) -> Non
         for _ in range(12):
             options = {"warmup": 3, "steps": 3, "traced": 4, "memory": False, "flops": False}
             layers = perfnb.profile_step(lambda: model(x), **options).layers
-            truth = gap(*true_times(model, x))  # right beside it: a busy machine changes its pace
+            truth = gap(*true_times(model, x))  # at the same time: a busy machine changes its pace
             found, raw = (gap(*layers.loc[["model.0", "model.1"], name]) for name in ("share", "total_ms"))
             runs.append((float(layers.loc["model", "total_ms"]), truth, found - truth, raw - truth))
     calm = sorted(runs)[:6]  # other work can only add to a step

@@ -1,4 +1,4 @@
-"""What is said of jobs of several ranks: a planted straggler, and efficiency beside that of a plain script."""
+"""Check figures on jobs of several ranks: a planted straggler, and efficiency compared with that of a plain script."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_efficiency_agrees_with_a_plain_script(name: str, figure: Figures, tmp_p
 
     figure(f"efficiency of two ranks, {name}", float(np.median(efficiency)), at_least=0.0)
     figure(
-        f"the same beside torchrun and perf_counter, {name}, median of {ROUNDS} rounds",
+        f"the same next to torchrun and perf_counter, {name}, median of {ROUNDS} rounds",
         abs(float(np.median(beside)) - 1.0),
         at_most=0.05,
     )

@@ -1,4 +1,4 @@
-"""A callback in a trainer's run of 300 steps: weights, figures beside those of `profile_step`, cost per step."""
+"""A callback in a trainer's run of 300 steps: weights, figures compared with those of `profile_step`, cost per step."""
 
 from __future__ import annotations
 

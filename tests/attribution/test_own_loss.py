@@ -1,4 +1,4 @@
-"""A model that computes its own loss, by operators that are called no loss: a note says where its time is."""
+"""A model computes its own loss, by operators whose names do not mention a loss: a note gives the place of its time."""
 
 from __future__ import annotations
 

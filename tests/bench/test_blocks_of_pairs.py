@@ -1,4 +1,4 @@
-"""Steps for which something works while the other one runs: no gain that pairs alone would show is believed."""
+"""Something works for a step while the other one runs: gains that only pairs would show are not believed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing and comparing real steps: verdicts, checks, and what is told beside them."""
+"""Timing and comparing real steps: verdicts, checks, and the notes next to them."""
 
 from __future__ import annotations
 

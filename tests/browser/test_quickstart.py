@@ -54,7 +54,7 @@ def test_the_quickstart_shows_a_report_that_can_be_handled(notebook: Page) -> No
         _is_readable(report)
         if PICTURES:
             report.screenshot(path=f"{PICTURES}/quickstart-{theme.lower()}.png")
-    # The whole notebook ran: its last cell says that a saved profile came back as it was.
+    # The whole notebook ran: its last cell states that a saved profile came back unchanged.
     last = notebook.locator(".jp-Notebook .jp-CodeCell").last
     last.scroll_into_view_if_needed()
     expect(last.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]"), timeout=RUN_MS)  # it has run

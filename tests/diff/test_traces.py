@@ -169,7 +169,7 @@ def test_a_trace_without_shapes_is_matched_by_name_and_layer() -> None:
     assert found.ops["matched"].tolist() == ["layer"] * 3
     assert found.ops["grew_ms"].tolist() == pytest.approx([0.002, 0.001, 0])
     assert found.ops["shapes_b"].isna().all()
-    # Without layers the calls of an operator that nothing tells apart are one.
+    # Without layers, calls to an operator that nothing distinguishes are one.
     found = diff(flat(("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[3, 4]]", 2)), flat(("aten::mm", None, 4)))
     assert found.ops[["matched", "calls_a", "calls_b", "gpu_ms_a"]].to_numpy().tolist() == [
         ["name", 2, 1, pytest.approx(0.003)]

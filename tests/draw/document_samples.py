@@ -48,7 +48,7 @@ from tests.samples import HOSTILE
 
 
 def sections(name: str) -> tuple[Section, ...]:
-    """One section of each kind, in which `name` stands wherever a name may."""
+    """Return one section of each kind, with `name` wherever a name may be."""
     forward, backward = mark("forward"), Mark(name, "#D55E00", "▓", "hatch")
     time, size = Axis("step", "count"), Axis(name, "bytes")
     return (

@@ -1,4 +1,4 @@
-"""Scripts are ES modules that are joined to one: each says what it uses, and no name is defined twice."""
+"""Scripts are ES modules that are joined into one: each imports everything it uses, and no name is defined twice."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class _Page(HTMLParser):
 
 
 def flat(text: str) -> str:
-    """A text without lines, in which spaces that do not break are spaces."""
+    """Return a text without line breaks, with non-breaking spaces as plain spaces."""
     return " ".join(text.replace("\u00a0", " ").split())
 
 

@@ -1,4 +1,4 @@
-"""Reports on changes of which it is known what they do: to time, to the answer, to memory."""
+"""Reports on changes with a known effect: on time, on the answer, on memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small recordings in which most rules find something, and what must hold of every finding."""
+"""Small recordings where most rules find something, and conditions that every finding must meet."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def facts(hand: ByHand) -> Facts:
 
 
 def trained(elsewhere: bool = False) -> ByHand:
-    """Attention of 1 ms, and 3 ms in which nodes of its ops, or of an op before it, go backward."""
+    """Attention of 1 ms, and 3 ms of backward nodes of its ops, or of an op before it."""
     hand = ByHand()
     model = hand.layer("model")
     for number in range(STEPS):

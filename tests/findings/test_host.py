@@ -1,4 +1,4 @@
-"""Rules about what the host does beside torch's ops, and what is no rule yet after one time."""
+"""Rules about host work outside torch's ops, and work that does not count after one occurrence."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_a_data_set_that_iterates_must_share_its_samples() -> None:
 
 
 def loop(kind: str = "SGD", **meta: Any) -> Recording:
-    """Steps in which an optimizer updates one parameter after the other."""
+    """Steps with an optimizer that updates one parameter after the other."""
     hand = ByHand()
     net = hand.layer("net")
     for number in range(STEPS):
@@ -268,7 +268,7 @@ def test_the_line_for_optimizers_keeps_their_state_and_results(name: str) -> Non
         torch.testing.assert_close(mine, other)
 
 
-def test_an_optimizer_of_the_user_s_own_is_told_of_the_functions_for_lists() -> None:
+def test_an_optimizer_of_the_user_s_own_gets_the_functions_for_lists() -> None:
     net = nn.Linear(4, 2)
     parts = named_parts({"opt": Mine(net.parameters())}, None, [net])
     advice = found(loop("Mine", parts=parts)).loc["optimizer"]

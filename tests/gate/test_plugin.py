@@ -185,7 +185,7 @@ def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.Mo
     result = run(runs, "--perf-against=elsewhere/main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: --perf-against: elsewhere/main is no revision of the repository *; a shallow clone needs its history*"]
+        ["ERROR: --perf-against: elsewhere/main is not a revision of the repository *; a shallow clone needs*"]
     )
 
 

@@ -1,4 +1,4 @@
-"""Each backend: what it computes, its size, what it refuses, and that the model stays as it was."""
+"""Each backend: its results, its size, what it refuses, and that the model stays unchanged."""
 
 from __future__ import annotations
 

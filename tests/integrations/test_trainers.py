@@ -1,4 +1,4 @@
-"""A callback has some steps of a trainer's run profiled; the run does what it does without."""
+"""A callback has some steps of a trainer's run profiled; the run itself is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks on two engines of ipyparallel, which go on afterwards; and what is no executor."""
+"""Ranks on two engines of ipyparallel, which continue afterwards; and things that are not executors."""
 
 from __future__ import annotations
 

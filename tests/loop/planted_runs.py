@@ -54,7 +54,7 @@ def recorder_of(
     window_ms: float = 0.0,
     name: str = "train.py",
 ) -> RunRecorder:
-    """A recorder that was told of these steps; steps in `windows` are profiled, and each takes `window_ms` to end."""
+    """Return a recorder of these steps; steps in `windows` are profiled, and each takes `window_ms` to end."""
     recorder = RunRecorder(name)
     recorder._process = _Process(memory, recorder)  # type: ignore[assignment]
     nothing = np.zeros(len(wall_ms))

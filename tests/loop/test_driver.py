@@ -238,7 +238,7 @@ def test_the_users_function_is_called_and_its_errors_are_theirs() -> None:
 
 
 class Recorder:
-    """Notes what it is told."""
+    """Notes every call."""
 
     by_batch, batches = False, 1
 
@@ -262,7 +262,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_recorder_is_told_of_every_step(waits: bool) -> None:
+def test_a_recorder_gets_every_step(waits: bool) -> None:
     recorder = Recorder()
     run(Training(), at=10, steps=3, recorder=recorder, waits=waits)
     assert len(recorder.steps) == 60

@@ -1,4 +1,4 @@
-"""A loop's run is saved beside its profiles, and told of in one line when the process ends."""
+"""A loop's run is saved next to its profiles, and reported in one line when the process ends."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_nothing_is_told_without_a_profile(capsys: pytest.CaptureFixture[str]) -
     assert told(loop, capsys) == ""
 
 
-def test_of_several_loops_the_last_is_told_of(tmp_path: Path) -> None:
+def test_of_several_loops_the_last_is_reported(tmp_path: Path) -> None:
     from perfnb.loop import kept_run
 
     before = list(kept_run._to_tell)

@@ -32,7 +32,7 @@ def step():
 
 def short_step():
     train_deep()
-    time.sleep(0.01)  # beside it, the moments that other programs take are short
+    time.sleep(0.01)  # compared with it, interruptions by other programs are short
 """
 PROFILE = "%%profile_step --steps 5 --warmup 3 --into p\nstep()"
 WARMUP, TIMED, ALL = 3, 8, 12

@@ -88,7 +88,7 @@ def checked(shared: SharedKernel, failed: Callable[[], bool] = lambda: False) ->
     with shared.lent(failed) as kernel:
         kernel.inside("look()")
         yield kernel
-        if not failed():  # it says what went wrong by itself
+        if not failed():  # its own message names the fault
             assert kernel.inside("left()") == []
 
 

@@ -61,7 +61,7 @@ def new_names() -> list[str]:
 
 
 def module_hooks() -> set[str]:
-    """Every hook on a module of the user's."""
+    """Return every hook on the user's modules."""
     torch = sys.modules.get("torch")
     shell = sys.modules["IPython"].get_ipython()
     models = [value for value in shell.user_ns.values() if torch and isinstance(value, torch.nn.Module)]

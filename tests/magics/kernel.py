@@ -44,7 +44,7 @@ class Reply:
     outputs: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, output: dict[str, Any]) -> None:
-        """Keep an output; a stream goes on where it stopped, as a notebook shows it, however it was cut."""
+        """Keep an output; a stream continues where it stopped, as a notebook shows it, however it was cut."""
         if "name" in output and self.outputs and self.outputs[-1].get("name") == output["name"]:
             self.outputs[-1]["text"] += output["text"]
         else:
@@ -55,7 +55,7 @@ class Reply:
         return "".join(output["text"] for output in self.outputs if output.get("name") == stream)
 
     def shown(self, kind: str = "text/plain") -> list[Any]:
-        """What stands in the cell's outputs of one mime type, without what is empty."""
+        """Return the cell's outputs of one mime type, without empty ones."""
         return [output["data"][kind] for output in self.outputs if output.get("data", {}).get(kind)]
 
 
@@ -83,7 +83,7 @@ class Kernel:
         return self.client.execute(code, **options)
 
     def wait(self, request: str) -> Reply:
-        """The reply to a queued cell; requests are waited for in the order in which they were sent."""
+        """The reply to a queued cell; requests are awaited in the order of sending."""
         reply = Reply()
         for message in self._published(request):
             kind, content = message["header"]["msg_type"], message["content"]

@@ -1,4 +1,4 @@
-"""Who makes what stays, and the verdict: planted allocations, each kind told from the others."""
+"""Who makes the memory that stays, and the verdict: planted allocations, each kind distinguished from the others."""
 
 from __future__ import annotations
 

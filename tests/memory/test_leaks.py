@@ -41,7 +41,7 @@ def _one_thread(_seeded: None) -> None:
 
 
 class Between(nn.Module):
-    """Does `what` it is told to with each input, and lets it pass."""
+    """Calls `what` with each input, and lets it pass."""
 
     def __init__(self, what: Callable[[Tensor], Any] = lambda x: None) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ def one() -> ArchitectureComparison:
 
 
 def eight() -> ArchitectureComparison:
-    """As many as one looks at: transformers of growing depth beside the others."""
+    """As many as one compares: transformers of growing depth next to the others."""
     deep = {f"transformer, {blocks} blocks": transformer(blocks) for blocks in (1, 2, 4, 8, 12)}
     return compared({"mlp": _MLP, "cnn": _CNN, "mlp again": _MLP, **deep})
 
@@ -137,7 +137,7 @@ def compared(
     batch: str = "64 × 128 × 64",
     notes: Sequence[str] = ("The machine was busy with something else in 2 of 40 rounds.",),
 ) -> ArchitectureComparison:
-    """A comparison in which a step takes what its layers, the loss and the optimizer take."""
+    """Return a comparison where the time of a step is the sum of its layers, the loss and the optimizer."""
     layers, shares, rows = {}, [], []
     for place, (name, leaves) in enumerate(models.items()):
         beside = {"(loss)": 0.1, "(unattributed)": 0.25} if training else {"(unattributed)": 0.12}

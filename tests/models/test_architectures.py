@@ -1,4 +1,4 @@
-"""Real models compared: costs by hand, shares that add up, ratios with intervals, models left as they were."""
+"""Real models compared: costs by hand, shares that add up, ratios with intervals, models left unchanged."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_kinds_come_from_the_operators_of_the_layers() -> None:
 
 
 class TinyAttn(nn.Module):
-    """Its class, and that of its parts, say nothing about what it does."""
+    """A model whose class, and those of its parts, do not reveal its purpose."""
 
     def __init__(self) -> None:
         super().__init__()

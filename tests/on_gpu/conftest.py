@@ -46,5 +46,5 @@ def cycles_per_ms() -> float:
 
 @pytest.fixture
 def sleep(cycles_per_ms: float) -> Callable[[float], None]:
-    """Keep the GPU busy for some milliseconds; the host goes on at once."""
+    """Keep the GPU busy for some milliseconds; the host continues at once."""
     return lambda ms: torch.cuda._sleep(round(ms * cycles_per_ms))

@@ -1,4 +1,4 @@
-"""Pressing *Try it*: what the kernel does, without a browser."""
+"""Pressing *Try it*: the kernel's part, without a browser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Trier = Callable[[Mapping[str, Any], str, Any], dict[str, Any]]
 
 
 class Told:
-    """Every state that the report was told."""
+    """Every state that the report received."""
 
     def __init__(self) -> None:
         self.states: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Ranks of CPU jobs: collectives that the host runs are matched, and the straggler's late work is told."""
+"""Ranks of CPU jobs: collectives that the host runs are matched, and the straggler's late work is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A straggler is named if the evidence carries it, and otherwise it is said why not."""
+"""A straggler is named if the evidence is enough, and otherwise the reason against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders that perfnb saved, and every way in which a test alters them."""
+"""Folders that perfnb saved, and all ways of altering them in tests."""
 
 from __future__ import annotations
 

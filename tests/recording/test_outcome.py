@@ -1,4 +1,4 @@
-"""What was found when something was saved stands in its JSON file, dated, and is read without anything else."""
+"""The JSON file of something saved has the dated outcome, which can be read without anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps that are hard to leave as they were, and levers that do what none may."""
+"""Training steps that are hard to leave unchanged, and levers that break the rules."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def buffers() -> Hard:
 
 
 def chance() -> Hard:
-    """Dropout, and noise from Python's and NumPy's generators and one of the user's own."""
+    """Dropout, and noise from Python's and NumPy's generators and from a generator that the user made."""
     model, own = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.3), nn.Linear(32, 4)), np.random.default_rng(3)
     opt = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.99)
@@ -248,5 +248,5 @@ def forward(name: str, change: Callable[[nn.Module], Callable[..., Any]], **opti
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, *planted: Lever) -> None:
-    """Put levers beside the real ones until the test is over."""
+    """Put levers next to the real ones until the test is over."""
     monkeypatch.setattr(levers, "LEVERS", (*levers.LEVERS, *planted))

@@ -85,7 +85,7 @@ def test_confirming_what_helps_stays_within_the_budget_too(
 
 
 def tiny() -> tuple[nn.Module, Callable[[], None]]:
-    """A step of 600 parameters, whose own time is nothing beside what perfnb does around it."""
+    """A step of 600 parameters, whose own time is negligible compared with perfnb's work around it."""
     net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8))
     opt, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.ones(4, 16)
 

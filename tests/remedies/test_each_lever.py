@@ -1,4 +1,6 @@
-"""Each lever: it changes what it says, its lines do the same when they run, and it says why it does not apply."""
+"""Each lever: it has its described effect, its lines have the same effect when they run, and it names the reason if it
+does not apply.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +242,7 @@ def test_attention_is_refused_where_the_step_still_calls_none_that_is_fused(monk
 @pytest.mark.parametrize(
     ("making", "using", "cores", "workers"),
     [
-        (0.01, 0.02, 2, 1),  # one makes batches as fast as they are used
+        (0.01, 0.02, 2, 1),  # one makes batches fast enough for the step
         (0.03, 0.02, 4, 2),
         (0.10, 0.01, 2, 2),  # DataLoader warns of more than there are cores
         (0.0, 0.0, 0.5, 1),

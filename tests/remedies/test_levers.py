@@ -169,10 +169,10 @@ def test_a_lever_that_computes_something_else_is_caught(kind: str) -> None:
 
 def test_a_lever_that_is_left_on_is_an_error_that_names_what_changed() -> None:
     subject, _ = training()
-    with pytest.raises(CaptureError, match=r"torch's number of threads is not as it was"), untouched(subject):
+    with pytest.raises(CaptureError, match=r"torch's number of threads has changed"), untouched(subject):
         torch.set_num_threads(2)
     torch.set_num_threads(1)
-    with pytest.raises(CaptureError, match=r"model\.3\.bias is not as it was"), untouched(subject), torch.no_grad():
+    with pytest.raises(CaptureError, match=r"model\.3\.bias has changed"), untouched(subject), torch.no_grad():
         subject.models["model"].get_parameter("3.bias").add_(1)
 
 

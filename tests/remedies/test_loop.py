@@ -170,7 +170,7 @@ def test_an_error_of_the_step_itself_while_confirming_reaches_the_user(
 
 
 def failing_at(call: int) -> Callable[[Subject], Any]:
-    """A lever with which the step fails when it is on for the so manieth time."""
+    """A lever that makes the step fail when it is on for the n-th time."""
     calls = 0
 
     @contextmanager

@@ -171,7 +171,7 @@ def branches() -> Hard:
 
 
 def compiled(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], Callable[..., Any]]:
-    """A compile backend that runs the graph as it is and changes what comes out."""
+    """A compile backend that runs the graph unchanged and alters its result."""
 
     def backend(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
         return lambda *args: tuple(change(out) for out in graph.forward(*args))

@@ -20,7 +20,7 @@ from perfnb.step.to_recording import recording_of
 
 @dataclass(frozen=True)
 class Counted:
-    """The counted step of a recording, its operators, and the traced step beside it."""
+    """The counted step of a recording, its operators, and the traced step next to it."""
 
     recording: Recording
     attribution: Attribution

@@ -42,7 +42,7 @@ class SmallResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer of a GPT: attention and a feed-forward part, each behind a norm and beside a way around."""
+    """A layer of a GPT: attention and a feed-forward part, each after a norm and inside a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

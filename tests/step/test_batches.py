@@ -1,4 +1,6 @@
-"""Batches of every kind feed the steps; when they end, the profile goes on from the beginning or says what to do."""
+"""Batches of every kind feed the steps; when they end, the profile continues from the beginning or gives a
+recommendation.
+"""
 
 from __future__ import annotations
 

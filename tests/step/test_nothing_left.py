@@ -25,7 +25,7 @@ class PlannedError(Exception):
 
 
 class Fails:
-    """Raises when called for the n-th time; the passes take one step each, so n says in which."""
+    """Raises when called for the n-th time; the passes take one step each, so n determines the pass."""
 
     def __init__(self, at: int) -> None:
         self.left = at

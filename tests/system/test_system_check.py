@@ -1,4 +1,4 @@
-"""The machine that the tests run on, checked; and how checks show themselves."""
+"""The machine that the tests run on, checked; and how checks are displayed."""
 
 from __future__ import annotations
 

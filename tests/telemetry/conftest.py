@@ -17,5 +17,5 @@ def nvml_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpus]:
 
 @pytest.fixture
 def gpus(nvml_process: Gpus) -> Iterator[Gpus]:
-    """Two GPUs, as they are at the beginning."""
+    """Provide two GPUs in their initial state."""
     yield from two_gpus(nvml_process)

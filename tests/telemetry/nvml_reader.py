@@ -1,4 +1,4 @@
-"""The other process of `tests.telemetry.nvml_stand_in.Gpus`: does with an NvmlSource what it is told."""
+"""The other process of `tests.telemetry.nvml_stand_in.Gpus`: carries out commands on an NvmlSource."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SETTINGS = "nvml.settings"
 #: The keys of the GPUs, and what the first is called in notes.
 FIRST, SECOND = "GPU-00000000", "GPU-00000001"
 NAME = "GPU 0 (NVIDIA Stand-in)"
-#: What the stand-in's GPUs answer unless they are told otherwise.
+#: The default answers of the stand-in's GPUs.
 USUAL = {
     "busy_percent": 50,
     "memory_bytes": 2**30,
@@ -41,7 +41,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def stand_in(folder: Path, *, old_driver: bool = False) -> dict[str, str]:
-    """Make a driver's library in a folder, and the environment in which a new process finds it.
+    """Make a driver's library in a folder, and the environment that lets a new process find it.
 
     Skips the test where there is no C compiler, or no Linux. By default there are two GPUs, ``GPU-00000000`` and
     ``GPU-00000001``; `set_up` says otherwise, also while a process is using them. With monkeypatch, for instance::
@@ -125,7 +125,7 @@ class Raised(Exception):
 
 
 class Gpus:
-    """The source of GPU readings in a process of its own, in which a stand-in's library is the driver.
+    """The source of GPU readings in a process of its own, where a stand-in's library is the driver.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def recent_driver(folder: Path) -> Iterator[Gpus]:
 
 
 def two_gpus(process: Gpus) -> Iterator[Gpus]:
-    """For a fixture: two GPUs as they are at the beginning, with calls logged, and no source yet."""
+    """For a fixture: two GPUs in their initial state, with calls logged, and no source yet."""
     process.set_up({"log": 1})
     process.calls()
     yield process

@@ -1,4 +1,4 @@
-"""The timeline: planted intervals, their tracks, depths and links, and a real profile in which nothing is lost."""
+"""The timeline: planted intervals, their tracks, depths and links, and a real profile that loses nothing."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_no_two_intervals_of_a_line_overlap(made: list[tuple[int, int]]) -> None
 
 
 def counted_at_half_speed() -> ByHand:
-    """A traced step of 100 µs, and the watched one of 200, in which everything takes twice as long."""
+    """A traced step of 100 µs, and the watched one of 200, where everything takes twice as long."""
     made = ByHand().step(0, 200).op("aten::a", 20, 40).op("aten::b", 60, 100).op("aten::c", 160, 180)
     return made.alloc(60, 1, 1000).alloc(160, 2, 500).alloc(180, 2, -500)
 

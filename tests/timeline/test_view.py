@@ -1,4 +1,4 @@
-"""The timeline for the browser and without scripts: the bytes come back as they were, and fit."""
+"""The timeline for the browser and without scripts: the bytes come back unchanged, and fit."""
 
 from __future__ import annotations
 

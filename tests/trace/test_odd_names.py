@@ -18,7 +18,7 @@ from tests.step.timed import traced_ms
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-#: Names that torch's fast exporter writes as they are, and names for which its exact one must be asked.
+#: Names that torch's fast exporter writes unchanged, and names that need its exact one.
 QUICK = {
     "braces": "}],[{",
     "html": "<script>alert(1)</script>&amp;",

@@ -1,4 +1,4 @@
-"""XSpace files of JAX and TensorFlow: planes, lines and events are told apart, and damaged files are refused."""
+"""XSpace files of JAX and TensorFlow: planes, lines and events are distinguished, and damaged files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings beside the steps of a profile: on one time, in the right phase, told only where there are enough."""
+"""Readings next to the steps of a profile: on one clock, in the right phase, and reported only if there are enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`perfnb.watch` in a script: its frames, marks and life, and samples beside a profile."""
+"""`perfnb.watch` in a script: its frames, marks and life, and samples next to a profile."""
 
 from __future__ import annotations
 

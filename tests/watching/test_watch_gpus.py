@@ -99,7 +99,7 @@ def test_only_the_visible_gpus_are_watched_in_their_order(gpus: Path, monkeypatc
 
 
 class Cuda(SimpleNamespace):
-    """torch's module for CUDA, as far as it is asked."""
+    """The parts of torch's module for CUDA that are used."""
 
     uuids = ("00000001", "00000000")
 

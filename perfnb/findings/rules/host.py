@@ -54,7 +54,7 @@ _WHERE = {
 _OUTSIDE = ("loss", "other")
 #: Peak bytes above which freeing memory may take long.
 _LARGE = 256 * 2**20
-_PLACES = {"calls": "calls of the GPU's runtime", "ops": "ops", "functions": "Python functions"}
+_PLACES = {"calls": "calls to the GPU's runtime", "ops": "ops", "functions": "Python functions"}
 #: Share of the time above which one place where the host was seen takes most of it.
 _MAINLY = 0.5
 
@@ -299,7 +299,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
 
 
 def _seen(gpu: GpuFacts) -> str:
-    """Describe the host's work: ``It spent 30.0 s in calls of the GPU's runtime (most in cudaMalloc) ...``."""
+    """Describe the host's work: ``It spent 30.0 s in calls to the GPU's runtime (most in cudaMalloc) ...``."""
     doing, bound = gpu.doing, gpu.idle_by["host"]
     parts = [
         f"{fmt.duration(doing.shares[place] * bound)} in {word} (most in {_short(doing.longest[place])})"
