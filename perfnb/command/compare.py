@@ -3,9 +3,10 @@
 A, the baseline, and B, the candidate, are two profiles, traces, runs, host profiles, or saved step
 times. Step times are compared by their medians, with a 95 % interval of the ratio.
 
---fail-if-slower PERCENT fails if the whole interval is above the limit: with 5, if its lower bound is above 1.05. A
-change that noise explains does not fail. The interval covers the noise within each run, not changes on the machine in
-between, so leave room for that. Both need at least six steps: timed ones, or traced ones if A or B is a trace.
+--fail-if-slower PERCENT fails if the whole interval is above the limit: with 5, if its lower bound
+is above 1.05. A change that noise explains does not fail. The interval covers the noise within each
+run, not changes on the machine in between, so leave room for that. Both need at least six steps:
+timed ones, or traced ones if A or B is a trace.
 
 examples:
   perfnb compare before.perfnb after.perfnb

@@ -1,8 +1,9 @@
 """``perfnb journal``: everything that perfnb saved below a folder, its history and what changed.
 
-Profiles, runs, step times, A/B tests and entries added to the journal are listed with their verdicts, the newest first.
-If ten of them have the same name, machine, device, version of PyTorch and batch size, changes of the step time are
-searched. A hidden file in the folder caches what was read; it may be deleted.
+Profiles, runs, step times, A/B tests and entries added to the journal are listed with their
+verdicts, the newest first. If ten of them have the same name, machine, device, version of PyTorch
+and batch size, changes of the step time are searched. A hidden file in the folder caches what was
+read; it may be deleted.
 
 examples:
   perfnb journal runs/

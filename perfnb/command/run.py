@@ -4,10 +4,11 @@ Runs SCRIPT as python would, unchanged, and profiles 27 of its training steps in
 the run, each executed once. Its output, arguments, exit code, tracebacks and Ctrl-C are those of
 python SCRIPT. The report follows on standard error when the script has ended, or was interrupted.
 
-A step ends when the first optimizer that stepped has stepped again, and the next one starts where the loop asks its
-DataLoader for the next batch; without a DataLoader, it starts immediately. With a DataLoader, work after
-optimizer.step(), such as logging, belongs to no step. --steps-by last ends a step with the optimizer that came last, as
-a GAN with two needs, and --steps-by batch with the next batch, as a loop without an optimizer needs.
+A step ends when the first optimizer that stepped has stepped again, and the next one starts where
+the loop asks its DataLoader for the next batch; without a DataLoader, it starts immediately. With a
+DataLoader, work after optimizer.step(), such as logging, belongs to no step. --steps-by last ends a
+step with the optimizer that came last, as a GAN with two needs, and --steps-by batch with the next
+batch, as a loop without an optimizer needs.
 
 --try switches remedies on and off after the profile, over random blocks of the script's own
 steps, and compares neighbouring blocks. Each step runs once; the run stays valid, but not

@@ -1,8 +1,9 @@
 """``perfnb watch``: record telemetry while a command runs, without affecting it.
 
-Records CPU, memory, disk, network and GPUs while COMMAND runs, and the usage of it and the processes below it.
-Its output, its input and its exit code are its own; the summary follows on standard error. Ctrl-C
-and other signals reach COMMAND. The history is saved to a folder: perfnb show shows it again.
+Records CPU, memory, disk, network and GPUs while COMMAND runs, and the usage of it and the
+processes below it. Its output, its input and its exit code are its own; the summary follows on
+standard error. Ctrl-C and other signals reach COMMAND. The history is saved to a folder: perfnb
+show shows it again.
 
 examples:
   perfnb watch -- python train.py --epochs 3
