@@ -1,4 +1,7 @@
-"""Compute the statistics of an A/B test from pairs of times of two steps. Pure."""
+"""Compute the statistics of an A/B test from pairs of times of two steps.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Judge whether something computes the same as the step or model that it replaces, by distances from the truth. Pure.
+"""Judge whether something computes the same as the step or model that it replaces, by distances from the truth.
 
-The yardstick is the original in float64: the distance of a replacement from it may be at most a few times that of the
-original.
+All functions here are pure. The yardstick is the original in float64: the distance of a replacement from it may be at
+most a few times that of the original.
 """
 
 from __future__ import annotations

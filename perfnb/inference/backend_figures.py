@@ -1,4 +1,7 @@
-"""Compute what a comparison of backends shows: its table, and which backends to accept. Pure."""
+"""Compute what a comparison of backends shows: its table, and which backends to accept.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 

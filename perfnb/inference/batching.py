@@ -1,4 +1,7 @@
-"""Estimate the gain of a dynamic batcher: batches of each size are measured, and the batcher is simulated. Pure."""
+"""Estimate the gain of a dynamic batcher: batches of each size are measured, and the batcher is simulated.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 

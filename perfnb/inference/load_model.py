@@ -1,4 +1,7 @@
-"""Compute latency under load from service times and from the extra time after pauses. Pure."""
+"""Compute latency under load from service times and from the extra time after pauses.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Compute queues from measured service times: waits, load curves, the highest rate for a bound. Pure.
+"""Compute queues from measured service times: waits, load curves, the highest rate for a bound.
 
-The latency at any rate follows from the service times: each request waits until a server is free. A request that finds
-its server idle takes longer than one that follows another at once, because its data has left the caches and the
-processor has slept. This extra time is measured, too, for several pauses. So two short runs give the whole load curve.
+All functions here are pure. The latency at any rate follows from the service times: each request waits until a server
+is free. A request that finds its server idle takes longer than one that follows another at once, because its data has
+left the caches and the processor has slept. This extra time is measured, too, for several pauses. So two short runs
+give the whole load curve.
 
 Near saturation a queue takes thousands of requests to forget that it started empty, and as many between two requests
 that are independent of each other. Simulations are therefore many short windows, each of which starts with the backlog

@@ -1,4 +1,7 @@
-"""Make tables of runs of requests: a row per request, per token and per answer, and the key-value cache. Pure."""
+"""Make tables of runs of requests: a row per request, per token and per answer, and the key-value cache.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 

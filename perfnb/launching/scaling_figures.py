@@ -1,4 +1,7 @@
-"""Compute the gain of more ranks, and the causes of the loss, from the steps of jobs. Pure."""
+"""Compute the gain of more ranks, and the causes of the loss, from the steps of jobs.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Levers tried on a loop's own steps: which ones are allowed, the order of the blocks of steps, and the verdicts.
 
-Pure.
+All functions here are pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Judge levers: which to try first, which are faster, which need less memory, and which may be kept. Pure."""
+"""Judge levers: which to try first, which are faster, which need less memory, and which may be kept.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Find what was used up while a machine was watched, and which GPUs waited. Pure."""
+"""Find what was used up while a machine was watched, and which GPUs waited.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 
