@@ -158,8 +158,9 @@ def known_bounds(bounds: tuple[Any, Any] | None) -> tuple[float, float] | None:
 
 
 def relative(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
-    """Return a ratio with its interval: ``0.912 [0.905, 0.921]``; thousandths near 1, otherwise three significant
-    digits.
+    """Return a ratio with its interval: ``0.912 [0.905, 0.921]``.
+
+    Ratios near 1 have thousandths, others three significant digits.
     """
     number = known(ratio)
     if number is None:

@@ -79,8 +79,9 @@ _TENSORFLOW_BACKWARD = ("gradient_tape/", "gradients/")
 
 
 def told_direction(name: str) -> str:
-    """Return ``forward`` or ``backward`` if the name of an op of JAX or TensorFlow contains it; empty for any other
-    name.
+    """Return ``forward`` or ``backward`` if the name of an op of JAX or TensorFlow contains it.
+
+    The result is empty for any other name.
     """
     if name.startswith(_TENSORFLOW_BACKWARD):
         return "backward"

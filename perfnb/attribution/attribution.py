@@ -147,8 +147,9 @@ def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[n
 
 
 def layer_of_spans(recording: Recording, host: Host) -> Ints:
-    """Return the number of the layer that each block is a span of; -1 for other blocks and for spans without a
-    layer.
+    """Return the number of the layer that each block is a span of.
+
+    The result is -1 for other blocks and for spans without a layer.
     """
     return recording.span_layers.reindex(host.blocks["span"], fill_value=NONE).to_numpy()
 

@@ -27,8 +27,9 @@ def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def makers(events: pd.DataFrame, host: Host) -> Ints:
-    """Return, for each backward node, the place in `host` of the forward op that created it; `NONE` for other
-    blocks.
+    """Return, for each backward node, the place in `host` of the forward op that created it.
+
+    The result is `NONE` for other blocks.
     """
     result = np.full(len(host.blocks), NONE, dtype=np.int64)
     nodes = np.flatnonzero((host.blocks["kind"] == Kind.NODE).to_numpy())

@@ -123,8 +123,9 @@ def waits_of_host(
 
 
 def takes_results(events: pd.DataFrame, is_outer: Bools) -> Ints:
-    """Return the starts of DDP's looks at buckets that have arrived; `is_outer` marks operators that are in no
-    other.
+    """Return the starts of DDP's looks at buckets that have arrived.
+
+    `is_outer` marks operators that are in no other.
     """
     rows = np.flatnonzero(is_outer & of_labels(events["name"], lambda name: name == _VIEW))
     return np.asarray(column(events, "start_ns")[rows])

@@ -109,8 +109,9 @@ def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorica
 
 
 def texts(events: pd.DataFrame, name: str, *rows: Ints) -> npt.NDArray[np.object_]:
-    """Return the texts of some rows of a column as plain strings; if a text is missing, that of the next rows
-    counts.
+    """Return the texts of some rows of a column as plain strings.
+
+    If a text is missing, that of the next rows counts.
     """
     if name not in events:
         return np.full(len(rows[0]), "", dtype=object)

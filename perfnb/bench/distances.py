@@ -156,10 +156,9 @@ def _mean_square_root(value: Tensor) -> float:
 def _distance(
     first: Tensor, second: Tensor, where: str = "", size: Callable[[Tensor], float] = _largest, floor: float = 0.0
 ) -> Difference:
-    """Return the size of the difference relative to that of the first, at least `floor`; elements that are infinite in
-    both are left out.
+    """Return the size of the difference relative to that of the first, at least `floor`.
 
-    The result is infinite if only one of two elements is finite.
+    Elements that are infinite in both are left out. The result is infinite if only one of two elements is finite.
     """
     if first.shape != second.shape:
         return Difference(math.inf, f"{where} has shape {tuple(second.shape)} instead of {tuple(first.shape)}")

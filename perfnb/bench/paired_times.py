@@ -112,8 +112,9 @@ class PairedTimes:
         return StepTimes(self.b_ms, self.batch_size, steady=self.steady, noise=self.noise)
 
     def detectable_in(self, seconds: float) -> float | None:
-        """Return the smallest relative difference that a test this long detects in 9 of 10 runs; ``None`` if
-        unknown.
+        """Return the smallest relative difference that a test this long detects in 9 of 10 runs.
+
+        The result is ``None`` if unknown.
         """
         pairs, detectable = len(self.a_ms), self.smallest_detectable
         if pairs < 2 or not math.isfinite(detectable):

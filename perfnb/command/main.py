@@ -116,8 +116,9 @@ def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
 
 
 def _new_parser(name: str, usage: str, summary: str, docstring: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help contains the text below the first line of a docstring; nothing if Python drops
-    docstrings.
+    """Return a parser whose help contains the text below the first line of a docstring.
+
+    The help lacks it if Python drops docstrings.
     """
     more = (docstring or "").partition("\n\n")[2].rstrip()
     return argparse.ArgumentParser(

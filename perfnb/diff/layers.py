@@ -141,10 +141,9 @@ def on_gpu(a: pd.DataFrame, b: pd.DataFrame) -> bool:
 
 
 def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> list[tuple[int | None, int | None, str | None]]:
-    """Return rows of a and b that are the same layer: place in a, place in b, and how they were matched; in the order
-    of a.
+    """Return rows of a and b that are the same layer: place in a, place in b, and how they were matched.
 
-    By name first; the rest by class and depth, the n-th with the n-th.
+    Rows are in the order of a. By name first; the rest by class and depth, the n-th with the n-th.
     """
     places = {name: place for place, name in reversed(list(enumerate(map(str, b.index))))}
     found: dict[int, tuple[int, str]] = {}

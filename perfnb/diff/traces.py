@@ -218,8 +218,9 @@ def _with_times_inside(table: pd.DataFrame, both: MatchedOps) -> pd.DataFrame:
 
 
 def _work_of(both: MatchedOps) -> pd.DataFrame:
-    """Return the work by row, side and kernel name: ``calls`` and ``ms`` per step; row -1 if its operator is not
-    known.
+    """Return the work by row, side and kernel name: ``calls`` and ``ms`` per step.
+
+    The row is -1 if its operator is not known.
     """
     parts = []
     for side, tree, row in zip(SIDES, both.trees, both.work_row, strict=True):

@@ -252,8 +252,9 @@ def _cell(cell: Cell, column: Column) -> str:
 
 
 def _inline_bar(cell: Cell, marks: Sequence[Mark], most: float) -> str:
-    """Return a bar of characters, which no host strips; the style sheet draws it as a box, in the colours of its
-    parts.
+    """Return a bar of characters, which no host strips.
+
+    The style sheet draws it as a box, in the colours of its parts.
     """
     value = number_of(cell)
     if not value > 0 or not most > 0:
@@ -339,8 +340,9 @@ def _placed(low: float, high: float, begin: float, end: float) -> Callable[[floa
 
 
 def _on_axis(axis: Axis, low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
-    """Place a number as `_placed` does, on a logarithmic scale if the axis has one; numbers outside are drawn at the
-    edge.
+    """Place a number as `_placed` does, on a logarithmic scale if the axis has one.
+
+    Numbers outside are drawn at the edge.
     """
     placed = _placed(on_axis(axis, low), on_axis(axis, high), begin, end)
     return lambda value: min(max(placed(on_axis(axis, value)), min(begin, end)), max(begin, end))

@@ -226,11 +226,11 @@ class Journal(Documented):
         name: str = "",
         accepted: bool | None = None,
     ) -> str | list[str]:
-        """Add an A/B test, profile or timing with its environment, atomically; trials of levers or backends add many
-        entries.
+        """Add an A/B test, profile or timing with its environment, atomically.
 
-        An A/B test knows its environment. A timing gets the current one, so add it where it was measured. A profile
-        gets the current host and commit, unless it was loaded; then they are unknown.
+        Trials of levers or backends add many entries. An A/B test knows its environment. A timing gets the current one,
+        so add it where it was measured. A profile gets the current host and commit, unless it was loaded; then they are
+        unknown.
 
         Parameters
         ----------

@@ -39,8 +39,9 @@ def held_up(facts: Facts) -> bool:
 
 
 def too_few_steps(facts: Facts) -> str:
-    """Return a sentence with the reason why no figure of the step is certain; empty if there are enough timed steps for
-    an interval.
+    """Return a sentence with the reason why no figure of the step is certain.
+
+    The result is empty if there are enough timed steps for an interval.
     """
     timing = facts.figures.timing
     if not facts.live or timing.ci_ms is not None:
@@ -50,8 +51,9 @@ def too_few_steps(facts: Facts) -> str:
 
 
 def doubt_of(facts: Facts) -> str:
-    """Return the reason why bounds may be far off, and a recommendation, in sentences; empty if there is no reason for
-    doubt.
+    """Return the reason why bounds may be far off, and a recommendation, in sentences.
+
+    The result is empty if there is no reason for doubt.
     """
     if not facts.live:
         return ""

@@ -373,8 +373,9 @@ class Facts:
         return {model["name"]: model.get("called") is True for model in models if root_of(model["name"])}
 
     def applicable(self, lever: str) -> str:
-        """Return the lever, or an empty text if the step refuses it; for a trace, whose step is not known, any lever
-        applies.
+        """Return the lever, or an empty text if the step refuses it.
+
+        For a trace, whose step is not known, any lever applies.
         """
         return "" if self.live and lever in (self._parts.get("refused") or ()) else lever
 

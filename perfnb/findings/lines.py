@@ -43,12 +43,11 @@ def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> st
 
 
 def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float:
-    """Return the time of work in some phases, or the time that samples give for it if that is more; `ms` is the time in
-    the trace.
+    """Return the time of work in some phases, or the time that samples give for it if that is more.
 
-    Traced steps are corrected for the cost of tracing, which is about as long as the ops themselves if there are
-    thousands of short ones. Samples need no correction: the work has the same part of the sampled phases as of the
-    traced ones. As a bound, the upper end of the 95 % interval of their share counts.
+    `ms` is the time in the trace. Traced steps are corrected for the cost of tracing, which is about as long as the ops
+    themselves if there are thousands of short ones. Samples need no correction: the work has the same part of the
+    sampled phases as of the traced ones. As a bound, the upper end of the 95 % interval of their share counts.
     """
     table = facts.lines_of_code
     table = table[table["process"] == "step"]

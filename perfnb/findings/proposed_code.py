@@ -124,8 +124,9 @@ def _is_key(node: ast.expr) -> bool:
 
 
 def shown(line: str, known: Collection[str]) -> str:
-    """Return a line with the imports that it needs; empty if it is not Python or uses a name neither known nor bound in
-    it.
+    """Return a line with the imports that it needs.
+
+    The result is empty if the line is not Python, or uses a name neither known nor bound in it.
     """
     try:
         missing = dict.fromkeys(_free(ast.parse(line), set(known)))

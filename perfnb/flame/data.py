@@ -108,8 +108,9 @@ def phase_ranks(tree: CallTree) -> Ints:
 
 
 def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
-    """Return values of calls; the values of calls that are left out go to the innermost one around them that is
-    kept.
+    """Return the values of the calls that are kept.
+
+    Values of calls that are left out go to the innermost call around them that is kept.
     """
     values = values.copy()
     for level in reversed(tree.levels):

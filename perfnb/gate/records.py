@@ -67,8 +67,9 @@ def update_record(file: Path, test: str, environment: str, counts: Counts) -> No
 
 
 def differences(recorded: Counts, counted: Counts) -> list[str]:
-    """Return the differences between two sets of counts, in words; a figure that varies was not recorded, and is not
-    compared.
+    """Return the differences between two sets of counts, in words.
+
+    A figure that varies was not recorded, and is not compared.
     """
     words = []
     for name, before in recorded.items():

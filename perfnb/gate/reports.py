@@ -54,8 +54,9 @@ def markdown(steps: Sequence[Facts]) -> str:
 
 
 def benchmark_json(steps: Sequence[Facts]) -> str:
-    """Return times and counts in the layout of pytest-benchmark, which services read that keep a history; steps with
-    times.
+    """Return times and counts of timed steps in the layout of pytest-benchmark.
+
+    Services that keep a history read this layout.
     """
     made = {
         "machine_info": {

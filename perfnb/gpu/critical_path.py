@@ -220,8 +220,9 @@ def _walk(graph: WaitGraph, window: Window) -> list[_Segment]:
 
 
 def _expanded(graph: WaitGraph, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-    """Yield segments in time order; host segments are split where the innermost event changes, and empty ones
-    dropped.
+    """Yield segments in time order.
+
+    Host segments are split where the innermost event changes, and empty ones dropped.
     """
     is_call = is_in(graph.events, CALLS)
     pieces, straight = [], []

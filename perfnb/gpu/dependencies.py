@@ -251,8 +251,9 @@ def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
 
 
 def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["left", "right"] = "left") -> Ints:
-    """Return the last member of each wanted group before a time (with ``right``: up to and including it); -1 for
-    none.
+    """Return the last member of each wanted group before a time (with ``right``: up to and including it).
+
+    The result is -1 if there is none.
     """
     moments = np.unique(np.concatenate((time, until)))
     key = group * len(moments) + np.searchsorted(moments, time)

@@ -196,8 +196,9 @@ def _spans(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return kernels by op and shapes with the heaviest kernel of each, by kernel if no op is known; and their
-    layers.
+    """Return kernels by op and shapes with the heaviest kernel of each, and their layers.
+
+    Kernels are listed by name if no op is known.
     """
     rows, steps, key = gpu.of_steps.launches, max(len(gpu.steps), 1), ["op", "shapes", "alone"]
     rows = rows.assign(alone=rows["name"].astype("object").where(rows["op"].isna()))

@@ -310,8 +310,9 @@ def device_word(device: Any) -> str:
 
 
 def shape_words(shapes: Any) -> str | None:
-    """Return ``16 × 4, 4 × 8`` for ``[[16, 4], [4, 8], []]``; empty shapes are dropped, and text that is not a list
-    stays.
+    """Return ``16 × 4, 4 × 8`` for ``[[16, 4], [4, 8], []]``.
+
+    Empty shapes are dropped, and text that is not a list stays.
     """
     if pd.isna(shapes):
         return None

@@ -81,8 +81,9 @@ class InferenceComparison(Documented):
         return InferenceComparison(self._rounds, _judged(self._rounds.trials, quality, bounds, own_losses))
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
-        """Yield what `Journal.add` writes: the times of each backend, its name, and whether it is accepted; eager
-        is.
+        """Yield what `Journal.add` writes: the times of each backend, its name, and whether it is accepted.
+
+        Eager is accepted.
         """
         for trial in self._rounds.trials:
             if trial.times_ms:

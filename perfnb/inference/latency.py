@@ -277,11 +277,10 @@ class Latency(Documented):
         return float(known["prompt_tokens"].sum() / known["prefill_ms"].sum() * 1e3) if len(known) else None
 
     def kv_cache_bytes(self, length: int) -> int | None:
-        """Return the size of the key-value cache of a request with this many tokens, prompt and answer; ``None`` if it
-        is not known.
+        """Return the size of the key-value cache of a request with this many tokens, prompt and answer.
 
-        It is derived from the cache of one more request, which is not timed. The cache is visible if a module returns
-        it as ``past_key_values``, as Hugging Face's models do.
+        The result is ``None`` if it is not known. It is derived from the cache of one more request, which is not timed.
+        The cache is visible if a module returns it as ``past_key_values``, as Hugging Face's models do.
         """
         require_count("length", length, 1)
         cache = self._measured.cache

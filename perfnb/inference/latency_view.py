@@ -121,8 +121,9 @@ def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: Highest
 
 
 def _busy(noise: Mapping[str, Any]) -> str:
-    """Return that other programs kept all CPUs busy when the measurement began; empty if its conditions do not show
-    it.
+    """Return a note if other programs kept all CPUs busy when the measurement began.
+
+    The result is empty if the conditions do not show it.
     """
     load, cpus = noise.get("load_before"), noise.get("cpus")
     if load is None or not cpus or load <= cpus:

@@ -163,8 +163,9 @@ def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
 
 
 def exceeds(run: OpenRun, bound_ms: float, share: float) -> bool:
-    """Return whether latency in a run exceeded a bound; with too few requests for the quantile, whether chance is ruled
-    out.
+    """Return whether latency in a run exceeded a bound.
+
+    With too few requests for the quantile, return whether chance is ruled out.
     """
     from scipy.special import bdtrc
 

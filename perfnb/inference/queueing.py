@@ -169,10 +169,10 @@ class Loads:
         return table
 
     def _free_ms(self, rate_per_s: float, first_ms: Floats) -> Floats:
-        """Return when each server is free, if the first request comes at `first_ms`; shape ``(servers, runs,
-        windows)``.
+        """Return when each server is free, if the first request comes at `first_ms`.
 
-        Servers without a backlog have been idle since 0: for as long as from one arrival to the next.
+        The shape is ``(servers, runs, windows)``. Servers without a backlog have been idle since 0: for as long as from
+        one arrival to the next.
         """
         runs, windows = first_ms.shape
         busy = np.clip(rate_per_s * (self.means_ms[:runs] + self.between_ms) / 1e3 / self.servers, 1e-9, 0.999)[:, None]

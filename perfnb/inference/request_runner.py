@@ -101,10 +101,9 @@ class RequestRunner:
         return queue.serve(self._serve, self._servers, lambda done: self._progress("back to back", done))
 
     def after_pauses(self, usual_s: float, seconds: float) -> tuple[list[Served], list[float]]:
-        """Serve requests one by one after pauses, as many as fit, and return the milliseconds of each pause, too; none
-        in a short time.
+        """Serve requests one by one after pauses, as many as fit, and return the milliseconds of each pause, too.
 
-        `usual_s` is how long a request takes.
+        There are none if the time is short. `usual_s` is how long a request takes.
         """
         __tracebackhide__ = True
         for kinds in range(len(_PAUSES), 0, -1):

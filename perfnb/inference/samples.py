@@ -184,8 +184,9 @@ def gaps_ms(tokens: pd.DataFrame) -> Floats:
 
 
 def goodput(requests: pd.DataFrame, seconds: float, bounds: Mapping[str, float]) -> float:
-    """Return requests per second that were within all bounds; one without a second token meets a bound on
-    ``tpot_ms``.
+    """Return requests per second that were within all bounds.
+
+    A request without a second token meets a bound on ``tpot_ms``.
     """
     met = pd.Series(True, index=requests.index)
     for name, bound in bounds.items():

@@ -137,10 +137,10 @@ def _words(step: TrainerStep, lever: str, subject: Any) -> list[str] | None:
 
 
 def _loader(step: TrainerStep) -> DataLoader[Any] | None:
-    """Return a loader of some of the run's samples that draws no random numbers; ``None`` if the step takes several
-    batches.
+    """Return a loader of some of the run's samples that draws no random numbers.
 
-    The trainer's own loader is left alone, because its samplers know their position.
+    The result is ``None`` if the step takes several batches. The trainer's own loader is left alone, because its
+    samplers know their position.
     """
     own = step.loader
     if own is None or any(len(batches) > 1 for batches in step.batches) or isinstance(own.dataset, IterableDataset):

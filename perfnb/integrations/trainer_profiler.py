@@ -31,11 +31,10 @@ _SEEN = 4
 
 
 class TrainerProfiler:
-    """Has a few steps in the middle of a training profiled; a subclass reports the trainer's actions to its
-    `LoopSteps`.
+    """Has a few steps in the middle of a training profiled.
 
-    A step ends where the next one starts, so that logging is in its phase *other*; validation and checkpoints, which
-    come before that, end it too.
+    A subclass reports the trainer's actions to its `LoopSteps`. A step ends where the next one starts, so that logging
+    is in its phase *other*; validation and checkpoints, which come before that, end it too.
     """
 
     def __init__(

@@ -164,8 +164,9 @@ def _trainer() -> Any:
 
 
 def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[Any]]) -> TrainerStep:
-    """Return the work of the Trainer's loop between two batches of steps; `batches_of` is its own
-    `get_batch_samples`.
+    """Return the work of the Trainer's loop between two batches of steps.
+
+    `batches_of` is its own `get_batch_samples`.
     """
     model, optimizer, scheduler = trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler
     accelerator, args, state = trainer.accelerator, trainer.args, trainer.accelerator.gradient_state

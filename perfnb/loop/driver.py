@@ -161,8 +161,9 @@ class LoopProfiler:
         return (plan.steps or 0) + 1 + plan.traced + 2 * plan.memory + plan.flops
 
     def why_no_profile(self, until: str) -> str:
-        """Return the reason why there is no profile yet, to follow the loop's name; a window must be over before
-        `until`.
+        """Return the reason why there is no profile yet, to follow the loop's name.
+
+        A window must be over before `until`.
         """
         at, had = self.planned_at or 0, f"had {counted(self.done, 'step')}, and"
         if self.done <= at:
@@ -236,10 +237,10 @@ class LoopProfiler:
             self.recorder.leave()
 
     def join_first(self) -> int:
-        """Count all steps so far as one, because they were its batches. Return its batches, or 1 if that was not
-        possible.
+        """Count all steps so far as one, because they were its batches.
 
-        A window that is open starts over. Steps of a finished profile keep their numbers.
+        Return its batches, or 1 if that was not possible. A window that is open starts over. Steps of a finished
+        profile keep their numbers.
         """
         self.close()
         batches = self.done

@@ -76,8 +76,9 @@ class OnDemand:
             _SIGNAL.stop()
 
     def asked(self, now_ns: int) -> bool:
-        """Return whether a window was requested since the last call; `now_ns` is on the clock of
-        `time.perf_counter_ns`.
+        """Return whether a window was requested since the last call.
+
+        `now_ns` is on the clock of `time.perf_counter_ns`.
         """
         if _SIGNAL.heard != self._heard:
             self._heard = _SIGNAL.heard

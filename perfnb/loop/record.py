@@ -115,10 +115,10 @@ class RunRecorder:
             self._fold()
 
     def join_first(self) -> bool:
-        """Merge all steps so far, which were batches of one, into one step. Return whether that was possible: not if
-        they are too many.
+        """Merge all steps so far, which were batches of one, into one step.
 
-        If some were in a window, which must be closed, the whole step counts as part of it.
+        Return whether that was possible: not if they are too many. If some were in a window, which must be closed, the
+        whole step counts as part of it.
         """
         if self._pass is not None or not 1 < self._count <= _MOST_JOINED:
             return False
@@ -341,8 +341,9 @@ def _device_clock() -> _DeviceClock | None:
 
 
 def _allocated_bytes() -> int:
-    """Return the bytes of tensors on all accelerators in use; -1 without one, as torch does not count those of the
-    CPU.
+    """Return the bytes of tensors on all accelerators in use.
+
+    The result is -1 without an accelerator, because torch does not count tensors on the CPU.
     """
     held = [
         int(used.module.memory_allocated(index))

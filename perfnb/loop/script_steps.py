@@ -143,8 +143,9 @@ class ScriptSteps:
             steps.get()
 
     def _steps_with(self, loader: Any) -> LoopSteps:
-        """Return the object that reports the steps to the driver; it is made at the first batch or step, when torch is
-        loaded.
+        """Return the object that reports the steps to the driver.
+
+        It is made at the first batch or step, when torch is loaded.
         """
         if self._steps is None:
             driver = self._make_driver(None if isinstance(loader, Nameless) else loader)

@@ -32,8 +32,9 @@ def compile_body(shell: Any, source: str) -> CodeType:
 
 
 def run_body(shell: Any, source: str) -> Callable[[], Any]:
-    """Return a function that runs a cell's body once and returns its last expression's value; errors as for
-    `compile_body`.
+    """Return a function that runs a cell's body once and returns its last expression's value.
+
+    Errors are those of `compile_body`.
     """
 
     def parts(tree: ast.Module, name: str) -> tuple[CodeType, CodeType | None]:
@@ -54,8 +55,9 @@ def run_body(shell: Any, source: str) -> Callable[[], Any]:
 
 
 def _compiled(shell: Any, source: str, words: tuple[str, str], compiled: Callable[[ast.Module, str], Any]) -> Any:
-    """Return the result of `compiled` for a cell's body, given its tree and file name; `words` name the body and its
-    purpose.
+    """Return the result of `compiled` for a cell's body, given its tree and file name.
+
+    `words` name the body and its purpose.
     """
     what, verb = words
     try:

@@ -174,8 +174,9 @@ def fitting_options(
 
 
 def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
-    """Return the memory that every watched step left on a device, and who made most of it; empty if only one was
-    watched.
+    """Return the memory that every watched step left on a device, and who made most of it.
+
+    The result is empty if only one was watched.
     """
     host = watched.attribution.host.blocks
     steps = int((host["kind"] == Kind.STEP).sum())

@@ -87,8 +87,9 @@ def _refs(models: Sequence[Any] | None) -> Ref:
 
 
 def _ref(value: Any, places: Mapping[str, Any] | None = None, name: str | None = None) -> Ref:
-    """Return a function that gives a value back while it exists; a list, which cannot be held weakly, is looked up by
-    its name.
+    """Return a function that gives a value back while it exists.
+
+    A list, which cannot be held weakly, is looked up by its name.
     """
     if type(value) is FunctionType and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
         return lambda: value

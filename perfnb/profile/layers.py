@@ -86,8 +86,9 @@ def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, de
 
 
 def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
-    """Return the most memory alive while each layer, or a node of its backward, ran in the counted step; -1 if none
-    did.
+    """Return the most memory alive while each layer, or a node of its backward, ran in the counted step.
+
+    The result is -1 if none did.
     """
     view, attribution = watched.recording, watched.attribution
     blocks, span = attribution.host.blocks, attribution.cells["span"].to_numpy()

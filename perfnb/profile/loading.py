@@ -45,8 +45,9 @@ _MOST_INSIDE = 1000
 
 
 def kind_of(path: Path) -> Loadable | None:
-    """Return the first kind of folder or file that recognises a path; the room of each is imported when its turn
-    comes.
+    """Return the first kind of folder or file that recognises a path.
+
+    The room of each is imported when its turn comes.
     """
     kinds: Iterator[Loadable] = map(resolve_name, FOLDERS if path.is_dir() else FILES)
     return next((kind for kind in kinds if kind.recognise(path)), None)

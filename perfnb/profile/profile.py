@@ -481,8 +481,9 @@ class Profile(Documented):
         return write_parts(gzipped(parts) if str(path).endswith(".gz") else parts, path)
 
     def _timeline(self) -> Timeline | None:
-        """Return the timeline of everything that ran, which is large and so computed each time; ``None`` if no step was
-        traced.
+        """Return the timeline of everything that ran, which is large and so computed each time.
+
+        The result is ``None`` if no step was traced.
         """
         attribution = self._analysis.attribution
         return None if attribution is None else timeline_of(self._recording, attribution, self._analysis.watched)

@@ -115,8 +115,9 @@ def _verdict(summary: Summary) -> Verdict:
 
 
 def _figures(summary: Summary) -> Iterator[Figure]:
-    """Yield the step's time first; of a loaded trace, which has no timed steps, the traced step and the work of the
-    GPUs.
+    """Yield the step's time first.
+
+    For a loaded trace, which has no timed steps, yield the traced step and the work of the GPUs.
     """
     timing = summary.timing
     traced = Figure("traced step", summary.traced_ms, "ms", basis=_traced_basis(summary))

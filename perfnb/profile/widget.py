@@ -57,8 +57,9 @@ class ReportWidget(DocumentWidget):
         self.on_msg(self._answer)
 
     def _answer(self, _: Any, content: Any, buffers: Any) -> None:
-        """Send the full timeline to a page that requests it; answer whether levers can be tried here, try one, or
-        stop.
+        """Send the full timeline to a page that requests it.
+
+        Answer whether levers can be tried here, try one, or stop.
         """
         if not isinstance(content, dict):
             return

@@ -87,8 +87,9 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
 
 
 def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on_device: bool) -> pd.DataFrame:
-    """Return collectives on the host; without any, the operators that started them, unless these may only be
-    launches.
+    """Return collectives on the host.
+
+    Without any, return the operators that started them, unless these may only be launches.
     """
     own = host_collectives(events, on_device)
     chosen = np.flatnonzero(own.ran != NONE)

@@ -329,8 +329,9 @@ class _Layers:
         return fitting or ([self._grown(head, wanted, around)] if self._grows else [])
 
     def _grown(self, head: str, wanted: Mapping[str, str], around: int) -> int:
-        """Add the layers of a model, with those below it; a method that was compiled in a layer's call belongs to that
-        layer.
+        """Add the layers of a model, with those below it.
+
+        A method that was compiled in a layer's call belongs to that layer.
         """
         name = _VARIABLE.sub(r"\1", head) or "model"
         root = around

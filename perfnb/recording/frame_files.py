@@ -1,8 +1,8 @@
-"""Store frames as Parquet files, which any tool can open. They are read only as declared, because anyone may have
-altered a file.
+"""Store frames as Parquet files, which any tool can open.
 
-The declaration of a column decides its type; what a file notes about pandas is ignored. A file's own statistics are
-enough to check a long frame on loading. They may be false, so every column is measured when it is decoded.
+They are read only as declared, because anyone may have altered a file. The declaration of a column decides its type;
+what a file notes about pandas is ignored. A file's own statistics are enough to check a long frame on loading. They may
+be false, so every column is measured when it is decoded.
 """
 
 from __future__ import annotations

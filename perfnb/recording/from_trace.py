@@ -84,8 +84,9 @@ def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.Dat
 
 
 def _of_rows(values: Ints, rows: Ints) -> Ints:
-    """Return some values of a column, all in their order without a copy; a column with one value for all needs no
-    memory.
+    """Return some values of a column, all in their order without a copy.
+
+    A column with one value for all needs no memory.
     """
     if values.strides == (0,) and len(rows):
         return _no_numbers(len(rows), values[0])

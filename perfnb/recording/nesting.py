@@ -53,10 +53,10 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Forest:
 
 
 def nest_cutting(thread: Ints, start: Ints, end: Ints) -> tuple[Forest, Ints]:
-    """Do the work of `nest` for intervals that may end just after their parent; also return the ends that make them
-    nest.
+    """Do the work of `nest` for intervals that may end just after their parent.
 
-    Rounded times in a file cause that. An end that is too late is cut to the end of the interval it started in.
+    Also return the ends that make them nest. Rounded times in a file cause that. An end that is too late is cut to the
+    end of the interval it started in.
     """
     forest = nest(thread, start, end)
     for _ in range(_CUTS):

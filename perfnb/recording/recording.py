@@ -95,8 +95,9 @@ class PythonRecord:
 
 @dataclass(frozen=True)
 class CompiledRecord:
-    """The code of the traced steps that torch.compile compiled; there are no kernels if the graphs do not report their
-    layers.
+    """The code of the traced steps that torch.compile compiled.
+
+    There are no kernels if the graphs do not report their layers.
 
     Attributes
     ----------

@@ -102,10 +102,10 @@ def counted_steps(step_ms: float, lead: int = LEAD) -> int:
 
 
 def judged(trials: Sequence[BlockTrial]) -> list[BlockTrial]:
-    """Return the trials with the verdicts of their pairs of blocks so far; those to keep are faster and have no
-    `why_not`.
+    """Return the trials with the verdicts of their pairs of blocks so far.
 
-    A lever with too few pairs for a verdict among so many levers gets none.
+    Those to keep are faster and have no `why_not`. A lever with too few pairs for a verdict among so many levers gets
+    none.
     """
     trials = [replace(one) for one in trials]
     possible = [one for one in trials if not one.why_not]

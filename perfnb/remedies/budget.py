@@ -52,8 +52,9 @@ class LeverPlan:
         return _AHEAD if lever.in_blocks else self.block + 1 if lever.settles and self.block > 1 else 1
 
     def a_round(self, levers: Sequence[Lever]) -> int:
-        """Return how many steps a round of levers takes; levers with longer turns each need turns of the unmodified
-        step, too.
+        """Return how many steps a round of levers takes.
+
+        Levers with longer turns each need turns of the unmodified step, too.
         """
         turns = [self.turn(lever) for lever in levers]
         shared = turns.count(1)

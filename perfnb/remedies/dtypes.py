@@ -1,5 +1,6 @@
-"""Run a step in another dtype: models, optimizers' state and inputs; in float64, with the random numbers that it
-draws.
+"""Run a step in another dtype: models, optimizers' state and inputs.
+
+In float64, it draws the same random numbers as in its own dtype.
 """
 
 from __future__ import annotations

@@ -361,8 +361,9 @@ class LeverLoop:
 
 
 def _together(combination: Sequence[PreparedLever]) -> LeverTrial:
-    """Combine several levers into one, with the largest distance of their values from exact; their lines are in their
-    rows.
+    """Combine several levers into one, with the largest distance of their values from exact.
+
+    Their lines are in their rows.
     """
     trials = [one.trial for one in combination]
     values = max((trial.values for trial in trials), key=lambda values: FROM_EXACT.index(values.verdict))

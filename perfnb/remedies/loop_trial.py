@@ -210,8 +210,9 @@ class LoopTrial:
             trial.add(took)
 
     def _block(self, trial: BlockTrial, switch: Switch) -> _Steps:
-        """Run a block to its end. Return the milliseconds of the steps that do not count, and of one of those that
-        do.
+        """Run a block to its end.
+
+        Return the milliseconds of the steps that do not count, and of one of those that do.
         """
         while True:
             with suppress(SkippedStep):
@@ -310,10 +311,10 @@ def _first_line(error: Exception) -> str:
 
 
 class _GuardedForward:
-    """A model's forward with a lever on, which continues without it after an error; a copy of the model has a forward
-    of its own.
+    """A model's forward with a lever on, which continues without it after an error.
 
-    The forward is first `rehearsed` without effect, and so is the backward if errors can occur there.
+    A copy of the model has a forward of its own. The forward is first `rehearsed` without effect, and so is the
+    backward if errors can occur there.
     """
 
     def __init__(self, model: nn.Module, own: Any, changed: Any, failed: Any, rehearsed: set[int] | None) -> None:

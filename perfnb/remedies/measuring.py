@@ -89,11 +89,10 @@ def time_levers(
 
 
 def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
-    """Return the most memory that a step's tensors take at once on its device; ``None`` if the step has a profiler of
-    its own.
+    """Return the most memory that a step's tensors take at once on its device.
 
-    That is the memory of parameters, buffers, gradients, optimizers' state and the batch at the start of a step, plus
-    the allocations of the step, minus what it frees.
+    The result is ``None`` if the step has a profiler of its own. That is the memory of parameters, buffers, gradients,
+    optimizers' state and the batch at the start of a step, plus the allocations of the step, minus what it frees.
     """
     __tracebackhide__ = True
     tracer, live = Tracer(memory=True), LiveObjects()

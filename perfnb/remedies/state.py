@@ -93,8 +93,9 @@ def _address(tensor: Tensor) -> int | None:
 
 
 def digest(value: Any) -> str:
-    """Return a digest of nested tensors and plain values; of a tensor that cannot be copied, only its identity
-    counts.
+    """Return a digest of nested tensors and plain values.
+
+    For a tensor that cannot be copied, only its identity counts.
     """
     digest = hashlib.blake2b(digest_size=16)
     stack = [value]

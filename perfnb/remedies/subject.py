@@ -210,8 +210,9 @@ def _version(grad: Tensor | None) -> tuple[int, int] | None:
 
 
 def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the models that are not part of another one, each under its first name; losses and activations have no
-    parameters.
+    """Return the models that are not part of another one, each under its first name.
+
+    Losses and activations have no parameters.
     """
     inner = {id(part) for model in models.values() for part in model.modules() if part is not model}
     first = {id(model): name for name, model in reversed(list(models.items()))}

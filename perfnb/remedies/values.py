@@ -105,8 +105,9 @@ def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
 
 
 def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstick, again: bool = True) -> Values:
-    """Check whether the step computes the same with levers on; they are prepared `again` if random numbers prevent an
-    answer.
+    """Check whether the step computes the same with levers on.
+
+    They are prepared `again` if random numbers prevent an answer.
     """
     __tracebackhide__ = True
     if len(levers) == 1 and (own_check := levers[0].lever.check) is not None:

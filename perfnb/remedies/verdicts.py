@@ -152,8 +152,9 @@ def keepable(values: Values, listed: bool, quality: bool | None) -> str:
 
 
 def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
-    """Return the limit on time or memory that a lever breaks, or that could not be measured for it; empty if
-    neither.
+    """Return the limit on time or memory that a lever breaks, or that could not be measured for it.
+
+    The result is empty if neither.
     """
     times = trial.times_ms
     measured = {
@@ -170,8 +171,9 @@ def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
 
 
 def bound_of(lever: Lever, bounds: Mapping[str, float]) -> float | None:
-    """Return the most that the findings answered by a lever said could be saved; ``None`` if it answers none of
-    them.
+    """Return the most that the findings answered by a lever said could be saved.
+
+    The result is ``None`` if it answers none of them.
     """
     return max((bounds[cause] for cause in lever.answers if cause in bounds), default=None)
 

@@ -210,8 +210,9 @@ def _reached(points: pd.DataFrame) -> dict[str, float]:
 
 
 def _points(work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:
-    """Return the point of each part of the step; parts that move no bytes, such as layers that only call others, have
-    none.
+    """Return the point of each part of the step.
+
+    Parts that move no bytes, such as layers that only call others, have none.
     """
     work = work[(work["bytes"] > 0).fillna(False).to_numpy(dtype=bool)]
     flops, moved, ms = (work[name].astype("Float64") for name in ("flops", "bytes", "ms"))

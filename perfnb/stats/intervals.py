@@ -56,11 +56,10 @@ def interval_of_median(samples: Samples, confidence: float = 0.95) -> Interval |
 
 
 def lag1(samples: Samples) -> float:
-    """Return the lag-1 autocorrelation of ranks, so that a stall neither creates nor hides it; 0 if all samples are
-    equal.
+    """Return the lag-1 autocorrelation of ranks, so that a stall neither creates nor hides it.
 
-    The estimate from n values is too small by about (1 + 3 rho) / (n - 1) (Kendall, 1954), which is corrected; it is 0
-    below 8 samples.
+    The result is 0 if all samples are equal. The estimate from n values is too small by about (1 + 3 rho) / (n - 1)
+    (Kendall, 1954), which is corrected; it is 0 below 8 samples.
     """
     n = len(samples)
     if n < FEWEST_FOR_LAG:
@@ -156,11 +155,10 @@ def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
 
 
 def signed_rank_p(differences: Samples) -> float:
-    """Return the two-sided p-value of Wilcoxon's signed-rank test that the centre is 0; it agrees with
-    `hodges_lehmann`.
+    """Return the two-sided p-value of Wilcoxon's signed-rank test that the centre is 0.
 
-    Without ties and zeros `scipy.stats.wilcoxon` gives the same; with them it switches its method and warns. Here a
-    Walsh average of 0 counts half to each side.
+    It agrees with `hodges_lehmann`. Without ties and zeros `scipy.stats.wilcoxon` gives the same; with them it switches
+    its method and warns. Here a Walsh average of 0 counts half to each side.
     """
     averages = walsh_averages(differences)
     n = len(differences)
@@ -171,11 +169,10 @@ def signed_rank_p(differences: Samples) -> float:
 
 
 def spread(differences: Samples) -> float:
-    """Return the standard deviation of normal differences with an interval of the same width; it is robust against
-    stalls.
+    """Return the standard deviation of normal differences with an interval of the same width.
 
-    This is the half-width of the interval over t with n - 1 degrees of freedom, times the root of n, or the sample
-    standard deviation with too few differences for an interval.
+    It is robust against stalls. This is the half-width of the interval over t with n - 1 degrees of freedom, times the
+    root of n, or the sample standard deviation with too few differences for an interval.
     """
     from scipy.special import stdtrit
 

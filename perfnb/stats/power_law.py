@@ -283,13 +283,12 @@ def _with_scatter(residuals: Floats, unknowns: int, errors: Floats) -> Floats:
 
 
 def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break | None:
-    """Return the place where two laws fit better than one by more than chance (Chow, Econometrica 28, 1960); ``None``
-    if not.
+    """Return the place where two laws fit better than one by more than chance (Chow, Econometrica 28, 1960).
 
-    At each place with at least two different sizes on both sides, a step and a change of slope are added to the law.
-    The best place is tested at a level divided by their number (Bonferroni). A smooth curve in the logarithms is
-    reported in the same way. The remainder after two laws is taken as chance, and as at least the errors if they are
-    known.
+    The result is ``None`` if there is no such place. At each place with at least two different sizes on both sides, a
+    step and a change of slope are added to the law. The best place is tested at a level divided by their number
+    (Bonferroni). A smooth curve in the logarithms is reported in the same way. The remainder after two laws is taken as
+    chance, and as at least the errors if they are known.
     """
     places = [
         place

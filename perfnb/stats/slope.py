@@ -86,8 +86,9 @@ def memory_slope(
 
 
 def _relative(readings: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the readings minus the first known one, to lose no digits to the initial level; unknown ones are
-    ``nan``.
+    """Return the readings minus the first known one, to lose no digits to the initial level.
+
+    Unknown readings are ``nan``.
     """
     known = np.array([not pd.isna(value) for value in readings], dtype=bool)
     relative = np.full(len(known), np.nan)

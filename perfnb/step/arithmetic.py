@@ -463,8 +463,9 @@ def _putting(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int
 
 
 def _put_places(args: tuple[Any, ...]) -> int:
-    """Return the number of elements that `index_put_` writes; with a mask, whose sum is unknown here, the number of
-    values.
+    """Return the number of elements that `index_put_` writes.
+
+    With a mask, whose sum is unknown here, return the number of values.
     """
     target, indices, values = args[:3]
     chosen = [(dim, index) for dim, index in enumerate(indices) if index is not None]

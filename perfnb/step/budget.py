@@ -134,8 +134,9 @@ class Plan:
         return min(MOST_TRIED, affordable) if affordable >= 3 else 0
 
     def traced_steps(self, spent_s: float, step_s: float) -> tuple[int, bool]:
-        """Return how many steps to trace, and whether to run an unanalysed one first; time for counted steps is
-        reserved.
+        """Return how many steps to trace, and whether to run an unanalysed one first.
+
+        Time for counted steps is reserved.
         """
         left_s = max(0.0, self.budget_s - spent_s - (self.memory + self.flops) * step_s)
         affordable = int(left_s / (step_s * TRACED_FACTOR)) if step_s > 0 else self.traced + 1
@@ -196,10 +197,10 @@ def is_steady(times: Sequence[float]) -> bool | None:
 
 
 def steady_from(times: Sequence[float], fewest: int = 0) -> int | None:
-    """Return the index of the first of the last `WINDOW` steps, at least `fewest`, if these are in steady state; else
-    ``None``.
+    """Return the index of the first of the last `WINDOW` steps, at least `fewest`, if these are in steady state.
 
-    Called after each step, it finds the end of the warm-up: the steps before that index.
+    The result is ``None`` otherwise. Called after each step, it finds the end of the warm-up: the steps before that
+    index.
     """
     first = len(times) - WINDOW
     return first if first >= fewest and is_steady(times[first:]) else None

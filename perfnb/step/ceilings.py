@@ -43,8 +43,9 @@ _Run: TypeAlias = tuple[float, Callable[[], Any]]
 def measure_ceilings(
     dtypes: Iterable[str], device: str = "cpu", *, refresh: bool = False, only_kept: bool = False
 ) -> dict[str, Any]:
-    """Return the FLOP/s by dtype and the bytes/s that a device reaches; each one not yet known takes about half a
-    second.
+    """Return the FLOP/s by dtype and the bytes/s that a device reaches.
+
+    Each one not yet known takes about half a second.
 
     Parameters
     ----------

@@ -121,8 +121,9 @@ class CompilesForProfiling(Installed):
 
 
 def why_not_again() -> str:
-    """Return the reason why this torch cannot compile a model once more for profiling, apart from the user's code;
-    empty if it can.
+    """Return the reason why this torch cannot compile a model once more for profiling, apart from the user's code.
+
+    The result is empty if it can.
     """
     missing = missing_names() + missing_names(AGAIN_NAMES)
     if not missing and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
@@ -158,8 +159,9 @@ class CompilesAgain(Installed):
 
 
 def _compiled_again(compiled: Any) -> Any:
-    """Return the result of ``torch.compile`` for the same function with the same settings; ``None`` without
-    Inductor.
+    """Return the result of ``torch.compile`` for the same function with the same settings.
+
+    Without Inductor, it is ``None``.
     """
     dynamo, eval_frame = map(importlib.import_module, ("torch._dynamo", "torch._dynamo.eval_frame"))
     try:
@@ -180,8 +182,9 @@ def _compiled_again(compiled: Any) -> Any:
 
 
 def _unlike(backend: Any) -> Any:
-    """Return a copy of a backend that equals no other one; otherwise torch would use the code that the other has
-    compiled.
+    """Return a copy of a backend that equals no other one.
+
+    Otherwise torch would use the code that the other has compiled.
     """
 
     class Unlike(type(backend)):  # type: ignore[misc]

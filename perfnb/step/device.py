@@ -159,8 +159,9 @@ def read_clocks(*clocks: StepClock) -> tuple[list[list[int]], bool]:
 
 
 def _event_maker(used: list[Accelerator]) -> Any:
-    """Return a function that records a timing event on the only device in use; ``None`` with several, or without
-    events.
+    """Return a function that records a timing event on the only device in use.
+
+    The result is ``None`` with several, or without events.
     """
     if len(used) != 1 or len(used[0].indices) != 1 or not hasattr(used[0].module, "Event"):
         return None

@@ -45,8 +45,9 @@ def cannot_fuse(optimizer: Optimizer, sparse: bool) -> str:
 
 
 def cannot_foreach(optimizer: Optimizer, sparse: bool) -> str:
-    """Return the reason why it cannot update all parameters at once by functions on lists of tensors; empty if it
-    can.
+    """Return the reason why it cannot update all parameters at once by functions on lists of tensors.
+
+    The result is empty if it can.
     """
     groups = optimizer.param_groups
     if not all("foreach" in group for group in groups):

@@ -40,8 +40,9 @@ def is_compiled_in_place(module: nn.Module) -> bool:
 
 
 def is_compiled_function(function: Any) -> bool:
-    """Return whether this is what ``torch.compile`` makes of a function; functions kept from compiling look the
-    same.
+    """Return whether this is what ``torch.compile`` makes of a function.
+
+    Functions kept from compiling look the same.
     """
     own = vars(function)
     return "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable", False)
@@ -73,8 +74,9 @@ def takes_switch(model: nn.Module) -> bool:
 
 
 def without_switch(models: Iterable[nn.Module]) -> str:
-    """Return the reason why another implementation of attention does not apply; empty if some model allows the
-    switch.
+    """Return the reason why another implementation of attention does not apply.
+
+    The result is empty if some model allows the switch.
     """
     switchable = [*filter(takes_switch, models)]
     if not switchable:
@@ -84,8 +86,9 @@ def without_switch(models: Iterable[nn.Module]) -> str:
 
 
 def without_plain_loader(loader: Any, batches: Any) -> str:
-    """Return the reason why loading batches in workers does not apply; empty if a plain DataLoader without workers
-    gives them.
+    """Return the reason why loading batches in workers does not apply.
+
+    The result is empty if a plain DataLoader without workers gives them.
     """
     if not isinstance(loader, DataLoader):
         return "no DataLoader feeds the step (pass it as batches, or as loader=)"

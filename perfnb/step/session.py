@@ -393,8 +393,9 @@ class Session(Installed):
         return list({id(module): module for _, module, _ in self.calls.records}.values())
 
     def _numbered(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that returns the span of the pass's next step; the span of a skipped step has the same
-        number.
+        """Return a function that returns the span of the pass's next step.
+
+        The span of a skipped step has the same number.
         """
         first = len(self.capture.steps)
 
@@ -414,11 +415,10 @@ class Session(Installed):
         more: Callable[[list[int]], bool] | None = None,
         after: Callable[[], None] | None = None,
     ) -> Passes[list[int]]:
-        """Run `count` steps of a pass, or steps as long as `more` returns true for their durations. Return the
-        durations in ns.
+        """Run `count` steps of a pass, or steps as long as `more` returns true for their durations.
 
-        `span` makes the span around each step, and `seen` is called with its batch. `after` is called after each step,
-        outside its time.
+        Return the durations in ns. `span` makes the span around each step, and `seen` is called with its batch. `after`
+        is called after each step, outside its time.
         """
         __tracebackhide__ = True
         self.running = pass_name

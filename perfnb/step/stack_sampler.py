@@ -331,8 +331,9 @@ _OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 
 @cache
 def _kind(file: str) -> str:
-    """Return whose code is in a file: ``own`` is the user's, neither Python's nor installed. Cells of notebooks are
-    own.
+    """Return whose code is in a file: ``own`` is the user's, neither Python's nor installed.
+
+    Cells of notebooks are own.
     """
     if file.startswith(_OWN_FOLDER):
         return "perfnb"

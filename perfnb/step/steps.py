@@ -136,8 +136,9 @@ def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _not_a_tensor(model: torch.nn.Module, given: tuple[Any, ...], said: str) -> str | None:
-    """Return the reason why a model failed on its batch, and what to pass instead; ``None`` if another error
-    happened.
+    """Return the reason why a model failed on its batch, and what to pass instead.
+
+    The result is ``None`` if another error happened.
     """
     batch = given[0] if given else None
     kind, by_name = type(batch).__name__, isinstance(batch, Mapping)

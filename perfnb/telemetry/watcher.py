@@ -443,8 +443,9 @@ def _bare(uuid: str) -> str:
 
 
 def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:
-    """Return the bytes that torch's allocator holds on a device (``gpu0``); unknown if `ask` is false or torch cannot
-    tell.
+    """Return the bytes that torch's allocator holds on a device (``gpu0``).
+
+    The result is unknown if `ask` is false or torch cannot tell.
     """
     cuda = _cuda() if ask else None
     values: dict[str, float | None] = dict.fromkeys(_ALLOCATOR)
@@ -458,8 +459,9 @@ def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:
 
 
 def _cuda() -> Any:
-    """Return torch's CUDA module, if torch is loaded and has initialised CUDA; the question loads and starts
-    nothing.
+    """Return torch's CUDA module, if torch is loaded and has initialised CUDA.
+
+    The question loads and starts nothing.
     """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)

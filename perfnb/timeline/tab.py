@@ -1,5 +1,6 @@
-"""Show the timeline tab: all events live; elsewhere the median step as a picture, with the work of each of its
-tracks.
+"""Show the timeline tab: all events live.
+
+Elsewhere, show the median step as a picture, with the work of each of its tracks.
 """
 
 from __future__ import annotations

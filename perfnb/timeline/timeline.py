@@ -161,8 +161,9 @@ def _reached(following: Ints) -> np.ndarray:
 
 
 def apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a track's rows ordered by depth and time; if some at one depth overlap, each is put on the first free
-    line.
+    """Return a track's rows ordered by depth and time.
+
+    If some at one depth overlap, each is put on the first free line.
     """
     rows = rows.iloc[np.lexsort((rows["start"], rows["depth"]))].reset_index(drop=True)
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()

@@ -41,8 +41,9 @@ def may_send(name: str) -> bool:
 
 
 def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) -> tuple[int | None, str]:
-    """Return the elements of the larger of the messages sent and received, and torch's name of the dtype; empty if not
-    known.
+    """Return the elements of the larger of the messages sent and received, and torch's name of the dtype.
+
+    The result is empty if not known.
     """
     words = [word.lower() for word in _values(dtype) or _values(types) if isinstance(word, str)]
     kind = next((DTYPES.get(word, word) for word in words if word in DTYPES or word in ITEM_BYTES), "")

@@ -495,8 +495,9 @@ def _numbers(values: Sequence[Loose]) -> Ints | None:
 
 
 def _plain(values: Sequence[Any], kind: type[Kind]) -> npt.NDArray[Kind] | None:
-    """Return the values as an array, ``None`` unless each is a number that fits; this is far faster than checking
-    each.
+    """Return the values as an array, ``None`` unless each is a number that fits.
+
+    This is far faster than checking each.
     """
     try:
         return np.frombuffer(struct.pack(f"{len(values)}{np.dtype(kind).char}", *values), dtype=kind)

@@ -188,16 +188,18 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def looks_like(path: Path) -> str:
-    """Describe in parentheses a file that no reader recognises, if its first bytes reveal its kind; never quote
-    them.
+    """Describe in parentheses a file that no reader recognises, if its first bytes reveal its kind.
+
+    Never quote them.
     """
     head = head_of(path)
     return next((f" (it is {what})" for magic, what in _MAGIC.items() if head.startswith(magic)), "")
 
 
 def head_of(path: Path) -> bytes:
-    """Return the first bytes of a file's content; still packed if they cannot be unpacked, none if they cannot be
-    read.
+    """Return the first bytes of a file's content.
+
+    They are still packed if they cannot be unpacked, and none if they cannot be read.
     """
     head = content = b""
     with suppress(OSError, ValueError, TraceError), open_regular(path) as file:

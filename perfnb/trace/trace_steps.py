@@ -216,8 +216,9 @@ def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
 
 
 def refuse_odd_layers(depth: Sequence[int], letters: int, source: str) -> None:
-    """Refuse layers that are nested too deeply, or whose names have too many letters in all; errors as in
-    `refuse_odd_trace`.
+    """Refuse layers that are nested too deeply, or whose names have too many letters in all.
+
+    Errors are those of `refuse_odd_trace`.
     """
     levels = max(depth, default=-1) + 1
     if levels > MOST_LAYERS_NESTED:

@@ -152,8 +152,9 @@ def _idle_cgroup(device: str, column: str, facts: Mapping[str, Any]) -> bool:
 
 
 def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, str]:
-    """Return the bound of the lines: the cgroup's limit if there is one, else the installed amount; none if GPUs
-    differ.
+    """Return the bound of the lines: the cgroup's limit if there is one, else the installed amount.
+
+    There is none if GPUs differ.
     """
     if not kind.limit:
         return None, ""

@@ -64,8 +64,9 @@ class MachineSummary:
 def machine_summary(
     record: WatchRecord, meta: Mapping[str, Any], wanted: Sequence[str] | None = None
 ) -> MachineSummary:
-    """Return the facts of a watch; `meta` is that of `perfnb.telemetry.watcher.Watcher`, `wanted` the keys of its
-    charts.
+    """Return the facts of a watch.
+
+    `meta` is that of `perfnb.telemetry.watcher.Watcher`, and `wanted` has the keys of its charts.
     """
     samples, devices = record.samples, meta["devices"]
     times = samples["t_s"].to_numpy(float)

@@ -314,8 +314,9 @@ def small_regions(facts: Facts) -> Iterator[Finding]:
 
 
 def _whole_model(facts: Facts) -> str:
-    """Return the line that compiles a model of which only parts are compiled; empty if it is unknown or would not
-    apply.
+    """Return the line that compiles a model of which only parts are compiled.
+
+    The result is empty if the line is unknown or would not apply.
     """
     modules = facts.recording.modules
     compiled = modules["compiled"].fillna(False).to_numpy(dtype=bool)

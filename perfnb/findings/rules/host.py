@@ -1,4 +1,4 @@
-"""Find the host as the bottleneck: calls of many small ops or kernels, code between ops, other work; unexplained
+"""Find the host as the bottleneck: calls of many small ops or kernels, code between ops, other work, unexplained
 idling.
 """
 

@@ -338,8 +338,9 @@ def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> 
 
 
 def _next_size(known: dict[int, float], limit: float, fits: int, too_large: int) -> int:
-    """Return where the line through the two largest known sizes meets the limit; if that is not informative, bisect or
-    double.
+    """Return where the line through the two largest known sizes meets the limit.
+
+    If that is not informative, bisect or double.
     """
     *_, first, last = [0, 0, *sorted(size for size, bytes_ in known.items() if bytes_ < math.inf)]
     slope = (known[last] - known[first]) / (last - first) if first else 0.0

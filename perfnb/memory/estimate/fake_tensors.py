@@ -137,8 +137,9 @@ class StandIns:
         return [fake for _, fake in self._made.values()]
 
     def of(self, real: Tensor) -> Tensor:
-        """Return the stand-in for `real`; a fake tensor represents itself, and so does one that cannot have a
-        stand-in.
+        """Return the stand-in for `real`.
+
+        A fake tensor represents itself, and so does one that cannot have a stand-in.
         """
         if isinstance(real, FakeTensor):
             return real
@@ -151,8 +152,9 @@ class StandIns:
         return self._made[id(real)][1]
 
     def within(self, value: Any) -> Any:
-        """Return `value` with its tensors replaced by stand-ins; plain containers are copied once, anything else is
-        kept.
+        """Return `value` with its tensors replaced by stand-ins.
+
+        Plain containers are copied once, anything else is kept.
         """
         return with_tensors(value, self.of, _NESTING, self._copies)
 

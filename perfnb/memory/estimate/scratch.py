@@ -37,8 +37,9 @@ _BUFFERS = {"mse_loss": 1, "binary_cross_entropy_with_logits": 2, "huber_loss": 
 
 
 def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Return the bytes that a CPU kernel holds at its own peak beyond its results; `op` has no namespace:
-    ``convolution``.
+    """Return the bytes that a CPU kernel holds at its own peak beyond its results.
+
+    `op` has no namespace: ``convolution``.
     """
     held = sum(t.nbytes for t in results)
     if op == "convolution":
@@ -100,8 +101,9 @@ def _block() -> int:
 
 
 def _blocked(t: Tensor, block: int, *, first: bool = False) -> int:
-    """Return the bytes of `t` in oneDNN's layout, with channels in full blocks; few input channels (`first`) stay
-    unblocked.
+    """Return the bytes of `t` in oneDNN's layout, with channels in full blocks.
+
+    Few input channels (`first`) stay unblocked.
     """
     channels = t.shape[1]
     if first and channels < block:

@@ -65,11 +65,11 @@ def simulate_step(
     device: str | torch.device | None,
     model: nn.Module | None = None,
 ) -> tuple[Simulation, torch.device]:
-    """Run a step on fake tensors until it is in steady state; return the results of that call, and the simulated
-    device.
+    """Run a step on fake tensors until it is in steady state.
 
-    The first call creates the optimizer's state and the second one counts. If gradients are accumulated over several
-    calls, the step is called until each optimizer has stepped, and then all calls count until they step again.
+    Return the results of that call, and the simulated device. The first call creates the optimizer's state and the
+    second one counts. If gradients are accumulated over several calls, the step is called until each optimizer has
+    stepped, and then all calls count until they step again.
 
     Parameters, buffers, gradients, optimizer state, random number generators, and the variables and plain containers
     reachable from the step are restored afterwards. Other effects of its Python stay: files, counters elsewhere.

@@ -152,8 +152,9 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def span_us(snapshot: SnapshotColumns) -> tuple[int, int] | None:
-    """Return the times of the first and the last history entry in microseconds since 1970; ``None`` without a
-    history.
+    """Return the times of the first and the last history entry in microseconds since 1970.
+
+    The result is ``None`` without a history.
     """
     times = snapshot.events["time_us"]
     return (int(times.min()), int(times.max())) if len(times) else None

@@ -93,8 +93,9 @@ def _sdpa(backend: str, words: str) -> Lever:
 
 
 def _switchable(subject: Subject) -> dict[str, Any]:
-    """Return the models that allow the switch; those whose attention is a class chosen when the model is made ignore
-    it.
+    """Return the models that allow the switch.
+
+    Those whose attention is a class chosen when the model is made ignore it.
     """
     models = {name: model for name, model in subject.models.items() if takes_switch(model)}
     with _with_sdpa(models):

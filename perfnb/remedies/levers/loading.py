@@ -96,8 +96,9 @@ def _end_workers(loader: DataLoader[Any]) -> None:
 
 
 def no_rest(subject: Subject) -> str:
-    """Return the reason why a second loader cannot continue where the first one is; empty if it can, or without a first
-    one.
+    """Return the reason why a second loader cannot continue where the first one is.
+
+    The result is empty if it can, or without a first one.
     """
     stream = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
     return "a stream does not tell which of its samples are left" if stream else ""

@@ -66,8 +66,9 @@ def _fused(subject: Subject) -> Iterator[None]:
 
 @contextmanager
 def _steps_on_device(optimizer: Optimizer) -> Iterator[None]:
-    """Keep the counts of updates on the parameters' devices, where a fused kernel reads them; move them back to the CPU
-    afterwards.
+    """Keep the counts of updates on the parameters' devices, where a fused kernel reads them.
+
+    Move them back to the CPU afterwards.
     """
     counts = {parameter: state.get("step") for parameter, state in optimizer.state.items()}
     before = {

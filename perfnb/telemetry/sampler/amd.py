@@ -195,8 +195,9 @@ def _binding() -> Any:
 
 
 def _let_through(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
-    """Return the GPUs that an environment variable, ``None`` if unset, makes visible, in its order; an unknown entry
-    ends the list.
+    """Return the GPUs that an environment variable, ``None`` if unset, makes visible, in its order.
+
+    An unknown entry ends the list.
     """
     if visible is None:
         return sorted(gpus, key=lambda gpu: gpu.hip)

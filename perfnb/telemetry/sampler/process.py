@@ -112,8 +112,9 @@ class ProcessSource(Source):
         return [self._pid, *known]
 
     def _is_other(self, pid: int) -> bool:
-        """Return whether a process is another watch's sampler; one that has only been forked is recognised by the next
-        search.
+        """Return whether a process is another watch's sampler.
+
+        A sampler that has only been forked is recognised by the next search.
         """
         if pid not in self._others and SAMPLER in self._table.command(pid):
             sampler = self._table.see(pid)
