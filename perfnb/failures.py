@@ -17,11 +17,11 @@ _OWN = str(Path(__file__).parent) + os.sep
 
 
 def keeps_nothing(function: _Function) -> _Function:
-    """Decorate a function whose exceptions reach the user, so that the objects in perfnb's frames of their tracebacks
-    are freed.
+    """Decorate a function whose exceptions reach the user.
 
-    Python, and IPython too, keeps the last exception with its traceback. Its frames would keep the user's variables
-    alive until the next exception, so that after an out-of-memory error ``del model`` would free nothing.
+    The objects in perfnb's frames of their tracebacks are freed. Python, and IPython too, keeps the last exception with
+    its traceback. Its frames would keep the user's variables alive until the next exception, so that after an
+    out-of-memory error ``del model`` would free nothing.
     """
 
     @functools.wraps(function)

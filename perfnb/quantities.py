@@ -90,8 +90,9 @@ def duration(ms: Any) -> str:
 
 
 def durations(times_ms: Iterable[float]) -> str:
-    """Return several times in one unit: ``1.2, 980 ms``, ``0.98, 3.44 s`` from 1,000 ms, ``13.8, 117 µs`` if all are
-    short.
+    """Return several times in one unit.
+
+    Examples are ``1.2, 980 ms``, ``0.98, 3.44 s`` from 1,000 ms, and ``13.8, 117 µs`` if all are short.
     """
     values = [rounded(value) for value in times_ms]
     sizes = [abs(value) for value in values if value]

@@ -65,8 +65,10 @@ def _block_of_calls(recording: Recording, attribution: Attribution) -> pd.Series
 
 
 def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict[str, Floats]:
-    """Return the work of each layer span without its children, indexed by block: ``forward_flops``, ``forward_bytes``,
-    ``forward_uncounted`` (calls without a formula), and the same for backward and recompute.
+    """Return the work of each layer span without its children, indexed by block.
+
+    The columns are ``forward_flops``, ``forward_bytes``, ``forward_uncounted`` (calls without a formula), and the same
+    for backward and recompute.
     """
     owned = counted[counted["span"] != NONE]
     sums = _by_direction(owned, "span", owned["direction"]).reindex(range(len(attribution.cells)), fill_value=0)
@@ -117,8 +119,9 @@ def main_dtype(counted: pd.DataFrame) -> str | None:
 
 
 def time_by_layer(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """Return the self time per step of each row of the layers' table: host ``ms`` without tracing overhead, and
-    ``gpu_ms``.
+    """Return the self time per step of each row of the layers' table.
+
+    The columns are host ``ms`` without tracing overhead, and ``gpu_ms``.
     """
     cells = attribution.cells[["corrected_ns", "gpu_ns"]]
     sums = cells.groupby(owner_names(recording, attribution)).sum() / 1e6 / max(attribution.steps, 1)

@@ -94,10 +94,10 @@ def _own_time(host: Host) -> Floats:
 
 
 def _part_that_counts(host: Host, own: Floats) -> Floats:
-    """Return the fraction of each block's own time that counts for the step: 1 on the step's thread, 0 on other
-    threads.
+    """Return the fraction of each block's own time that counts for the step.
 
-    In backward, nodes that ran on several threads at once share the duration of their engine run.
+    It is 1 on the step's thread and 0 on other threads. In backward, nodes that ran on several threads at once share
+    the duration of their engine run.
     """
     kind, main = host.blocks["kind"].to_numpy(), host.blocks["main"].to_numpy(dtype=float)
     engine = outermost(host.forest, kind == Kind.ENGINE)

@@ -38,8 +38,9 @@ def makers(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def _numbered_rows(events: pd.DataFrame, host: Host, nodes: Ints) -> Ints:
-    """Return the rows of the events that carry the nodes' numbers: the node, or the op in it if a hook ran other ops
-    first.
+    """Return the rows of the events that carry the nodes' numbers.
+
+    That is the node, or the op in it if a hook ran other ops first.
     """
     sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in ("sequence", "forward_thread"))
     places = np.flatnonzero((sequence != NONE) & (forward_thread > 0))

@@ -1,8 +1,8 @@
-"""Find the blocks of a trace, and how they nest: steps, waits for data and for collectives, layer spans, backward
-nodes, optimizer steps.
+"""Find the blocks of a trace, and how they nest.
 
-A block is an interval that owns the part of its time that no block inside it owns. The time between the blocks of a
-step becomes blocks too, with a phase of their own.
+Blocks are steps, waits for data and for collectives, layer spans, backward nodes and optimizer steps. A block is an
+interval that owns the part of its time that no block inside it owns. The time between the blocks of a step becomes
+blocks too, with a phase of their own.
 """
 
 from __future__ import annotations
@@ -220,8 +220,9 @@ def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Int
 
 
 def marks_step(events: pd.DataFrame) -> Bools:
-    """Return whether each event marks a step that counts: as decided when a trace was loaded, else perfnb's own
-    spans.
+    """Return whether each event marks a step that counts.
+
+    That was decided when a trace was loaded; otherwise perfnb's own spans count.
     """
     if "marks_step" in events:
         return np.asarray((events["marks_step"] != NONE).to_numpy(dtype=bool))
@@ -457,8 +458,9 @@ def _gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
 
 
 def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
-    """Return the block of each event, with those directly in a step moved into the gap, or the wait, where they
-    start.
+    """Return the block of each event.
+
+    Events directly in a step are moved into the gap, or the wait, where they start.
     """
     kind, above = filled["kind"].to_numpy(), forest.parent
     is_gap = kind == Kind.GAP

@@ -1,5 +1,6 @@
-"""Make the frame ``collectives``: what each collective of the traced steps sent, how long it took, and the part that
-nothing hid.
+"""Make the frame ``collectives``.
+
+It has what each collective of the traced steps sent, how long it took, and the part that nothing hid.
 """
 
 from __future__ import annotations
@@ -153,8 +154,9 @@ def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
 
 
 def _until_received(end: Ints, waiting: IntervalSet) -> Ints:
-    """Return the ends of collectives, the last in each wait at the end of that wait, because the host may wake up
-    late.
+    """Return the ends of collectives.
+
+    The last one in each wait ends with the wait, because the host may wake up late.
     """
     place = np.searchsorted(waiting.start, end, side="right") - 1
     inside = (place != NONE) & (end <= np.append(waiting.end, 0)[place])

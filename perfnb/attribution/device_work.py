@@ -154,8 +154,9 @@ def thread_keys(events: pd.DataFrame) -> Ints:
 
 
 def nested_ends(thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return ends cut so that the intervals of a thread nest (see `nest_cutting`), and the parent of each (-1 for
-    none).
+    """Return ends cut so that the intervals of a thread nest, and the parent of each (-1 for none).
+
+    See `nest_cutting`.
     """
     (parent, _), end = nest_cutting(thread, start, end)
     lost = (parent != NONE) & (end > end[parent])
@@ -168,8 +169,9 @@ def step_rows(events: pd.DataFrame) -> Bools:
 
 
 def step_windows(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the steps that `step_rows` finds, in order of time: ``event``, ``number``, ``rank``, ``start``,
-    ``end``.
+    """Return the steps that `step_rows` finds, in order of time.
+
+    The columns are ``event``, ``number``, ``rank``, ``start`` and ``end``.
     """
     rows = np.flatnonzero(step_rows(events))
     start = column(events, "start_ns")[rows]

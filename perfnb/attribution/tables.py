@@ -56,11 +56,11 @@ def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tupl
 
 
 def own_losses(recording: Recording, attribution: Attribution) -> list[str]:
-    """Return the models in whose calls every backward pass of the traced steps starts: they compute the loss in
-    forward.
+    """Return the models that compute the loss in forward.
 
-    The first node of a backward pass belongs to the tensor on which it was called, the loss. Models whose loss ops were
-    recognised by name are left out, because these are in the phase loss.
+    Every backward pass of the traced steps starts in their calls. The first node of a backward pass belongs to the
+    tensor on which it was called, the loss. Models whose loss ops were recognised by name are left out, because these
+    are in the phase loss.
     """
     blocks, forest, cells = attribution.host.blocks, attribution.host.forest, attribution.cells
     kind, parent = blocks["kind"].to_numpy(), forest.parent
@@ -246,10 +246,10 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
 
 
 def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return `op_times` with ``layer`` (a row of the layers' table, empty outside forward and backward) and
-    ``direction``.
+    """Return `op_times` with ``layer`` and ``direction``.
 
-    `times` are the `op_times` of the attribution's host, if they are known.
+    ``layer`` is a row of the layers' table, and empty outside forward and backward. `times` are the `op_times` of the
+    attribution's host, if they are known.
     """
     times = op_times(recording, attribution.host) if times is None else times
     block = times["block"].to_numpy()

@@ -1,9 +1,9 @@
-"""Measure how far results are from each other: the return values of two steps, part by part, and results by name from
-the truth.
+"""Measure how far results are from each other.
 
-A difference is always measured here, relative to the size of the reference. The size is the largest value if
-two results should agree, so that no element hides behind others. It is the root mean square if rounding is compared
-with rounding, because single elements of that vary by chance.
+These are the return values of two steps, part by part, or results by name and their true values. A difference is always
+measured here, relative to the size of the reference. The size is the largest value if two results should agree, so that
+no element hides behind others. It is the root mean square if rounding is compared with rounding, because single
+elements of that vary by chance.
 """
 
 from __future__ import annotations

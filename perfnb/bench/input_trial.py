@@ -190,8 +190,9 @@ class InputTrial(Bench):
 
 
 def _compiled(models: list[nn.Module], namespace: Mapping[str, Any]) -> list[nn.Module]:
-    """Return the modules that ``torch.compile`` made from the models, among the step's variables, because the step may
-    call those.
+    """Return the modules that ``torch.compile`` made from the models, among the step's variables.
+
+    The step may call those instead of the models.
     """
     known = {id(model) for model in models}
     named = [module for _, module in named_modules(namespace) if id(module) not in known]
@@ -310,8 +311,9 @@ class StandIn:
         return _Joined.apply(self._anchor(module), _Kept(part.detach()))  # type: ignore[no-untyped-call]
 
     def _anchor(self, module: nn.Module) -> Tensor:
-        """Return the smallest trained parameter, so that an optimizer has something to update, or else a tensor made
-        here.
+        """Return the smallest trained parameter, or else a tensor made here.
+
+        It gives an optimizer something to update.
         """
         if id(module) not in self._anchors:
             trained = [weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight)]
@@ -336,8 +338,9 @@ def _put_back(own: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def _kind(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Return the key of an output: the module, whether gradients are enabled, and the shapes and dtypes of its
-    inputs.
+    """Return the key of an output.
+
+    It is the module, whether gradients are enabled, and the shapes and dtypes of its inputs.
     """
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     return id(module), torch.is_grad_enabled(), tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)

@@ -223,8 +223,9 @@ def _is_wrapped(tensor: Tensor) -> bool:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Return whether elements share memory, as those of an expanded tensor do, so that the tensor cannot be written
-    to.
+    """Return whether elements share memory, so that the tensor cannot be written to.
+
+    Those of an expanded tensor do.
     """
     if tensor.is_meta or tensor.is_nested or _is_wrapped(tensor) or tensor.layout is not torch.strided:
         return False

@@ -246,8 +246,9 @@ class _Report:
         return path.relative_to(self._start) if path.is_relative_to(self._start) else path
 
     def tell(self) -> None:
-        """Print the report; of several ranks, only the first one's, and none in a process that the script has
-        forked.
+        """Print the report.
+
+        Of several ranks, only the first one prints, and a process that the script has forked does not.
         """
         if self._text and os.getpid() == self._process and self._is_first:
             with suppress(OSError, ValueError, AttributeError):  # the script may have closed it

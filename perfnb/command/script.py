@@ -73,8 +73,9 @@ def _require_module(name: str) -> None:
 
 
 def _run_file(program: Sequence[str]) -> None:
-    """Run a file as Python runs a script: the module stays ``__main__`` to the end, for workers and for code that runs
-    at exit.
+    """Run a file as Python runs a script.
+
+    The module stays ``__main__`` to the end, for workers and for code that runs at exit.
     """
     path = os.path.abspath(program[0])
     sys.argv[:] = list(program)

@@ -1,9 +1,9 @@
-"""Compute the executions of compiled regions and the seams between them: what a step loses by running several instead
-of one.
+"""Compute the executions of compiled regions and the seams between them.
 
-Without a graph break, all regions inside another one would be part of it, forward and backward. The seams between them
-cost the code from one to the next, the entry of each region except one, and the passes over memory of generated kernels
-next to a seam, which one kernel could replace.
+The seams show what a step loses by running several regions instead of one. Without a graph break, all regions inside
+another one would be part of it, forward and backward. The seams between them cost the code from one to the next, the
+entry of each region except one, and the passes over memory of generated kernels next to a seam, which one kernel could
+replace.
 """
 
 from __future__ import annotations

@@ -100,8 +100,9 @@ def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame
 
 
 def fused_ms(recording: Recording) -> Floats:
-    """Return, for each layer, the time per step of kernels that it shares with layers outside it, child layers
-    included.
+    """Return, for each layer, the time per step of kernels that it shares with layers outside it.
+
+    Child layers are included.
     """
     record, parent = recording.compiled, recording.modules["parent"].to_numpy()
     if record is None:

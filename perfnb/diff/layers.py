@@ -168,9 +168,7 @@ def _key(layers: pd.DataFrame, place: int) -> tuple[str, int]:
 
 
 def layer_tree(diff: ProfileDiff) -> tuple[list[int], list[float]]:
-    """Return the row of each layer's parent, -1 for none, and the change of own times in it and in the layers
-    inside.
-    """
+    """Return the row of each layer's parent, -1 for none, and the change of own times in its subtree."""
     table = diff.layers
     places: dict[str, dict[str, int]] = {"a": {}, "b": {}}
     parents = []

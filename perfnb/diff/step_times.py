@@ -1,6 +1,4 @@
-"""Compare the step times of two profiles: how much slower the second is, and whether it is slower than a limit
-allows.
-"""
+"""Compare the step times of two profiles, with each other and with a limit."""
 
 from __future__ import annotations
 

@@ -271,9 +271,7 @@ def _kernels_of(work: pd.DataFrame, table: pd.DataFrame, top: Ints) -> pd.DataFr
 
 
 def _by_side(work: pd.DataFrame, key: Ints, index: pd.Index) -> pd.DataFrame:
-    """Return, for each key in the index and side, kernel names, heaviest first, and the sums of their calls and
-    times.
-    """
+    """Return kernel names, heaviest first, and the sums of calls and times, for each key and side."""
     columns = {}
     for side in SIDES:
         mine = (work["side"] == side).to_numpy()

@@ -495,8 +495,9 @@ def _card(card: Card) -> Iterator[str]:
 
 
 def _choice(section: Choice) -> str:
-    """Return alternatives on a page where nothing can be chosen: the first is open, and the others are folded below
-    it.
+    """Return alternatives on a page where nothing can be chosen.
+
+    The first is open, and the others are folded below it.
     """
     bodies = [(escape.html(name), "".join(map(section_html, parts))) for name, parts in section.options.items()]
     folded = "".join(

@@ -1,6 +1,4 @@
-"""`ab_test`: find out whether the candidate is faster, whether its results are still right, and whether to keep the
-change.
-"""
+"""`ab_test`: find out whether a candidate is faster and still right, and whether to keep it."""
 
 from __future__ import annotations
 

@@ -49,8 +49,9 @@ NOT_COMPARED = Quality((), "nothing", "they were not compared")
 def compare_results(
     first: Any, second: Any, check: float | Callable[[Any, Any], Any] | None, limit: float | None
 ) -> Quality:
-    """Compare the return values of the two steps by `check`, or else within `limit`, by default the tolerance of their
-    dtype.
+    """Compare the return values of the two steps by `check`, or else within `limit`.
+
+    The default limit is the tolerance of their dtype.
     """
     from perfnb.bench.distances import worst_difference
 

@@ -107,8 +107,9 @@ class _Here:
 
 
 def _tasks(paths: Sequence[Path], folder: Path) -> Iterator[_Task]:
-    """Yield the traces with their entries: a job for each folder, and for files whose names differ only in their
-    ranks.
+    """Yield the traces with their entries.
+
+    A folder is a job, and so are files whose names differ only in their ranks.
     """
     jobs: dict[Path, list[Path]] = {}
     for path in paths:

@@ -1,9 +1,8 @@
-"""Store the entries that a person adds to a journal: a folder per entry, written atomically, with the measured thing
-inside it.
+"""Store the entries that a person adds to a journal.
 
-An entry is written under a hidden name next to the others and then renamed. Names consist of the time and random
-digits, so that processes can write concurrently without a lock, and no entry refers to anything outside its folder, so
-that the journal can be moved.
+Each is a folder, written atomically, with the measured thing inside it. An entry is written under a hidden name next to
+the others and then renamed. Names consist of the time and random digits, so that processes can write concurrently
+without a lock, and no entry refers to anything outside its folder, so that the journal can be moved.
 """
 
 from __future__ import annotations

@@ -41,8 +41,9 @@ CHANGES: Mapping[str, str] = MappingProxyType(
 def trend_rows(
     table: pd.DataFrame, entries: Mapping[str, SavedEntry], figure: str, across: Collection[str]
 ) -> pd.DataFrame:
-    """Return the entries that have the figure, with the number of their ``series``, but not those that were tried and
-    undone.
+    """Return the entries that have the figure, with the number of their ``series``.
+
+    Trials that were undone are left out.
     """
     rows = table[table["damaged"].isna() & table[figure].notna() & (table[figure] > 0) & (table["kind"] != "report")]
     rows = rows[np.array([not _is_trial(entries[path]) for path in rows.index], dtype=bool)]
@@ -97,10 +98,10 @@ def _compared(before: pd.DataFrame, after: pd.DataFrame, figure: str, equal_with
 
 
 def _also_changed(before: Sequence[str], after: Sequence[str], entries: Mapping[str, SavedEntry]) -> str | None:
-    """Return the facts that differ between the entries around a change, taking the most frequent value of a few on
-    either side.
+    """Return the facts that differ between the entries around a change.
 
-    The commit is that of the last entry before and of the first one after it.
+    On either side, the most frequent value of a few entries counts. The commit is that of the last entry before and of
+    the first one after it.
     """
     old, new = ([_facts(entries[path]) for path in part] for part in (before[-FEWEST_ASIDE:], after[:FEWEST_ASIDE]))
     changed = changes_between(_usual(old), _usual(new))

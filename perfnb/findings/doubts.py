@@ -29,10 +29,10 @@ _LESS, _WAITS = 2.0, 0.05
 
 
 def held_up(facts: Facts) -> bool:
-    """Return whether something held up the timed steps: they took far longer than traced ones, which do at least the
-    same work.
+    """Return whether something held up the timed steps.
 
-    If batches are made in the background, that may have slowed the steps.
+    They then took far longer than traced ones, which do at least the same work. If batches are made in the background,
+    that may have slowed the steps.
     """
     compiled = bool(facts.compiling_ms.any())  # which explains it
     return facts.live and facts.gpu is None and facts.scale > _HELD_UP and not _works_ahead(facts) and not compiled
@@ -117,9 +117,7 @@ def _works_ahead(facts: Facts) -> bool:
 
 
 def disagree(traced: pd.Series) -> bool:
-    """Return whether the longest traced step took so much longer than the shortest that their mean is not
-    meaningful.
-    """
+    """Return whether the longest traced step is so long that the mean is not meaningful."""
     return bool(traced.max() > _DISAGREE * traced.min())
 
 

@@ -124,8 +124,9 @@ class Facts:
 
     @cached_property
     def records_python(self) -> bool:
-        """Whether all Python calls were recorded, not only those of modules, which a trace may hold without the
-        others.
+        """Whether all Python calls were recorded, not only those of modules.
+
+        A trace may hold the latter without the others.
         """
         events = self.recording.events
         names = events["name"].iloc[python_calls(events)]
@@ -380,8 +381,9 @@ class Facts:
         return "" if self.live and lever in (self._parts.get("refused") or ()) else lever
 
     def root(self, layer: str | None = None) -> str | None:
-        """Return the model that a layer belongs to; without a layer, the one with most parameters; ``None`` without
-        any.
+        """Return the model that a layer belongs to.
+
+        Without a layer, it is the model with most parameters, or ``None`` without any.
         """
         modules = self.recording.modules
         roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
@@ -417,10 +419,10 @@ class Facts:
 
     @property
     def trainer(self) -> str:
-        """The trainer that runs the training, as `perfnb.findings.proposed_code.setting` knows it; empty for a plain
-        loop.
+        """The trainer that runs the training; empty for a plain loop.
 
-        An optimizer that an ``Accelerator`` has prepared is of a class of its own.
+        `perfnb.findings.proposed_code.setting` knows it. An optimizer that an ``Accelerator`` has prepared is of a
+        class of its own.
         """
         prepared = any(part["class"] == "AcceleratedOptimizer" for part in self._parts.get("optimizers") or ())
         return str(self.meta.get("loop", {}).get("trainer") or "accelerate" * prepared)
@@ -513,8 +515,9 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
 
 
 def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the known facts of a part, without a name or class that is not plain Python, because they may end up in a
-    line of code.
+    """Return the known facts of a part, which may end up in a line of code.
+
+    A name or class that is not plain Python is left out.
     """
     name, kind = part.get("name"), part.get("class") or ""
     return {**part, "name": name if root_of(name) else None, "class": kind if kind.isidentifier() else None}

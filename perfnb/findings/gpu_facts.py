@@ -353,11 +353,10 @@ def _idle(
 
 
 def _steps(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution) -> IntervalSet:
-    """Return the time of the steps: the host's, and the GPU's remaining work on the last one, unless the GPU is mostly
-    idle then.
+    """Return the time of the steps: the host's, and the GPU's remaining work on the last one.
 
-    In a trace without step marks it starts with the first work if that had waited in a queue: what ran before it is
-    not in the trace.
+    The latter is left out if the GPU is mostly idle then. In a trace without step marks it starts with the first work
+    if that had waited in a queue: what ran before it is not in the trace.
     """
     first = int(work.start[mine].min())
     marked = step_windows(events)

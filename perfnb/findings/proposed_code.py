@@ -277,11 +277,10 @@ def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[st
 
 
 def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tuple[str, str]:
-    """Return what to know before compiling the model that the first of some layers belongs to, and the line that
-    compiles it.
+    """Return a caveat about compiling a layer's model, and the line that compiles it.
 
-    The line is empty if it would not apply, because torch.compile replaces only a model's own call, or if no variable
-    is known to hold the model.
+    The model is that of the first of some layers. The line is empty if it would not apply, because torch.compile
+    replaces only a model's own call, or if no variable is known to hold the model.
     """
     if not facts.uses_torch:
         return "", ""

@@ -83,9 +83,7 @@ def _link(subject: Mapping[str, Any]) -> Link:
 
 
 def grows(row: Mapping[str, Any] | pd.Series) -> bool:
-    """Return whether the bytes of a finding are memory that a step adds, rather than memory that a change would
-    free.
-    """
+    """Return whether the bytes of a finding are added by a step, rather than freed by a change."""
     return str(row["bottleneck"]) in ("memory may grow", "memory growth")
 
 

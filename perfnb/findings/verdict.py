@@ -34,8 +34,9 @@ _PHASES = {
 
 
 def find(recording: Recording, attribution: Attribution, figures: StepFigures) -> Findings:
-    """Apply every rule. Code is shown only if all its names are known; no finding is more certain than the steps
-    allow.
+    """Apply every rule.
+
+    Code is shown only if all its names are known, and no finding is more certain than the steps allow.
     """
     facts = facts_of(recording, attribution, figures)
     found = [_applied(finding, facts) for finding in found_by(RULES, facts, facts.step_ms)]

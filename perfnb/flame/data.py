@@ -92,8 +92,9 @@ def _phase(function: Function) -> Any:
 
 
 def phase_ranks(tree: CallTree) -> Ints:
-    """Return a key that puts phases into their order, loader workers last, and leaves other calls to the key before
-    it.
+    """Return a key that puts phases into their order, loader workers last.
+
+    It leaves other calls to the key before it.
     """
     last = len(PHASES)
     ranks = [

@@ -23,8 +23,7 @@ _MEASURES = {"ms": "time", "bytes": "memory", "samples": "samples"}
 
 
 def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
-    """Return the document: where a program spent its time, with the function that took most, the flame graph, and all
-    functions.
+    """Return the document of a program's time: its heaviest function, the flame graph, and all functions.
 
     Parameters
     ----------
@@ -117,8 +116,9 @@ def _named(row: Any, folders: int = 99) -> str:
 
 
 def host_diff_document(diff: HostDiff) -> Document:
-    """Return the document of two host profiles: what changed most, the flame graph of both, and all functions by their
-    change.
+    """Return the document of two host profiles.
+
+    It has what changed most, the flame graph of both, and all functions by their change.
     """
     table, in_ms = diff.functions, diff.measure == "grew_ms"
     change = table[diff.measure].astype("Float64").fillna(0.0)
@@ -168,8 +168,9 @@ def _changed(row: Any, measure: str, figure: str) -> tuple[Cell, ...]:
 
 
 def stacks_document(stacks: StepStacks) -> Document:
-    """Return the document of a step's Python code: the line of user code that took most, the flame graph, lines,
-    functions.
+    """Return the document of a step's Python code.
+
+    It has the heaviest line of user code, the flame graph, lines and functions.
     """
     record = stacks.record
     assert record.tree is not None

@@ -1,8 +1,8 @@
-"""Store the counts of steps that a repository records: one file for each test file, next to it, so that both move
-together.
+"""Store the counts of steps that a repository records.
 
-The file is JSON with a line for each figure, so that the diff of a change shows its effect. A record belongs to a test
-and an environment: one machine's figures never replace another's.
+There is one file for each test file, next to it, so that both move together. The file is JSON with a line for each
+figure, so that the diff of a change shows its effect. A record belongs to a test and an environment: one machine's
+figures never replace another's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Report the results of gated steps as a line, as Markdown for the page of a CI job, and as JSON of
-pytest-benchmark.
+"""Report the results of gated steps.
+
+They are a line, Markdown for the page of a CI job, or JSON of pytest-benchmark.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Compute where a GPU's time went, and why it was idle: a late host, a dependency, or something the trace does not
-explain.
+"""Compute where a GPU's time went, and why it was idle.
 
-The times are busy, computing, communicating, copying, idle, and communication hidden by computation. Work overlaps
-across streams and even within one, so each figure is the length of a union of intervals, never a sum of durations.
+The causes are a late host, a dependency, or something that the trace does not explain. The times are busy, computing,
+communicating, copying, idle, and communication hidden by computation. Work overlaps across streams and even within one,
+so each figure is the length of a union of intervals, never a sum of durations.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Describe how work reached the GPU: launch calls, launch delays, queue lengths, and kernels by the op that launched
-them.
+"""Describe how work reached the GPU.
+
+This covers launch calls, launch delays, queue lengths, and kernels by the op that launched them.
 """
 
 from __future__ import annotations

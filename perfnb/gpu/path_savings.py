@@ -135,9 +135,7 @@ class Retiming:
         return (done[begun] + slack[:, None]).min(axis=0) if len(begun) else np.zeros(self.count)
 
     def _points(self) -> pd.DataFrame:
-        """Return all moments of the interval that depend on another one, or that another one depends on, in time
-        order.
-        """
+        """Return all moments of the interval with a dependency in either direction, in time order."""
         graph, window, work, over = self.graph, self.window, self.graph.work, self.graph.handovers
         launched = np.flatnonzero(graph.held.launch != NONE)
         groups = [

@@ -175,8 +175,9 @@ def _parts(table: pd.DataFrame, whole: float | None = None) -> pd.DataFrame:
 
 
 def _whole(gpu: GpuEvents) -> int:
-    """Return nanoseconds from the start of the first step to the end of the last and of all work, or of the whole
-    trace.
+    """Return nanoseconds from the start of the first step to the end of the last and of all work.
+
+    Without steps, return those of the whole trace.
     """
     marks, work, events = step_windows(gpu.events), gpu.work, gpu.events
     if gpu.only_step is None and len(marks):

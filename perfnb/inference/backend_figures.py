@@ -134,8 +134,9 @@ def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limi
 
 
 def _losses_of_values(trial: BackendTrial, limits: Mapping[str, float]) -> tuple[Loss, ...]:
-    """Return the distance of the outputs from float64, with the user's limit, or the one that the verdict on them
-    implies.
+    """Return the distance of the outputs from float64, with its limit.
+
+    The limit is the user's, or the one that the verdict on the outputs implies.
     """
     if trial.error is None:
         return ()

@@ -55,8 +55,9 @@ class Backend:
 
 
 def call_of(example: Any) -> ModelCall:
-    """Return the arguments of a call: a mapping holds keyword arguments, a tuple or list positional ones, and anything
-    else is the only argument.
+    """Return the arguments of a call.
+
+    A mapping holds keyword arguments, a tuple or list positional ones, and anything else is the only argument.
     """
     if isinstance(example, Mapping):
         return ModelCall((), {str(name): value for name, value in example.items()})

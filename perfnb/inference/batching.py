@@ -215,8 +215,10 @@ def _column_of(quantile: float) -> str:
 def simulate_batches(
     arrivals_ms: Floats, service_ms: Callable[[int], float], most: int, delay_ms: float, servers: int = 1
 ) -> tuple[Floats, list[int], float]:
-    """Simulate a dynamic batcher: a free server takes the waiting requests, at most `most`, once that many wait or the
-    first one has waited `delay_ms`.
+    """Simulate a dynamic batcher.
+
+    A free server takes the waiting requests, at most `most`, once that many wait or the first one has waited
+    `delay_ms`.
 
     Parameters
     ----------

@@ -1,5 +1,6 @@
-"""`compare_decoding`: measure the gain of speculative decoding, how many of its guesses are kept, and whether answers
-differ.
+"""`compare_decoding`: measure the gain of speculative decoding.
+
+It also shows how many guesses are kept, and whether answers differ.
 """
 
 from __future__ import annotations

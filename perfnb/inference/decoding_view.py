@@ -20,8 +20,9 @@ _PAIRS = Mark("pairs", BLUE, "█", "solid")
 
 
 def decoding_document(found: DecodingComparison) -> Document:
-    """Return the document: whether assisted decoding is faster, how many guesses were kept, and whether answers
-    differ.
+    """Return the document of a comparison.
+
+    It has whether assisted decoding is faster, how many guesses were kept, and whether answers differ.
     """
     ab = found.ab
     pairs = fmt.counted(len(ab.pairs), "pair")

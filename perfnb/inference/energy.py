@@ -42,8 +42,9 @@ def energy_meter() -> Iterator[Joules]:
 
 
 def joules_between(devices: dict[str, dict[str, Any]], start_s: float, end_s: float) -> float | str:
-    """Return the joules of the GPUs that hold memory of torch, between two instants, or the reason why they are not
-    known.
+    """Return the joules of the GPUs between two instants, or the reason why they are not known.
+
+    These are the GPUs that hold memory of torch.
 
     Parameters
     ----------

@@ -1,6 +1,4 @@
-"""`latency`: measure how long requests take, alone and under load, and how many per second can be served within a
-bound.
-"""
+"""`latency`: measure how long requests take, alone and under load, and the highest rate within a bound."""
 
 from __future__ import annotations
 
@@ -99,8 +97,9 @@ class Latency(Documented):
         return self._load.pauses
 
     def at(self, rate_per_s: float) -> LoadedLatency:
-        """Return latency at a rate of independent (Poisson) arrivals, computed from the service times and the extra
-        time after pauses.
+        """Return latency at a rate of independent (Poisson) arrivals.
+
+        It is computed from the service times and the extra time after pauses.
         """
         return self._load.at(_rate(rate_per_s))
 
@@ -226,7 +225,9 @@ class Latency(Documented):
 
     @property
     def token_times(self) -> pd.DataFrame:
-        """A row per token: ``run``, ``served`` (as in `tokens`), ``token``, ``after_arrival_ms``, ``after_start_ms``,
+        """A row per token.
+
+        The columns are ``run``, ``served`` (as in `tokens`), ``token``, ``after_arrival_ms``, ``after_start_ms`` and
         ``prompt_tokens``.
 
         Raises
@@ -257,8 +258,9 @@ class Latency(Documented):
 
     @property
     def itl_ms(self) -> float:
-        """Median over all tokens of the gap since the token before: requests with many tokens weigh more than in
-        `tpot_ms`. NaN if no answer had two.
+        """Median over all tokens of the gap since the previous token; NaN if no answer had two.
+
+        Requests with many tokens weigh more than in `tpot_ms`.
         """
         known = self._steady_tokens[["run", "served"]]
         gaps = gaps_ms(self.token_times.merge(known))

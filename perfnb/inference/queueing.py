@@ -278,8 +278,9 @@ def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats
 
 
 def _clustering(measured: Floats, block: int) -> float:
-    """Return the factor by which backlogs grow because long service times come together (Kingman, 1962: heavy
-    traffic).
+    """Return the factor by which backlogs grow because long service times come together.
+
+    See Kingman (1962) on heavy traffic.
     """
     mean = float(measured.mean())
     if block == 1 or mean == 0:

@@ -1,5 +1,6 @@
-"""Serve requests for real, and note when each came, started and ended: back to back, after pauses, at arrival times
-fixed in advance, and in batches.
+"""Serve requests for real, and note when each came, started and ended.
+
+They are served back to back, after pauses, at arrival times fixed in advance, or in batches.
 """
 
 from __future__ import annotations

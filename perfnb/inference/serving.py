@@ -72,8 +72,9 @@ class Requests:
 
 
 def size_of(request: Any) -> str:
-    """Return what the first calls of a request depend on: the shapes of its tensors, or the length of its text or
-    list.
+    """Return what the first calls of a request depend on.
+
+    That is the shapes of its tensors, or the length of its text or list.
     """
     shapes = [str(tuple(tensor.shape)) for tensor in islice(tensors_in(request), 4)]
     if shapes:
@@ -82,10 +83,9 @@ def size_of(request: Any) -> str:
 
 
 def may_hold(made: Any, count: int) -> bool:
-    """Return whether an input made of requests may hold this many: something in it is as long, or longer if it is
-    packed.
+    """Return whether an input made of requests may hold this many.
 
-    The result is ``True`` if nothing in it has a length.
+    Something in it must be as long, or longer if it is packed. The result is ``True`` if nothing in it has a length.
     """
     shapes = [tuple(tensor.shape) for tensor in islice(tensors_in(made), 16)]
     lengths = [length for shape in shapes for length in shape]

@@ -1,5 +1,6 @@
-"""Make passes run equally often on all ranks of a job: with a step more on one rank, it would wait for the others for
-ever.
+"""Make passes run equally often on all ranks of a job.
+
+A rank with one step more would wait for the others for ever.
 """
 
 from __future__ import annotations

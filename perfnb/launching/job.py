@@ -192,8 +192,9 @@ class Job(FollowedRanks):
 
 
 def of_loopback() -> dict[str, str]:
-    """Return the variables by which gloo and NCCL connect ranks of one machine, so that only its own processes can
-    reach them.
+    """Return the variables by which gloo and NCCL connect ranks of one machine.
+
+    Only processes of this machine can then reach them.
     """
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 

@@ -42,9 +42,7 @@ _BATCHES = {"strong": "the same batch for all ranks together", "weak": "the same
 
 
 def rank_scaling_document(study: RankScaling) -> Document:
-    """Return the document: how much faster the job is on most ranks, where the rest of their time goes, and every
-    job.
-    """
+    """Return the document: how much faster the job is on most ranks, the causes of the loss, and every job."""
     last = study.table[study.table["efficiency"].notna()].iloc[-1]
     runs = "once" if study.rounds == 1 else f"{study.rounds:,} times"
     threads = fmt.counted(int(study.table["threads"].iloc[0]), "thread")

@@ -42,8 +42,9 @@ class KeptRun:
         self.begun = False
 
     def begin(self) -> None:
-        """Note that the loop starts, or continues with the next epoch, so that it is reported at the end of the
-        process.
+        """Note that the loop starts, or continues with the next epoch.
+
+        It is then reported at the end of the process.
         """
         atexit.unregister(_tell_all)
         atexit.register(_tell_all)

@@ -355,8 +355,9 @@ def _allocated_bytes() -> int:
 
 
 def _place() -> dict[str, int | None]:
-    """Return the rank and the number of ranks if this process is one of several, as torch or else the launcher reports
-    them.
+    """Return the rank and the number of ranks if this process is one of several.
+
+    Torch reports them, or else the launcher.
     """
     if (job := place_in_job()) is not None:
         return {"rank": job["rank"], "ranks": job["world_size"]}

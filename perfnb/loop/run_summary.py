@@ -1,5 +1,6 @@
-"""Compute what the steps of a whole run show: times, phases, slow steps, memory, and how typical its profiled windows
-are.
+"""Compute what the steps of a whole run show.
+
+That is times, phases, slow steps, memory, and how typical its profiled windows are.
 """
 
 from __future__ import annotations

@@ -210,8 +210,9 @@ class ScriptSteps:
 
 
 def script_variables() -> dict[str, Any]:
-    """Return the variables of the functions that are running now, including those of the script itself, inner ones
-    first.
+    """Return the variables of the functions that are running now, inner ones first.
+
+    Those of the script itself are included.
     """
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []

@@ -55,8 +55,9 @@ def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
 
 
 def trace_memory_table(recording: Recording) -> pd.DataFrame:
-    """Return the frame ``memory`` of a loaded trace, with ``t_ms`` from the start of its first step, but without
-    categories.
+    """Return the frame ``memory`` of a loaded trace, without categories.
+
+    ``t_ms`` counts from the start of its first step.
     """
     lines = memory_of_trace(recording)
     if not lines:

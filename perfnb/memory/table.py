@@ -294,10 +294,10 @@ def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms:
 
 
 def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> tuple[int, str]:
-    """Return the most bytes that checkpoints in sibling layers of one class free, how many layers there are, and of
-    which class.
+    """Return the most bytes that checkpoints in sibling layers of one class free.
 
-    That is all their activations except each layer's last, with one layer recomputed at a time.
+    Also return how many layers there are, and of which class. That is all their activations except each layer's last,
+    with one layer recomputed at a time.
     """
     parent, depth = modules["parent"].to_numpy(), modules["depth"].to_numpy()
     row = {name: place for place, name in enumerate(modules["name"])}

@@ -1,5 +1,6 @@
-"""Make the tables of a comparison of architectures: costs, where the time goes by kind of layer, how far the models
-differ.
+"""Make the tables of a comparison of architectures.
+
+They show costs, where the time goes by kind of layer, and how far the models differ.
 """
 
 from __future__ import annotations

@@ -57,9 +57,7 @@ class ScalingStudy(Documented):
 
     @property
     def fit(self) -> pd.DataFrame:
-        """One row per size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` (as a share of the
-        prediction).
-        """
+        """One row per size: ``measured`` and ``predicted`` milliseconds, and the relative ``residual``."""
         return self.law.fit.copy()
 
     @property
@@ -74,8 +72,9 @@ class ScalingStudy(Documented):
 
     @property
     def warning(self) -> str | None:
-        """A sentence on where one law does not hold, such as at a cache's size or a switch of kernels; ``None`` if it
-        holds.
+        """A sentence on where one law does not hold; ``None`` if it holds.
+
+        That can be at a cache's size or a switch of kernels.
         """
         return self.law.warning
 

@@ -18,9 +18,7 @@ _LAW = Mark("the law", palette.BLUE, "▓", "hatch")
 
 
 def scaling_document(study: ScalingStudy) -> Document:
-    """Return the document: the law in a sentence, measurements and law on logarithmic axes, and the results at each
-    size.
-    """
+    """Return the document: the law in a sentence, a chart with logarithmic axes, and the results at each size."""
     sizes = study.table["size"]
     return Document(
         "scaling study",

@@ -25,11 +25,11 @@ Again = Callable[[], Callable[[], "Timeline | None"] | None]
 def show(
     summary: Summary, timeline: Timeline | None = None, again: Again | None = None, kept: KeptStep | None = None
 ) -> None:
-    """Show the report with its timeline, if there is one: in a notebook as a static twin and a live view, otherwise as
-    text.
+    """Show the report with its timeline, if there is one.
 
-    The live report contains a coarser level of a long timeline; a page that requests the rest gets it through `again`.
-    The levers of its findings can be tried on the step in `kept`.
+    In a notebook it is a static twin and a live view, otherwise text. The live report contains a coarser level of a
+    long timeline; a page that requests the rest gets it through `again`. The levers of its findings can be tried on the
+    step in `kept`.
     """
     if not in_notebook():
         print_text(document_text(report_document(summary, timeline), usual_width()))

@@ -68,8 +68,9 @@ def with_fused(layers: pd.DataFrame, recording: Recording) -> pd.DataFrame:
 
 
 def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, device: str) -> pd.DataFrame:
-    """Return the frame ``layers`` with the memory that each saves for backward, and the most alive on `device` while it
-    ran.
+    """Return the frame ``layers`` with the memory that each saves for backward, and its peak on `device`.
+
+    The peak is the most memory alive while the layer ran.
     """
     view, attribution = watched.recording, watched.attribution
     cells = attribution.cells

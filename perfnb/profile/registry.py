@@ -1,8 +1,8 @@
-"""Objects that the profile binds by name: the tabs of the report, the kinds that `load` opens, and the functions that
-try levers.
+"""Objects that the profile binds by name.
 
-This is the only list that refers from a room to those above it. Each entry is a module and an object in it.
-The room is imported when the entry is first needed, so that no room below has to know it.
+They are the tabs of the report, the kinds that `load` opens, and the functions that try levers. This is the only list
+that refers from a room to those above it. Each entry is a module and an object in it. The room is imported when the
+entry is first needed, so that no room below has to know it.
 """
 
 from __future__ import annotations

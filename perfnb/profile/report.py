@@ -195,8 +195,9 @@ def mfu_words(summary: Summary) -> str:
 
 
 def is_inference(summary: Summary) -> bool:
-    """Return whether a step that was run here has a forward pass, but neither a backward pass nor an optimizer's
-    step.
+    """Return whether a step that was run here is inference.
+
+    It then has a forward pass, but neither a backward pass nor an optimizer's step.
     """
     times = {str(name): fmt.known(row["ms"]) or 0.0 for name, row in summary.phases.iterrows()}
     trained = times.get("backward", 0.0) > 0 or times.get("optimizer", 0.0) > 0

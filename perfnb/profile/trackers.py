@@ -52,8 +52,9 @@ class Logged:
     layers: pd.DataFrame | None = None
 
     def name(self, what: str) -> str:
-        """Return the name of a figure, tag or table, in letters, digits, underscores and slashes, which all trackers
-        allow.
+        """Return the name of a figure, tag or table.
+
+        It has only letters, digits, underscores and slashes, which all trackers allow.
         """
         return f"perfnb/{self.kind}/{what}"
 

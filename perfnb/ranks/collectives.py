@@ -241,8 +241,9 @@ def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int
 
 
 def waits(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the exposed waiting of each rank in collectives (from `with_waiting`): ``rank``, ``step``,
-    ``waiting_ms``.
+    """Return the exposed waiting of each rank in collectives, from `with_waiting`.
+
+    The columns are ``rank``, ``step`` and ``waiting_ms``.
     """
     sums: pd.DataFrame = rows.groupby(["rank", "step"], as_index=False)[["alone_ns"]].sum()
     return sums.assign(waiting_ms=sums["alone_ns"] / 1e6).drop(columns="alone_ns")
@@ -430,8 +431,9 @@ class TwoRanks:
         return best if most >= _FEW and (most - rival > alone or rival <= _RIVAL * most) else None
 
     def _candidates(self) -> list[int]:
-        """Return the offsets to try: the frequent ones among sampled pairs, and those of pairs in about the same
-        order.
+        """Return the offsets to try.
+
+        They are the frequent ones among sampled pairs, and those of pairs in about the same order.
         """
         found = _frequent(self._some_differences(), self._window, _PEAKS)
         for shift in range(-_BAND, _BAND + 1):
@@ -441,8 +443,9 @@ class TwoRanks:
         return sorted(set(found))
 
     def _some_differences(self) -> np.ndarray:
-        """Return the differences of all pairs, or of evenly spaced ends of the first rank with all ends of the
-        other.
+        """Return the differences of all pairs.
+
+        If there are too many, they are those of evenly spaced ends of the first rank with all ends of the other.
         """
         each = _PAIRS // len(self._count[0])
         parts = []

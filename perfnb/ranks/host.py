@@ -1,5 +1,6 @@
-"""Analyse ranks whose collectives run on the host: the times of each step, and the place where the straggler was
-late.
+"""Analyse ranks whose collectives run on the host.
+
+The results are the times of each step, and the place where the straggler was late.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ class StepLanes:
 
 
 def host_lane(attribution: Attribution, numbers: np.ndarray) -> pd.DataFrame:
-    """Return the phases of each step of a rank, waits for collectives last: ``step``, ``part``, ``start_ns``,
-    ``end_ns``.
+    """Return the phases of each step of a rank, waits for collectives last.
+
+    The columns are ``step``, ``part``, ``start_ns`` and ``end_ns``.
     """
     blocks, depth = attribution.host.blocks, attribution.host.forest.depth
     kind = blocks["kind"].to_numpy()

@@ -166,8 +166,9 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
 
 
 def with_waits(calls: pd.DataFrame, summary: RanksSummary, rank: int) -> pd.DataFrame:
-    """Return the collectives of a rank, from `collective_calls`, with ``waiting_ns`` where they were found on other
-    ranks.
+    """Return the collectives of a rank, from `collective_calls`.
+
+    They have ``waiting_ns`` if they were found on other ranks.
     """
     mine = summary.collectives[summary.collectives["rank"] == rank]
     base = summary.base_ns[rank]

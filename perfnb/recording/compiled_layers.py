@@ -1,11 +1,10 @@
-"""Find the layers inside compiled regions: the kernels of a region become spans of the layers whose operations they
-compute.
+"""Find the layers inside compiled regions.
 
-Inductor maps each kernel of a graph to the operations that it computes, and these to the modules that called them
-(`Graph`). The events of a trace between the start and the end of a graph's call are matched with its kernels by name,
-in their order. Each kernel's time is then given to a layer, by events that are added to those of the trace: spans in
-the forward pass, and pieces of the backward node in the backward pass, which name the call they belong to by a sequence
-number, as autograd's nodes do.
+The kernels of a region become spans of the layers whose operations they compute. Inductor maps each kernel of a graph
+to the operations that it computes, and these to the modules that called them (`Graph`). The events of a trace between
+the start and the end of a graph's call are matched with its kernels by name, in their order. Each kernel's time is then
+given to a layer, by events that are added to those of the trace: spans in the forward pass, and pieces of the backward
+node in the backward pass, which name the call they belong to by a sequence number, as autograd's nodes do.
 
 A kernel that computes operations of several layers is cut into parts. The time of a kernel that computes operations of
 no layer, such as those of a function around the model, belongs to the region's own layer. Each layer's part is
@@ -165,10 +164,10 @@ def _is_launch(events: pd.DataFrame) -> Bools:
 
 
 def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
-    """Return nanoseconds of the work that CUDA graphs replayed: ``correlation`` of the launch, ``module``,
-    ``duration_ns``.
+    """Return nanoseconds of the work that CUDA graphs replayed.
 
-    Launches count only if some of their work is annotated; the module of the rest of their work is empty.
+    The columns are ``correlation`` of the launch, ``module`` and ``duration_ns``. Launches count only if some of their
+    work is annotated; the module of the rest of their work is empty.
     """
     wanted = is_one_of(events["category"], DEVICE_WORK)
     if "module" not in events or not (known := wanted & events["module"].notna().to_numpy()).any():
@@ -509,8 +508,9 @@ def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple[int, int]]:
-    """Yield the events inside a graph's call that run its kernels, each with its kernel's place, in the order of
-    both.
+    """Yield the events inside a graph's call that run its kernels, in the order of both.
+
+    Each has its kernel's place.
     """
     places: dict[str, list[int]] = {}
     for at, kernel in enumerate(kernels):
@@ -531,8 +531,9 @@ def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple
 
 
 def _called(event: str) -> str:
-    """Return the name of the kernel that an event calls: ``::mm`` for ``aten::mm``, else without the number of its
-    graph.
+    """Return the name of the kernel that an event calls.
+
+    It is ``::mm`` for ``aten::mm``, and otherwise lacks the number of its graph.
     """
     _, colons, name = event.rpartition("::")
     return f"::{name}" if colons else _GRAPH_NUMBER.sub("", event)
@@ -836,8 +837,9 @@ class _Regions:
 def _record(
     kernels: Sequence[_Planned], executed: Sequence[tuple[int, bool, int, int]], code: Sequence[CompiledCode]
 ) -> CompiledRecord:
-    """Return the frames of kernels and their executions: number of the kernel, whether in backward, start and
-    duration.
+    """Return the frames of kernels and their executions.
+
+    An execution has the number of the kernel, whether it was in backward, start and duration.
     """
     backward = {number: backward for number, backward, *_ in executed}
     facts = [

@@ -1,9 +1,8 @@
-"""Find the operations that each kernel of a compiled graph computes, and the bytes that they read from and write to
-memory.
+"""Find the operations that each kernel of a compiled graph computes, and the bytes that they move.
 
-Inductor attributes more operations to a kernel than it computes: also operations whose results an earlier kernel has
-stored, and operators of libraries whose inputs it arranges. The operations that a kernel computes therefore follow from
-the graph:
+The bytes are those read from and written to memory. Inductor attributes more operations to a kernel than it computes:
+also operations whose results an earlier kernel has stored, and operators of libraries whose inputs it arranges. The
+operations that a kernel computes therefore follow from the graph:
 
 - A kernel of a library computes the operator that it is named after, which no other kernel computes.
 - The first kernel that is named with another operation stores its result if the caller of the graph needs it, an
@@ -93,8 +92,9 @@ def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> l
 
 
 def _operator_of(kernel: Kernel, operations: Mapping[str, Operation]) -> set[str]:
-    """Return the operation that a library kernel computes, if one is known: the one with its name, or else the
-    first.
+    """Return the operation that a library kernel computes, if one is known.
+
+    It is the one with its name, or else the first.
     """
     names = [name for name in kernel.operations if name in operations and not operations[name].view]
     words = kernel.name.split(".")
@@ -122,8 +122,9 @@ class _Memory:
                 self.users.setdefault(self._base.get(name, name), set()).add(key)
 
     def is_stored(self, key: str, at: Sequence[int], named: Mapping[str, Sequence[int]]) -> bool:
-        """Return whether something needs the result of an operation that none of the kernels, given by their places,
-        computes.
+        """Return whether something needs the result of an operation that none of the kernels computes.
+
+        Kernels are given by their places.
         """
         users = self.users[key]
         return not users or key in self._returned or any(not set(named.get(user, (NONE,))) <= set(at) for user in users)

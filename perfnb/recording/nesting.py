@@ -93,8 +93,7 @@ def innermost(forest: Forest, marked: Bools) -> Ints:
 def innermost_over_time(
     thread: Ints, start: Ints, end: Ints, depth: Ints, own: Ints, above: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Return thread and time of each change of the innermost interval, in this order, and the innermost interval from
-    then on.
+    """Return thread and time of each change of the innermost interval, in this order, and that interval.
 
     Parameters
     ----------

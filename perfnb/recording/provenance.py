@@ -1,8 +1,8 @@
-"""Read and write provenance files: which kernel of a compiled graph computes which operations, for a trace that does
-not record it.
+"""Read and write provenance files.
 
-`written` is perfnb's own file about graphs that were compiled for profiling, with the modules of their operations.
-torch writes files that name operations and lines, but no modules:
+They map the kernels of a compiled graph to operations, for a trace that does not record that. `written` is perfnb's own
+file about graphs that were compiled for profiling, with the modules of their operations. torch writes files that name
+operations and lines, but no modules:
 
 - ``inductor_provenance_tracking_node_mappings.json`` maps kernels to operations (under ``cppCodeToPost``, also those
   of Triton). torch 2.13 leaves it empty for a backward pass.
@@ -159,8 +159,9 @@ def _described(graph: _Graph) -> Graph:
 
 
 def _graph_of(told: Mapping[str, tuple[list[str], list[str]]]) -> Graph:
-    """Return a graph without a key, with an operation for each one named, and one for each line, because torch names
-    none for lines.
+    """Return a graph without a key, with an operation for each one named, and one for each line.
+
+    torch names no operations for lines.
     """
     operations: dict[str, Operation] = {}
     fused: dict[str, list[str]] = {}

@@ -1,9 +1,9 @@
-"""Save and load everything that perfnb saves: a folder with one JSON file and a Parquet file per frame, written
-completely or not at all.
+"""Save and load everything that perfnb saves.
 
-A kind of saved thing is one `SavedKind`: its name, the type of its facts, its frames with their columns. The JSON file
-holds the ``format``, its ``version``, the facts (``meta``), and perhaps the ``outcome``: what was found, for a list of
-many saved things; see `perfnb.recording.outcome`.
+It is a folder with one JSON file and a Parquet file per frame, written completely or not at all. A kind of saved thing
+is one `SavedKind`: its name, the type of its facts, its frames with their columns. The JSON file holds the ``format``,
+its ``version``, the facts (``meta``), and perhaps the ``outcome``: what was found, for a list of many saved things; see
+`perfnb.recording.outcome`.
 """
 
 from __future__ import annotations

@@ -121,8 +121,9 @@ class TrialBudget:
             self._until += seconds
 
     def allows(self, lever: Lever, ready: Sequence[PreparedLever] = (), beside: int = 0) -> bool:
-        """Return whether there is time to prepare and check a lever, to time it with those that are `ready`, and for
-        `beside` steps more.
+        """Return whether there is time to prepare, check and time a lever.
+
+        It is timed with those that are `ready`, and `beside` steps more must fit.
         """
         levers = [*(one.lever for one in ready), lever]
         switching = [one.switching_s for one in ready]

@@ -10,8 +10,9 @@ from perfnb.remedies.subject import Subject
 
 
 def is_named(name: str | None, value: Any) -> bool:
-    """Return whether a name is an expression in the user's code (a variable, an attribute or an item), not only a class
-    name.
+    """Return whether a name is an expression in the user's code, not only a class name.
+
+    It can be a variable, an attribute or an item.
     """
     return name != type(value).__name__ and root_of(name) is not None
 

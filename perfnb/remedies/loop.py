@@ -133,8 +133,9 @@ class LeverLoop:
         return ready
 
     def _measure_own(self) -> None:
-        """Measure the unmodified step: its memory, its distance from the truth, its quality, and the time these take
-        beyond steps.
+        """Measure the unmodified step.
+
+        The figures are its memory, its distance from the truth, its quality, and the time of these beyond steps.
         """
         __tracebackhide__ = True
         self._telling("the unmodified step")()
@@ -264,8 +265,9 @@ class LeverLoop:
     def _times(
         self, levers: Sequence[PreparedLever], switches: Sequence[Switch], budget_s: float, words: str, seed: int = SEED
     ) -> Floats:
-        """Return the milliseconds of the unmodified step and of the step under each switch, timed in the way that the
-        levers need.
+        """Return the milliseconds of the unmodified step and of the step under each switch.
+
+        They are timed in the way that the levers need.
         """
         __tracebackhide__ = True
         for one in levers:

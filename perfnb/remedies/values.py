@@ -1,9 +1,9 @@
-"""Check whether a step computes the same with a lever on: outputs and gradients, and parameters and buffers some steps
-later.
+"""Check whether a step computes the same with a lever on.
 
-The yardstick is the step itself in float64: the distance of a lever from it may be at most a few times that of the
-user's own step. If the step cannot run in float64, the yardstick is how much the step differs from itself with another
-number of threads, which sums in another order.
+Outputs and gradients are compared, and parameters and buffers some steps later. The yardstick is the step itself in
+float64: the distance of a lever from it may be at most a few times that of the unmodified step. If the step cannot run
+in float64, the yardstick is how much the step differs from itself with another number of threads, which sums in another
+order.
 """
 
 from __future__ import annotations

@@ -110,8 +110,9 @@ def fewest_rounds(levers: int, level: float = 0.05) -> int:
 
 
 def as_its_interval(verdict: str, interval: tuple[float, float] | None) -> str:
-    """Return a verdict that agrees with the interval next to it, because Holm's test may see what a simultaneous
-    interval does not.
+    """Return a verdict that agrees with the interval next to it.
+
+    Holm's test may see what a simultaneous interval does not.
     """
     if verdict in ("faster", "slower") and interval is not None and interval[0] <= 1 <= interval[1]:
         return "inconclusive"

@@ -25,8 +25,9 @@ _KNOWN_LINES = 50
 
 
 def recognised(head: bytes) -> bool:
-    """Return whether this is the start of collapsed stacks: most lines are stacks with a count, and one has several
-    calls.
+    """Return whether this is the start of collapsed stacks.
+
+    Most lines must be stacks with a count, and one must have several calls.
     """
     text = text_of(head)
     if text.startswith(("{", "[")) or "\0" in text:

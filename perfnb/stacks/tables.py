@@ -58,10 +58,9 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
 
 
 def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
-    """Return the functions by name and file, and the function number of each call, because lines within one differ by
-    sample.
+    """Return the functions by name and file, and the function number of each call.
 
-    A function's line is known if all agree.
+    Lines within a function differ by sample. A function's line is known if all agree.
     """
     number = numbers_of((each.name, each.file, each.kind) for each in tree.functions)
     known: dict[int, Function] = {}

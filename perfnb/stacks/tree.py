@@ -114,8 +114,9 @@ class CallTree:
         return order
 
     def outermost(self, group: Ints) -> Bools:
-        """Return whether no call around each belongs to the same group, such as its function, so that recursion counts
-        once.
+        """Return whether no call around each belongs to the same group, so that recursion counts once.
+
+        A group is, for example, a function.
         """
         order = self.order([])
         place = np.empty(len(order), dtype=np.int64)

@@ -1,5 +1,6 @@
-"""Find where the level of a sequence changes: maximally selected rank statistics, on either side of each change in
-turn.
+"""Find where the level of a sequence changes.
+
+Maximally selected rank statistics are applied on either side of each change in turn.
 """
 
 from __future__ import annotations
@@ -86,10 +87,10 @@ def _nearest(values: Floats, place: int, fewest: int) -> int:
 
 
 def _p_of_largest(largest: float, margin: float) -> float:
-    """Return the probability that the largest standardised sum is this large, if the first and last `margin` are left
-    out.
+    """Return the probability that the largest standardised sum is this large.
 
-    Miller and Siegmund, Biometrics 38, 1982; a little too large for short sequences.
+    The first and last `margin` are left out. Miller and Siegmund, Biometrics 38, 1982; a little too large for short
+    sequences.
     """
     if largest <= 1:
         return 1.0

@@ -1,5 +1,6 @@
-"""Judge whether b is faster than a, slower, or the same, or whether the measurements cannot tell: in pairs, unpaired,
-or many at once.
+"""Judge whether b is faster than a, slower, or the same, or whether the measurements cannot tell.
+
+Comparisons are in pairs, unpaired, or many at once.
 """
 
 from __future__ import annotations

@@ -138,12 +138,12 @@ def walsh_averages(differences: Samples) -> Floats:
 
 
 def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
-    """Return the centre of symmetric differences: the median of their Walsh averages, and the interval of Wilcoxon's
-    test.
+    """Return the centre of symmetric differences.
 
-    The interval from the k-th smallest to the k-th largest Walsh average covers the centre with probability
-    1 - 2 P(W < k), where W is the signed-rank statistic under the null hypothesis (Hollander, Wolfe and Chicken,
-    Nonparametric Statistical Methods, sections 3.2 and 3.3).
+    It is the median of their Walsh averages, with the interval of Wilcoxon's test. The interval from the k-th smallest
+    to the k-th largest Walsh average covers the centre with probability 1 - 2 P(W < k), where W is the signed-rank
+    statistic under the null hypothesis (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, sections 3.2
+    and 3.3).
     """
     averages = walsh_averages(differences)
     if len(averages) == 0:

@@ -105,10 +105,9 @@ def plan_pairs(
     pair_s: float = 0.0,
     most: int = 1000,
 ) -> Planned:
-    """Return the pairs needed to detect a difference of `equal_within`, or to show there is none, with probability
-    `power`.
+    """Return the pairs needed to detect a difference of `equal_within`, or to rule it out.
 
-    If the budget allows, at least as many as tolerate one disturbed pair.
+    Both must succeed with probability `power`. If the budget allows, at least as many as tolerate one disturbed pair.
 
     Parameters
     ----------
@@ -140,13 +139,12 @@ def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
 def pairs_needed(
     deviation: float, effect: float, *, power: float = 0.9, confidence: float = 0.95, most: int = MOST_NEEDED
 ) -> int:
-    """Return the fewest pairs whose t-test detects `effect`, and whose two one-sided tests show that there is none of
-    that size.
+    """Return the fewest pairs whose tests detect `effect`, or show that there is none of that size.
 
-    Both tests are on the log scale. The power of the paired t-test is that of the noncentral t distribution with
-    noncentrality effect / deviation * sqrt(n) (Cohen, Statistical Power Analysis, chapter 2). Each of the two one-sided
-    tests of equivalence must reject with probability (1 + power) / 2 for both to do so without a difference (Julious,
-    Statistics in Medicine 23, 2004).
+    These are the t-test and two one-sided tests. Both tests are on the log scale. The power of the paired t-test is
+    that of the noncentral t distribution with noncentrality effect / deviation * sqrt(n) (Cohen, Statistical Power
+    Analysis, chapter 2). Each of the two one-sided tests of equivalence must reject with probability (1 + power) / 2
+    for both to do so without a difference (Julious, Statistics in Medicine 23, 2004).
     """
     from scipy.special import stdtrit
     from scipy.stats import nct

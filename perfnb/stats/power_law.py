@@ -264,11 +264,10 @@ def _solved(x: Floats, y: Floats, sigma: Floats, start: Floats | None) -> Floats
 
 
 def _with_scatter(residuals: Floats, unknowns: int, errors: Floats) -> Floats:
-    """Return the standard deviation of each size: its measurement error plus a scatter around the law, the same for
-    all.
+    """Return the standard deviation of each size.
 
-    The scatter is the one that brings the weighted squares down to the degrees of freedom (Mandel and Paule,
-    Analytical Chemistry 42, 1970).
+    It is the measurement error plus a scatter around the law, the same for all. The scatter is the one that brings the
+    weighted squares down to the degrees of freedom (Mandel and Paule, Analytical Chemistry 42, 1970).
     """
     from scipy.optimize import brentq
 
@@ -322,11 +321,11 @@ def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break
 
 
 def _p_of_two(gained: Floats, whole: Floats, freedom: int, known: bool) -> float:
-    """Return the p-value of two more unknowns that explain `gained` of the residuals `whole`, both in standard
-    deviations.
+    """Return the p-value of two more unknowns that explain `gained` of the residuals `whole`.
 
-    This is the F test if the standard deviation is not known. If it is known as a lower bound, the gain is divided by 1
-    at least: the p-value then averages over whether chi squared over its degrees of freedom is below 1, in closed form.
+    Both are in standard deviations. This is the F test if the standard deviation is not known. If it is known as a
+    lower bound, the gain is divided by 1 at least: the p-value then averages over whether chi squared over its degrees
+    of freedom is below 1, in closed form.
     """
     from scipy.special import gammainc, gammaincc
 

@@ -238,10 +238,10 @@ def aten(names: str) -> frozenset[str]:
 
 
 def _convolution_backward(args: tuple[Any, ...], out: Any) -> Any:
-    """Return the FLOPs of a convolution's backward: each of the two gradients takes as many multiply-adds as the
-    forward.
+    """Return the FLOPs of a convolution's backward.
 
-    torch's formula wrongly multiplies the weight's gradient by the number of groups.
+    Each of the two gradients takes as many multiply-adds as the forward. torch's formula wrongly multiplies the
+    weight's gradient by the number of groups.
     """
     gradient, inputs, weight = args[:3]
     transposed, mask = args[7], args[10]
@@ -250,8 +250,9 @@ def _convolution_backward(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _attention(tensors: tuple[Any, ...], by_key: int, by_value: int) -> Any:
-    """Return the products of the size of the attention scores: `by_key` along the keys' width, `by_value` along the
-    values'.
+    """Return the products of the size of the attention scores.
+
+    There are `by_key` along the keys' width, and `by_value` along the values'.
     """
     query, key, value = tensors
     scores = prod(query.shape[:-1]) * key.shape[-2]
@@ -259,8 +260,9 @@ def _attention(tensors: tuple[Any, ...], by_key: int, by_value: int) -> Any:
 
 
 def _grouped(args: tuple[Any, ...], out: Any) -> Any:
-    """Return the FLOPs of a grouped product: the groups together make up the rows, the columns or the inner
-    dimension.
+    """Return the FLOPs of a grouped product.
+
+    The groups together make up the rows, the columns or the inner dimension.
     """
     a, b = args[:2]
     groups = a.shape[0] if a.dim() == 3 and b.dim() == 3 else 1
@@ -274,8 +276,9 @@ def _recurrent(inputs: Any, weights: Any) -> Any:
 
 
 def _encoder_layer(args: tuple[Any, ...], out: Any) -> Any:
-    """Return the FLOPs of a transformer layer in one operator: four projections, and attention over all pairs of
-    positions.
+    """Return the FLOPs of a transformer layer in one operator.
+
+    It has four projections, and attention over all pairs of positions.
     """
     batch, length, width = args[0].shape
     weights = sum(args[place].numel() for place in (3, 5, 14, 16))
@@ -454,8 +457,9 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _putting(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Return the bytes of an operator that writes (and reads, if it accumulates) only some elements of its first
-    argument.
+    """Return the bytes of an operator that writes only some elements of its first argument.
+
+    If it accumulates, it also reads them.
     """
     sources = sum(_extents(args[1:]).values())
     touched = _TOUCHED[name](args) * int(args[0].element_size())

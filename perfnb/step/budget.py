@@ -89,8 +89,9 @@ class Plan:
         return 1 + self.memory + self.flops
 
     def timed_steps(self, warm_ns: Sequence[int]) -> int:
-        """Return how many steps to time: as many as requested, or as the target precision needs given the warm-up's
-        spread.
+        """Return how many steps to time.
+
+        They are as many as requested, or as the target precision needs given the warm-up's spread.
         """
         if self.steps is not None:
             return self.steps

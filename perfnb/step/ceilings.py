@@ -235,8 +235,9 @@ def _measure(ceilings: dict[str, _Ceiling]) -> dict[str, float]:
 
 
 def _product(size: int, device: torch.device, dtype: torch.dtype) -> _Run:
-    """Return a product of square matrices with varied values: with constant values a GPU draws less power and runs
-    faster.
+    """Return a product of square matrices with varied values.
+
+    With constant values a GPU draws less power and runs faster.
     """
     line = torch.arange(size, dtype=torch.float32, device=device).mul_(0.618034).frac_().sub_(0.5)
     left = torch.outer(line, line.flip(0)).to(dtype)

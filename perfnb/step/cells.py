@@ -39,8 +39,9 @@ def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) 
 def batches_of(
     clause: Clause, namespace: dict[str, Any], refuse: Callable[[str], Exception]
 ) -> Callable[[], Iterable[Any]]:
-    """Return a function that evaluates a clause's iterable anew whenever the batches restart, so that ``enumerate``
-    works.
+    """Return a function that evaluates a clause's iterable anew whenever the batches restart.
+
+    That makes ``enumerate`` work.
     """
 
     def batches() -> Iterable[Any]:

@@ -205,8 +205,9 @@ def _fused() -> dict[str, tuple[str, ...]]:
 
 
 def _marker(before: dict[str, tuple[str, ...]]) -> Any:
-    """Return a pass that notes which operations were fused before the graph, and changes the key that caches the
-    graph.
+    """Return a pass that notes which operations were fused before the graph.
+
+    It also changes the key that caches the graph.
     """
     base: Any = importlib.import_module(_PASSES).CustomGraphPass
 
@@ -357,11 +358,11 @@ def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:
 
 
 def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> list[CompiledCode]:
-    """Return what torch reports about the functions of compiled regions, such as ``1/0``, the first version of the
-    second function.
+    """Return what torch reports about the functions of compiled regions.
 
-    Other versions of these functions follow, and then the `called` functions that torch has not compiled because their
-    graph breaks where it cannot resume.
+    A region is called ``1/0``, for example: the first version of the second function. Other versions of these functions
+    follow, and then the `called` functions that torch has not compiled because their graph breaks where it cannot
+    resume.
     """
     wanted = dict.fromkeys(regions)
     if "torch._dynamo" not in sys.modules or missing_names(REPORTED_NAMES):
@@ -413,11 +414,10 @@ def _since_reset(utils: Any) -> list[Any]:
 
 
 def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    """Return what torch compiled in some steps of this thread, each given by its begin and end
-    (`time.perf_counter_ns`).
+    """Return what torch compiled in some steps of this thread.
 
-    Each compilation has the number of its step, the function, its file and line, the guard that failed (empty if the
-    code was not compiled before), and milliseconds.
+    Each step is given by its begin and end (`time.perf_counter_ns`). Each compilation has the number of its step, the
+    function, its file and line, the guard that failed (empty if the code was not compiled before), and milliseconds.
     """
     if "torch._dynamo" not in sys.modules or missing_names(REPORTED_NAMES):
         return []
@@ -454,8 +454,9 @@ class _Break(NamedTuple):
 
 
 def _break_of(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -> _Break:
-    """Return the break that ends a region: the one noted, or else the first one after the line where the region
-    begins.
+    """Return the break that ends a region.
+
+    It is the one noted, or else the first one after the line where the region begins.
     """
     if region in breaks:
         return breaks[region][-1]
@@ -566,8 +567,9 @@ def _elements(tensor: Tensor) -> int:
 
 
 def _number(size: Any) -> int:
-    """Return a size; for a symbolic one, the value that the compiler saw, because reading its value would add a
-    guard.
+    """Return a size.
+
+    Of a symbolic one, it is the value that the compiler saw, because reading its value would add a guard.
     """
     if isinstance(size, int):
         return size

@@ -278,8 +278,9 @@ def _close_down_to(stack: Stack, height: int) -> None:
 
 
 def computes_loss(module: nn.Module, output: Any) -> bool:
-    """Return whether an outermost call was a loss: one of torch's loss classes, or a scalar result without
-    parameters.
+    """Return whether an outermost call was a loss.
+
+    It is one of torch's loss classes, or has a scalar result without parameters.
     """
     if isinstance(module, _Loss):
         return True

@@ -1,5 +1,6 @@
-"""Record the memory of whole steps: every allocation in a trace, marks that identify the owners of blocks, and the
-process's size.
+"""Record the memory of whole steps.
+
+The record has every allocation in a trace, marks that identify the owners of blocks, and the process's size.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Find the variables that a step uses: by name, including the models, optimizers and loader, and everything
-reachable.
+"""Find the variables that a step uses.
+
+They are named, including the models, optimizers and loader, or just reachable.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _MOST_FUNCTIONS = 50
 
 
 def namespace_of(step: Any) -> dict[str, Any]:
-    """Return the globals and closure variables of a function, of the functions inside it and of those that it calls by
-    name.
+    """Return the globals and closure variables of a function.
 
-    The object of a method is included as ``self``.
+    Those of the functions inside it and of those that it calls by name are included. The object of a method is included
+    as ``self``.
     """
     seen: dict[str, Any] = {}
     functions = [getattr(step, "__func__", step)]
@@ -66,8 +67,9 @@ def _variables(function: FunctionType) -> dict[str, Any]:
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """Return the variables that running code uses: its own, its globals, and those of the functions that it calls by
-    name.
+    """Return the variables that running code uses.
+
+    They are its own, its globals, and those of the functions that it calls by name.
     """
     names = names_in(frame.f_code)
     own = {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)

@@ -223,9 +223,7 @@ def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
 
 
 def _code_of(modules: Iterable[nn.Module], namespace: Mapping[str, Any]) -> list[CodeType]:
-    """Return the code of the forward passes of modules, and of the functions among some variables that were
-    compiled.
-    """
+    """Return the code of modules' forward passes, and of the compiled functions among some variables."""
     # A scripted module's class has no forward of its own.
     functions = [getattr(type(wrapped_by_compiler(module) or module), "forward", None) for module in modules]
     compiled = (each for _, each in named_values(namespace, FunctionType) if is_compiled_function(each))
@@ -332,8 +330,9 @@ class _Called:
             records[place] = (number, self._nobody, around)
 
     def restore(self) -> None:
-        """Put back the modules that are still alive, and an empty one of the same class name in place of each other
-        one.
+        """Put back the modules that are still alive.
+
+        Each other one is replaced by an empty one of the same class name.
         """
         instead: dict[str, nn.Module] = {}
         for place, (reference, kind) in enumerate(self._modules):

@@ -100,9 +100,7 @@ def without_plain_loader(loader: Any, batches: Any) -> str:
 
 
 def refused_levers(called: Iterable[nn.Module], batches: Any) -> list[str]:
-    """Return the levers of `perfnb.try_levers` that a step refuses, given the modules that it calls and what feeds
-    it.
-    """
+    """Return the levers of `perfnb.try_levers` that a step refuses, given its modules and what feeds it."""
     models = list(called)
     modules = list({id(part): part for model in models for part in model.modules()}.values())
     parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]

@@ -171,8 +171,9 @@ class Session(Installed):
             self.capture.meta[key] = compiled
 
     def try_threads(self, timed_ns: list[int]) -> Passes[None]:
-        """Time a few steps with one thread per core, if torch uses more or far fewer threads, and note that in
-        `meta`.
+        """Time a few steps with one thread per core, and note that in `meta`.
+
+        This is done if torch uses more threads than there are cores, or far fewer.
         """
         __tracebackhide__ = True
         threads, cores = torch.get_num_threads(), max(1, int(usable_cpus()))
@@ -299,10 +300,9 @@ class Session(Installed):
         self.capture.arithmetic = (counter.calls, tracer)
 
     def measure_ceilings(self, *, only_kept: bool = False) -> None:
-        """Measure the machine's ceilings in the dtypes of the counted step, after `count_arithmetic`, and note them in
-        `meta`.
+        """Measure the machine's ceilings in the dtypes of the counted step, and note them in `meta`.
 
-        With `only_kept`, those measured earlier are used.
+        This comes after `count_arithmetic`. With `only_kept`, those measured earlier are used.
         """
         __tracebackhide__ = True
         assert self.capture.arithmetic is not None
@@ -510,9 +510,7 @@ class FirstStep:
 
     @property
     def looped(self) -> dict[str, Any] | None:
-        """The name of the optimizer called most often and its number of calls, if that was too often for one
-        iteration.
-        """
+        """The name and number of calls of the optimizer called most often, if too often for one iteration."""
         key, times = next(iter(self._times.most_common(1)), ((0, ""), 0))
         return {"optimizer": self._name(*key), "times": times} if times > MOST_STEPS else None
 

@@ -173,8 +173,9 @@ class StackSampler(Installed):
             del frame
 
     def calls(self, layers: list[Layer], places: Mapping[int, int], workers: Iterable[WorkerStack] = ()) -> list[Call]:
-        """Return all samples as a tree: the phase, then layers and functions, and each loader worker with its
-        functions.
+        """Return all samples as a tree.
+
+        It has the phase, then layers and functions, and each loader worker with its functions.
 
         Parameters
         ----------

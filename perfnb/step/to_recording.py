@@ -214,8 +214,9 @@ def _moments(trace: TraceColumns, label: str) -> dict[int, int]:
 
 
 def _last_of_each(trace: TraceColumns, label: str) -> dict[int, int]:
-    """Return the row of each of perfnb's spans with this label, by number; of two, the first is a step that did not
-    take place.
+    """Return the row of each of perfnb's spans with this label, by number.
+
+    Of two, the first is a step that did not take place.
     """
     rows, numbers = numbered_spans(trace, label, OPS)
     order = np.argsort(trace.start_ns[rows], kind="stable")

@@ -201,8 +201,9 @@ class Tracer:
         return {event.start_tid for event in results.kineto_results.experimental_event_tree()}
 
     def memory_changes(self) -> list[tuple[int, int, str]]:
-        """Return every allocation and free in order of time: Unix time in nanoseconds, bytes (a free is negative), kind
-        of device.
+        """Return every allocation and free in order of time.
+
+        Each has its Unix time in nanoseconds, bytes (a free is negative) and kind of device.
         """
         assert self._profile is not None, "memory_changes() after close()"
         results: Any = self._profile.profiler

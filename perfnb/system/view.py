@@ -96,8 +96,9 @@ def _sections(rows: Sequence[Any]) -> Iterator[Section]:
 
 
 def _merged(rows: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield neighbours with the same result, such as all GPU checks on a machine without one, with their names
-    joined.
+    """Yield neighbours with the same result, with their names joined.
+
+    These can be all GPU checks on a machine without one.
     """
     for _, same in groupby(rows, key=lambda row: row["found"]):
         group = list(same)

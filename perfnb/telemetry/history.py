@@ -116,8 +116,9 @@ class _Table:
         return {name: self.rows[: self.length, place].copy() for place, name in enumerate(self.names)}
 
     def _coarsen(self) -> None:
-        """Join neighbours among the older rows, those that represent the fewest readings first, so that the past is
-        equally fine.
+        """Join neighbours among the older rows, so that the past is equally fine.
+
+        Those that represent the fewest readings come first.
         """
         readings = self.rows[: self.length - self.length // 4, _READINGS]
         for most in np.unique(readings):

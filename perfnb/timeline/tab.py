@@ -121,8 +121,9 @@ def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
 
 
 def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None = None) -> Document:
-    """Return the document of when everything ran: all of it live, elsewhere the median step as a picture, with the work
-    of each of its tracks.
+    """Return the document of when everything ran.
+
+    Live it has all of it, elsewhere the median step as a picture, with the work of each of its tracks.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Read Chrome traces of programs other than torch.profiler: TensorFlow, JAX, Horovod, and anything else that writes
-them.
+"""Read Chrome traces of programs other than torch.profiler.
 
-Their arrays need no end, their intervals may be pairs of start (``B``) and end (``E``), and some hold durations that no
-clock can have measured. The names of their processes identify devices and hosts of TensorFlow 2 and JAX.
+TensorFlow, JAX and Horovod write some, and so may anything else. Their arrays need no end, their intervals may be pairs
+of start (``B``) and end (``E``), and some hold durations that no clock can have measured. The names of their processes
+identify devices and hosts of TensorFlow 2 and JAX.
 """
 
 from __future__ import annotations
@@ -173,10 +173,10 @@ class _Intervals:
         raise odd_time(self._source, "a ts or dur in it", ascii(value)[:40])
 
     def _paired(self, rows: Rows) -> Iterator[_Interval]:
-        """Yield intervals of starts and ends, in the order of their starts: an end closes the latest open one of its
-        thread.
+        """Yield intervals of starts and ends, in the order of their starts.
 
-        Of two intervals with the same times the first counts as the outer one.
+        An end closes the latest open one of its thread. Of two intervals with the same times the first counts as the
+        outer one.
         """
         open_starts = ends_alone = 0
         for events in self._ends.values():

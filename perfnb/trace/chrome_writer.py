@@ -24,8 +24,9 @@ class TextColumn(NamedTuple):
 
 
 class Json(NamedTuple):
-    """A column like `TextColumn`, whose texts spell JSON values: valid JSON is written unchanged, anything else as
-    text.
+    """A column like `TextColumn`, whose texts spell JSON values.
+
+    Valid JSON is written unchanged, and anything else as text.
     """
 
     texts: Sequence[str]

@@ -252,9 +252,7 @@ def _synchronisation(export: _Export) -> None:
 
 
 def _recorded(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
-    """Return the stream on which the event that a synchronisation waits for was recorded, and the call that recorded
-    it.
-    """
+    """Return where the event that a synchronisation waits for was recorded: the stream, and the call."""
     keys = ["globalPid", "eventId", "eventSyncId"]
     if not {*keys} <= export.file.columns(_EVENTS) & export.file.columns(_SYNCS):
         return {}
@@ -360,8 +358,9 @@ def _other_calls(export: _Export) -> None:
 
 
 def _facts(export: _Export) -> dict[str, Any]:
-    """Return the facts about the machine and its processes in the file, but never the command line or the
-    environment.
+    """Return the facts about the machine and its processes in the file.
+
+    The command line and the environment are never read.
     """
     file = export.file
     base = file.numbers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"][:1].tolist()

@@ -74,8 +74,9 @@ def _numbers(trace: TraceColumns, rows: Ints) -> Ints:
 
 
 def _guessed(trace: TraceColumns) -> tuple[Ints, Ints, str]:
-    """Find the ranges that mark steps, on the thread with the most ranges: those named like steps, else the most
-    frequent.
+    """Find the ranges that mark steps, on the thread with the most ranges.
+
+    They are those named like steps, else the most frequent.
     """
     none = np.array([], dtype=np.int64)
     # Without numbered ops, the user's ranges are listed as ops.

@@ -1,5 +1,4 @@
-"""Find the steps that a trace marks and the events that belong to them, and refuse what no trace of a real run
-contains.
+"""Find the steps that a trace marks and their events, and refuse what no trace of a real run contains.
 
 A report gives each thread, stream, device, step and level a row, so a small file with millions of them would keep it
 busy for hours or fill the memory. `perfnb.trace.trace_file.Limits` bounds the cost of reading a file.

@@ -1,5 +1,6 @@
-"""Find compute-bound and memory-bound steps: near the machine's peak arithmetic or memory bandwidth, or far below
-it.
+"""Find compute-bound and memory-bound steps.
+
+They are near the machine's peak arithmetic or memory bandwidth, or far below it.
 """
 
 from __future__ import annotations
@@ -144,9 +145,7 @@ def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
 
 
 def _pays(roofline: RooflineLevels) -> bool:
-    """Return whether bfloat16 was measured to be faster than float32, and nothing in the step contradicts either
-    rate.
-    """
+    """Return whether bfloat16 was measured to be faster, and nothing in the step contradicts that."""
     if roofline.refuted.keys() & {"float32", "bfloat16"}:
         return False
     full, less = roofline.peaks.get("float32"), roofline.peaks.get("bfloat16")

@@ -208,8 +208,7 @@ def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
 
 
 def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[Ints, Bools]:
-    """Return, by run, the number of the region that it would belong to if no graph broke, and whether it is the last of
-    that region.
+    """Return, by run, the number of its region if no graph broke, and whether it is the last of that region.
 
     If a graph breaks in a function that torch cannot resume, it leaves that function and those around it uncompiled: so
     groups with breaks in one call to a model belong together. Elsewhere, groups belong together if they are no further

@@ -221,8 +221,9 @@ class Chains:
 
 @rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, remedy="compile", worth=0.1)
 def elementwise_chains(facts: Facts) -> Iterator[Finding]:
-    """Find tensors that elementwise ops on the host read and write again and again, which is another way to be
-    memory-bound.
+    """Find tensors that elementwise ops on the host read and write again and again.
+
+    This is another way to be memory-bound.
     """
     if facts.gpu is not None:
         return

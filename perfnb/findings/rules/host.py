@@ -1,5 +1,6 @@
-"""Find the host as the bottleneck: calls of many small ops or kernels, code between ops, other work, unexplained
-idling.
+"""Find the host as the bottleneck.
+
+It calls many small ops or kernels, runs code between ops or other work, or idles without explanation.
 """
 
 from __future__ import annotations
@@ -116,10 +117,10 @@ def _rounds(facts: Facts) -> float:
 
 
 def _together_ms(facts: Facts, rounds: float) -> float:
-    """Return the most that a single call to the model in place of this many could save: all but one round, less the
-    arithmetic.
+    """Return the most that a single call to the model in place of this many could save.
 
-    Python code after the last call counts as freeing the results of the calls, as far as that may take so long.
+    That is all rounds except one, less the arithmetic. Python code after the last call counts as freeing the results of
+    the calls, as far as that may take so long.
     """
     blocks, cells, calls = facts.attribution.host.blocks, facts.attribution.cells, model_calls(facts)
     last = cells["step"].map(calls.groupby("step")["end"].max())

@@ -1,5 +1,6 @@
-"""Find memory problems: activations that dominate the peak or are recomputed, a strained allocator, memory left behind
-by steps.
+"""Find memory problems.
+
+These are activations that dominate the peak or are recomputed, a strained allocator, and memory left behind by steps.
 """
 
 from __future__ import annotations

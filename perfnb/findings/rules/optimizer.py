@@ -113,8 +113,9 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def _clipping(facts: Facts) -> tuple[pd.DataFrame, float]:
-    """Return the operators between the last backward pass and the optimizer of each step, and how many work in place,
-    per step.
+    """Return the operators between the last backward pass and the optimizer of each step.
+
+    Also return how many work in place, per step.
     """
     blocks, ops = facts.attribution.host.blocks, facts.ops
     optimizers = blocks[(blocks["kind"] == Kind.OPTIMIZER) & blocks["main"]].groupby("step")["start"].max()
@@ -194,8 +195,9 @@ def gaps_after_backward(facts: Facts) -> Bools:
 
 
 def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
-    """Return the least time that these updates take if each is done at once: memory traffic, and a cost per
-    parameter.
+    """Return the least time that these updates take if each is done at once.
+
+    It consists of memory traffic, and a cost per parameter.
     """
     moments = bool(found(own["op"], _ADAM.match).any())
     known = sum(int(part.get("tensors") or 0) for part in facts.optimizers)

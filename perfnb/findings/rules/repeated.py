@@ -1,5 +1,6 @@
-"""Find calls to a model whose results no backward pass uses, next to one that is trained: the same forward pass
-again.
+"""Find calls to a model whose results no backward pass uses, next to one that is trained.
+
+They are the same forward pass again.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ _USING = 0.1
     worth=0.05,
 )
 def repeated_forward(facts: Facts) -> Iterator[Finding]:
-    """Find a model that the step trains and calls again, with as many ops, without a backward pass through that
-    call.
+    """Find a model that the step trains and calls again without a backward pass through that call.
+
+    The other call must have as many ops.
     """
     if facts.gpu is not None:
         return

@@ -86,8 +86,9 @@ class Reads:
 
 @shared
 def reads_of(facts: Facts) -> Reads:
-    """Return the reads of a step on the CPU, except those of the optimizer, the loader and the clipping of
-    gradients.
+    """Return the reads of a step on the CPU.
+
+    Reads of the optimizer, the loader and the clipping of gradients are left out.
     """
     reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))
     claimed = clips_gradients(facts)[facts.lines[reads["block"].to_numpy()]]
@@ -177,8 +178,9 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
 
 
 def _until_next(facts: Facts, reads: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Return nanoseconds from each read to the next op or block on its thread, or to the end of its block, and which of
-    these it is.
+    """Return nanoseconds from each read to the next op or block on its thread, or to the end of its block.
+
+    Also return which of these it is.
     """
     blocks = facts.attribution.host.blocks
     ops = facts.ops

@@ -1,5 +1,6 @@
-"""Find what only timed steps show: waits for data, a number of threads that does not fit, and slow steps among fast
-ones.
+"""Find what only timed steps show.
+
+That is waits for data, a number of threads that does not fit, and slow steps among fast ones.
 """
 
 from __future__ import annotations

@@ -17,9 +17,7 @@ _SHARDED = re.compile("AllGather|ReduceScatter")
 
 @rule("host-device copies", "Bound by copies between host and device", idle_cause="copies", worth=0.05)
 def host_device_copies(facts: Facts) -> Iterator[Finding]:
-    """Find the time of copies on the device, and the time that the device was idle while the host was inside a copying
-    call.
-    """
+    """Find the time of copies, and the device's idle time while the host was inside a copying call."""
     gpu = facts.gpu
     if gpu is None:
         return

@@ -204,8 +204,9 @@ class SimulatedAllocator(TorchDispatchMode):
             self.phase = "optimizer" if self._stepping else self._between
 
     def number_asked_for(self) -> float | None:
-        """Return the value for code that reads an unknown one: an optimizer gets its step count, a gradient scaler that
-        no gradient overflowed; ``None`` if it cannot be given.
+        """Return the value for code that reads an unknown one; ``None`` if it cannot be given.
+
+        An optimizer gets its step count, and a gradient scaler that no gradient overflowed.
         """
         asker = _asker()
         if asker.endswith("grad_scaler.py"):

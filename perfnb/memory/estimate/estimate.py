@@ -324,10 +324,10 @@ def _capacity_of(device: str) -> int | None:
 
 
 def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> int | None:
-    """Return the largest batch size whose need, nearly linear and never decreasing, is within a limit, given one to
-    start with.
+    """Return the largest batch size whose need is within a limit, given one to start with.
 
-    It is 0 if not even one sample fits, and ``None`` if every batch does. Few sizes are tried.
+    The need is nearly linear and never decreases. It is 0 if not even one sample fits, and ``None`` if every batch
+    does. Few sizes are tried.
     """
     fits, too_large, size, known = 0, _MOST + 1, start, dict[int, float]()
     while too_large - fits > 1:

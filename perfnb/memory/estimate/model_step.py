@@ -102,8 +102,9 @@ class ModelStep:
         return torch.autocast(next((tensor.device.type for tensor in tensors_in(batch)), "cpu"), self.autocast)
 
     def _forward(self, batch: Any) -> Any:
-        """Run the forward pass. In a tuple the last element is the target, if there is another; a mapping holds
-        keywords.
+        """Run the forward pass.
+
+        In a tuple the last element is the target, if there is another; a mapping holds keywords.
         """
         __tracebackhide__ = True
         if isinstance(batch, Mapping):

@@ -229,8 +229,9 @@ def _seen(
 
 
 def _kind_of(made: Allocation, saved: bool, training: bool) -> str:
-    """Return the category of an allocation that no live object owns, from where it was made and whether backward needs
-    it.
+    """Return the category of an allocation that no live object owns.
+
+    It follows from where it was made and whether backward needs it.
     """
     if made.scratch or made.phase == "optimizer":
         return "temporaries"

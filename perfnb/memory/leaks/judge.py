@@ -281,8 +281,9 @@ def _explained(survivors: pd.DataFrame, allocator: Slope) -> bool:
 
 
 def _contradicted(cpu: Slope | None, process: Slope | None, settled: bool) -> bool:
-    """Return whether the process certainly grows by less than half of what torch's CPU allocator seems to, or grew but
-    no longer does for certain.
+    """Return whether the process contradicts the growth that torch's CPU allocator shows.
+
+    It does if it certainly grows by less than half of that, or grew but no longer does for certain.
     """
     if cpu is None or process is None or process.ci_high is None or cpu.bytes_per_step < 2 * PROCESS_FLOOR_BYTES:
         return False

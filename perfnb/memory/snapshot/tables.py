@@ -181,12 +181,12 @@ def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
 
 
 def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
-    """Return the allocations, those in the history in its order and then the others, and how each entry of the history
-    changes the allocated bytes.
+    """Return the allocations, and how each entry of the history changes the allocated bytes.
 
-    Each allocation is paired with its end, and with its block if that still exists. An allocation that is followed by
-    another one at its address without a free has ended by then. Numbers are `MISSING` if unknown, ``start`` and ``end``
-    are entries of the history, and ``size`` is that of the block, or the least it had if it no longer exists.
+    Allocations in the history come first, in its order, and then the others. Each allocation is paired with its end,
+    and with its block if that still exists. An allocation that is followed by another one at its address without a free
+    has ended by then. Numbers are `MISSING` if unknown, ``start`` and ``end`` are entries of the history, and ``size``
+    is that of the block, or the least it had if it no longer exists.
     """
     events, blocks = snapshot.events, snapshot.blocks
     seen = _seen_lives(events)
@@ -274,8 +274,9 @@ def _device_names(numbers: pd.Series | Ints) -> pd.Series:
 
 
 def origins(snapshot: SnapshotColumns) -> list[str]:
-    """Return where each stack requests memory, by its number, and last for no stack: a line of Python with the
-    operator.
+    """Return where each stack requests memory, by its number, and last for no stack.
+
+    That is a line of Python with the operator.
     """
     asked = zip((*snapshot.made_at, None), (*snapshot.ops, None), strict=True)
     return [line_words(made_at, op) + (f" ({op})" if op else "") for made_at, op in asked]
@@ -335,8 +336,9 @@ def history_by_origin(
 def largest_segments(
     snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int
 ) -> Iterator[tuple[int, int, list[tuple[str | None, int]]]]:
-    """Yield the largest segments of a device: address, size, and the blocks in order, each with its origin, none if
-    free.
+    """Yield the largest segments of a device: address, size, and the blocks in order.
+
+    Each block has its origin, none if it is free.
     """
     words = origins(snapshot)
     made = lives[lives["state"].isin(ACTIVE)].set_index(["segment", "address"])["stack"]
@@ -353,8 +355,9 @@ def largest_segments(
 
 
 def holders(live: pd.DataFrame) -> pd.DataFrame:
-    """Return who holds memory, the largest first: ``device``, ``made_at``, ``op``, ``bytes``, ``count``,
-    ``largest_bytes``.
+    """Return who holds memory, the largest first.
+
+    The columns are ``device``, ``made_at``, ``op``, ``bytes``, ``count`` and ``largest_bytes``.
     """
     keys = ["device", "made_at", "op"]
     table = live.groupby(keys, dropna=False, observed=True)["bytes"].agg(["sum", "size", "max"]).reset_index()

@@ -71,8 +71,9 @@ def _making(subject: Subject) -> tuple[float, float]:
 
 
 def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False, **changed: Any) -> DataLoader[Any]:
-    """Return a copy of a loader that loads ahead in workers, with the arguments in the lever's line, some of them
-    `changed`.
+    """Return a copy of a loader that loads ahead in workers.
+
+    It has the arguments in the lever's line, some of them `changed`.
     """
     arguments: dict[str, Any] = {word: getattr(loader, word) for word in loader_facts(loader)["same"]}
     arguments |= {"num_workers": workers, "persistent_workers": True, "pin_memory": loader.pin_memory or pinned}

@@ -22,8 +22,9 @@ def _refuses(subject: Subject) -> str:
 
 
 def _blocks(subject: Subject) -> tuple[str, str, list[nn.Module]]:
-    """Return the longest list of blocks, such as the layers of a transformer or the stages of a network: model, path,
-    and blocks.
+    """Return the longest list of blocks: model, path, and blocks.
+
+    These can be the layers of a transformer or the stages of a network.
     """
     lists = [
         (name, path, list(module.children()))

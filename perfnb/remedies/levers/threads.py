@@ -21,8 +21,9 @@ _RUNS, _LONG_S = 3, 0.5
 
 
 def candidates() -> list[int]:
-    """Return the numbers of threads to try: one per core, half and a quarter as many, and one, without the present
-    number.
+    """Return the numbers of threads to try, without the present one.
+
+    They are one per core, half and a quarter as many, and one.
     """
     cores, now = max(1, int(usable_cpus())), torch.get_num_threads()
     return [count for count in dict.fromkeys((cores, cores // 2, cores // 4, 1)) if count >= 1 and count != now]

@@ -63,10 +63,10 @@ def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
 
 
 def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
-    """Return how often the CPU limit throttled the process's cgroup, and for how many milliseconds, summed over the
-    CPUs.
+    """Return how often the CPU limit throttled the process's cgroup, and for how many milliseconds.
 
-    Both count from the group's creation. ``None`` if they cannot be read; parameters as for `cpu_limit`.
+    The time is summed over the CPUs. Both count from the group's creation. ``None`` if they cannot be read; parameters
+    as for `cpu_limit`.
     """
     return _first_throttled(_throttling_folders(_places(proc, root)["cpu"]), _text)
 
@@ -140,8 +140,9 @@ def _cpu_limits(place: _Hierarchy) -> list[float | None]:
 
 
 def _throttling_folders(place: _Hierarchy) -> tuple[str, ...]:
-    """Return where to look for throttling, tightest limit first, because a group counts only the effect of its own
-    limit.
+    """Return where to look for throttling, tightest limit first.
+
+    A group counts only the effect of its own limit.
     """
     limits = [(limit, folder) for limit, folder in zip(_cpu_limits(place), place.folders, strict=True) if limit]
     return (*(folder for _, folder in sorted(limits)[:1]), *place.folders)
