@@ -46,7 +46,7 @@ def batches() -> list[Tensor]:
 
 
 def at_end(p: perfnb.Profile) -> dict[str, int]:
-    """Bytes by category at the end of the step, without ``other`` and what is 0."""
+    """Return bytes by category at the end of the step, without ``other`` and what is 0."""
     memory = p.memory
     assert (memory[list(CATEGORIES)].sum(axis=1) == memory["total"]).all()
     return {name: int(size) for name, size in memory.iloc[-1][list(CATEGORIES[:-1])].items() if size}

@@ -30,7 +30,7 @@ _PINNED_BY_OTHERS = {"dask", "sympy"}
 
 
 def bound(requirement: str) -> tuple[str, str]:
-    """The name of a requirement, and its lower bound.
+    """Return the name of a requirement, and its lower bound.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def bound(requirement: str) -> tuple[str, str]:
 
 
 def bounds(project: dict[str, Any]) -> dict[str, str]:
-    """The lower bound of each package that perfnb and its `EXTRAS` declare."""
+    """Return the lower bound of each package that perfnb and its `EXTRAS` declare."""
     extras = project["optional-dependencies"]
     return dict(map(bound, [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]))
 

@@ -12,7 +12,7 @@ from tests.trace.test_public_traces import FOLDER, LEFT_OUT, expected, text_of
 
 @cache
 def profile_of(name: str) -> perfnb.Profile:
-    """The profile of a file of `expected`, or of the one of Kineto's that is called so without its ending."""
+    """Return the profile of a file of `expected`, or of the one of Kineto's that is called so without its ending."""
     if name not in expected():
         (name,) = (one for one in expected() if one.removesuffix(".gz") == f"kineto/{name}.json")
     return _read(name)

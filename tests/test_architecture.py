@@ -69,7 +69,9 @@ def sources(package: Path, *endings: str) -> Iterator[Path]:
 
 @functools.cache
 def imports(text: str) -> frozenset[str]:
-    """Every dotted name that a source imports, also inside functions, except what only the type checker imports."""
+    """Return every dotted name that a source imports, also inside functions, except what only the type checker
+    imports.
+    """
     nodes = [*ast.walk(ast.parse(text))]
     typing_only = {
         id(inner)
@@ -120,7 +122,7 @@ def computing_that_draws(package: Path) -> list[str]:
 
 
 def _modules_of(imported: Iterable[str], modules: Container[str]) -> Iterator[str]:
-    """The modules of the package, with the packages around them, that these imported names load."""
+    """Yield the modules of the package, with the packages around them, that these imported names load."""
     for name in imported:
         parts = name.split(".")
         for end in range(2, len(parts) + 1):
@@ -334,7 +336,7 @@ def test_breaking_a_contract_fails(tmp_path: Path, where: str, text: str, broken
 
 
 def loaded_by(statement: str, before: str = "") -> set[str]:
-    """The top-level modules that a statement loads in a fresh interpreter."""
+    """Return the top-level modules that a statement loads in a fresh interpreter."""
     code = f"import sys\n{before}\nold = set(sys.modules)\n{statement}\nprint('loaded', *(set(sys.modules) - old))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

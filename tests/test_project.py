@@ -171,7 +171,7 @@ def test_the_citation_names_this_version() -> None:
 
 
 def built(kind: str, folder: Path) -> Path:
-    """What hatchling builds of the project: a wheel or an sdist."""
+    """Return what hatchling builds of the project: a wheel or an sdist."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

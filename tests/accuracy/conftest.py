@@ -70,7 +70,7 @@ def _one_thread() -> Any:
 
 
 def probe() -> Disturbance:
-    """What tells whether the machine was disturbed; tests of this facility put another in its place."""
+    """Return the check whether the machine was disturbed; tests of this facility replace it."""
     return Disturbance()
 
 

@@ -57,7 +57,7 @@ def true_times(layers: Iterable[nn.Module], x: Tensor) -> list[float]:
 
 
 def of_equal_time(tiny: nn.Module, x: Tensor) -> OneLarge:
-    """The product whose untraced time is that of `tiny`, by bisection over its width."""
+    """Return the product whose untraced time is that of `tiny`, by bisection over its width."""
     narrow, wide = 16, 1024
     while wide - narrow > 1:
         width = (narrow + wide) // 2
@@ -72,7 +72,7 @@ def test_two_layers_of_equal_true_time_have_equal_shares(figure: Figures) -> Non
     model = nn.Sequential(of_equal_time(tiny, x), tiny)
 
     def gap(large: float, small: float) -> float:
-        """How much more of the model's time the many tiny ops take."""
+        """Return how much more of the model's time the many tiny ops take."""
         return (small - large) / (small + large)
 
     runs = []

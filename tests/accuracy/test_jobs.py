@@ -56,7 +56,7 @@ os._exit(0)  # gloo's threads sometimes abort a process that tears them down
 
 
 def late_rank() -> Callable[[], None]:
-    """A job whose rank 1 sleeps before each forward pass."""
+    """Return a job whose rank 1 sleeps before each forward pass."""
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)))
     x, late = torch.randn(64, 256), torch.distributed.get_rank() == 1
@@ -126,7 +126,7 @@ def test_efficiency_agrees_with_a_plain_script(name: str, figure: Figures, tmp_p
 
 
 def of_buckets(cap_mb: float) -> Callable[[], Callable[[], None]]:
-    """A job whose layers have many sizes, with buckets of some size."""
+    """Return a job whose layers have many sizes, with buckets of some size."""
 
     def set_up() -> Callable[[], None]:
         torch.manual_seed(0)
@@ -159,7 +159,7 @@ def test_larger_buckets_save_no_more_than_their_bound(figure: Figures) -> None:
 
 
 def _plain(script: Path, folder: Path, ranks: int, job: tuple[int, int, int]) -> float:
-    """The median step of a script under torchrun, in milliseconds."""
+    """Return the median step of a script under torchrun, in milliseconds."""
     result = folder / f"result_{ranks}"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(

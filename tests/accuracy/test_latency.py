@@ -29,7 +29,7 @@ RUN_S, OPEN_SHARE = 20.0, 0.55
 
 
 def waits_of(arrivals_ms: Sequence[float], service_ms: Sequence[float]) -> list[float]:
-    """Each request's wait for one server, event by event."""
+    """Return each request's wait for one server, event by event."""
     free, found = 0.0, []
     for arrival, service in zip(arrivals_ms, service_ms, strict=True):
         start = max(free, arrival)
@@ -137,7 +137,7 @@ def mode(fn: Callable[[Any], Any]) -> contextlib.AbstractContextManager[Any]:
 
 
 def pace_ms(fn: Callable[[Any], Any], requests: Sequence[Any]) -> float:
-    """Median of calls back to back for 1.5 s."""
+    """Return the median of calls back to back for 1.5 s."""
     times, end = [], time.perf_counter() + 1.5
     with mode(fn):
         while (begin := time.perf_counter()) < end:

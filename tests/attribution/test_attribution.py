@@ -11,7 +11,7 @@ from tests.recordings import ByHand
 
 
 def training_step(steps: int = 1) -> ByHand:
-    """A model of two layers, in microseconds from the start of each step, which contains everything that can be
+    """Return a model of two layers, in microseconds from the start of each step, which contains everything that can be
     distinguished.
     """
     hand = ByHand()

@@ -55,7 +55,7 @@ def profile_of(trace: Written) -> Profile:
 
 
 def step_sums_ms(profile: Profile) -> list[float]:
-    """What the phases of each step add up to."""
+    """Return what the phases of each step add up to."""
     sums = profile._analysis.attribution.cells.groupby("step")["ns"].sum().div(1e6)
     return [float(sums.get(step, 0.0)) for step in range(len(profile.steps))]
 

@@ -28,7 +28,7 @@ def planted(
 
 
 def input_bound_text(figures: InputBound) -> str:
-    """The test as text, on one line."""
+    """Return the test as text, on one line."""
     return " ".join(document_text(input_bound_document(figures)).split())
 
 

@@ -24,7 +24,7 @@ PICTURES = os.environ.get("PERFNB_PICTURES")
 
 @pytest.fixture
 def notebook(page: Page, jupyterlab: JupyterLab) -> Page:
-    """The quickstart, without its saved outputs, run from top to bottom."""
+    """Return the quickstart, without its saved outputs, run from top to bottom."""
     nbformat = pytest.importorskip("nbformat", reason="needs nbformat")
     book = nbformat.read(QUICKSTART, 4)
     for cell in book.cells:

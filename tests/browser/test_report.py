@@ -34,7 +34,7 @@ def report(open_page: OpenPage) -> Open:
 
 
 def row(page: Page, name: str) -> Locator:
-    """The first visible row whose name is `name`."""
+    """Return the first visible row whose name is `name`."""
     exactly = page.locator(".pf-name").filter(has_text=re.compile(f"^{re.escape(name)}$"))
     return page.locator("tr[data-row]:visible").filter(has=exactly).first
 

@@ -58,7 +58,7 @@ def shorten() -> None:
 
 
 def with_short_budgets(code: str) -> str:
-    """A page's code, where each budget that it gives is a small share of it."""
+    """Return a page's code, where each budget that it gives is a small share of it."""
     return _BUDGET.sub(lambda found: f"{found[1]}{float(found[2]) * SHARE_OF_BUDGET:g}", code)
 
 

@@ -39,7 +39,7 @@ def sleeping(ms: float, result: Any = X) -> Callable[..., Any]:
 
 
 def holding(ms: float, count: int) -> Callable[[], Tensor]:
-    """A step of so many milliseconds that holds so many numbers meanwhile."""
+    """Return a step of so many milliseconds that holds so many numbers meanwhile."""
 
     def step() -> Tensor:
         held = torch.empty(count)

@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 def roofline(flops: int, moved: int, ms: float, **peaks: float) -> RooflineLevels:
-    """One layer; by default the machine does 1 GFLOP and moves 1 GB in a millisecond."""
+    """Return one layer; by default the machine does 1 GFLOP and moves 1 GB in a millisecond."""
     work = pd.DataFrame(
         {"flops": [flops], "bytes": [moved], "uncounted": [0], "dtype": ["float32"], "ms": [ms]}, index=["model"]
     ).astype({"flops": "Int64", "bytes": "Int64", "ms": "Float64"})

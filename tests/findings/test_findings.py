@@ -26,7 +26,7 @@ def found(recording: Recording) -> pd.DataFrame:
 
 
 def timed(recording: Recording, wall_ms: list[float], data_ms: list[float] | float = 0.0, **meta: Any) -> Recording:
-    """The recording with these timed steps."""
+    """Return the recording with these timed steps."""
     traced = recording.steps[recording.steps["pass"] == "traced"]
     passes = pd.DataFrame(
         {
@@ -41,7 +41,7 @@ def timed(recording: Recording, wall_ms: list[float], data_ms: list[float] | flo
 
 
 def one_long_op(hand: ByHand | None = None, length: int = 1000, steps: int = STEPS) -> ByHand:
-    """Steps of one layer that computes in one op, in microseconds."""
+    """Return steps of one layer that computes in one op, in microseconds."""
     hand = hand or ByHand()
     model = hand.layer("model")
     for number in range(steps):
@@ -215,7 +215,7 @@ def test_a_classifier_s_softmax_is_no_attention() -> None:
 
 
 def gpu_step(call: str, begin: float, end: float, *, inside: str | None = None) -> ByHand:
-    """Two kernels of 100 µs in each step, and a host call in the idle time between them."""
+    """Return two kernels of 100 µs in each step, and a host call in the idle time between them."""
     hand = ByHand()
     for number in range(STEPS):
         t = 10_000 * number

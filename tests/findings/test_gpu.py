@@ -29,7 +29,7 @@ def verdict(hand: ByHand) -> str:
 
 
 def two_kernels(between: float, stream_wait: bool = False, launched_at: float | None = None) -> ByHand:
-    """Steps with a kernel of 100 µs at their begin, and one after so many microseconds."""
+    """Return steps with a kernel of 100 µs at their begin, and one after so many microseconds."""
     hand = ByHand()
     for number in range(STEPS):
         t = 20_000 * number

@@ -46,7 +46,7 @@ def metric(rounds: int, reads: bool) -> Recording:
 
 
 def sampled(recording: Recording, *calls: tuple[int, str, str, str, int, str, int]) -> Recording:
-    """The recording with sampled calls: parent, kind, name, file, line, code, milliseconds of its own."""
+    """Return the recording with sampled calls: parent, kind, name, file, line, code, milliseconds of its own."""
     rows = [(*call[:6], call[6] * 10**6, call[6]) for call in calls]
     names = ["parent", "kind", "name", "file", "line", "code", "self_ns", "samples"]
     tree = pd.DataFrame(rows, columns=names)

@@ -31,7 +31,7 @@ def calls_ms(name: str, *calls: str) -> float:
 
 
 def covered_ms(spans: Iterable[tuple[int, int]]) -> float:
-    """Milliseconds in at least one of the spans."""
+    """Return milliseconds in at least one of the spans."""
     total, reached = 0, None
     for start, end in sorted(spans):
         total += max(0, end - (start if reached is None else max(start, reached)))
@@ -60,7 +60,7 @@ def steps_of(name: str) -> list[tuple[int, int]]:
 
 
 def busy_ms(name: str) -> float:
-    """How long the GPU works within the host's steps."""
+    """Return how long the GPU works within the host's steps."""
     return covered_ms(
         (max(a, start), min(b, end))
         for start, end in steps_of(name)

@@ -36,7 +36,7 @@ ALEXNET = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
 
 @pytest.fixture(scope="module")
 def alexnet() -> pd.DataFrame:
-    """The path of the measured forward pass; times in us after the second 43 of the trace."""
+    """Return the path of the measured forward pass; times in us after the second 43 of the trace."""
     events = public_trace("a100_alexnet.json.gz")
     begin, length = events.loc[events["name"] == ALEXNET, ["start_ns", "duration_ns"]].iloc[1]
     path = critical_path(events, window=(int(begin), int(begin + length)))

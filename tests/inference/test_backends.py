@@ -25,7 +25,7 @@ SLOW = ("compile", "int8", "onnxruntime")
 
 
 def tried(name: str, model: nn.Module, example: Any) -> BackendTrial:
-    """One backend, made and checked."""
+    """Return one backend, made and checked."""
     for package in PACKAGES.get(name, ()):
         pytest.importorskip(package)
     call, backend, base = call_of(example), by_name()[name], copy.deepcopy(model).eval()

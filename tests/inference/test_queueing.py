@@ -22,7 +22,7 @@ def waits(arrivals_ms: np.ndarray, service_ms: np.ndarray) -> np.ndarray:
 
 
 def estimate(loads: queueing.Loads, busy: float, quantile: float) -> tuple[float, float]:
-    """The quantile of latency and the mean wait at a utilization."""
+    """Return the quantile of latency and the mean wait at a utilization."""
     found = loads.at(loads.rate(busy), [quantile])[0]
     return float(found[0]), float(found[1])
 

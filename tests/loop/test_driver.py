@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def run(training: Training, *args: Any, waits: bool = True, recorder: Any = None, **options: Any) -> LoopProfiler:
-    """A whole training run under a profiler."""
+    """Return a whole training run under a profiler."""
     profiler = LoopProfiler(*args, namespace=lambda: training.namespace, **options)
     profiler.recorder = recorder or profiler.recorder
     for batch in driven(profiler, training.batches, waits=waits):
@@ -45,7 +45,7 @@ def hooks() -> int:
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
-    """The part of a table that is the same in every run; peaks without what else was alive."""
+    """Return the part of a table that is the same in every run; peaks without what else was alive."""
     if "peak_bytes" in table:
         table = table.assign(peak_bytes=table["peak_bytes"] - table["peak_bytes"].min())
     wanted = [name for name in table.columns if not name.endswith(("_ms", "_us")) and not name.endswith("share")]

@@ -74,7 +74,7 @@ def run_through(loop: ProfiledLoop[Any], training: Training) -> None:
 
 
 def told(loop: ProfiledLoop[Any], capsys: pytest.CaptureFixture[str]) -> str:
-    """What the end of the process would say of a loop."""
+    """Return what the end of the process would say of a loop."""
     capsys.readouterr()
     loop._kept_run._tell()
     return capsys.readouterr().err

@@ -31,11 +31,11 @@ class Event:
         self.number, self.at_ms = Event.count, Event.now_ms
 
     def query(self) -> bool:
-        """Whether the device has come so far."""
+        """Return whether the device has come so far."""
         return self.number <= Event.passed_until
 
     def elapsed_time(self, later: Event) -> float:
-        """Milliseconds between two events."""
+        """Return milliseconds between two events."""
         return later.at_ms - self.at_ms
 
     def synchronize(self) -> None:

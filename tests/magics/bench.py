@@ -51,7 +51,7 @@ class Bench:
         return self.kernel.send(cell), self.kernel.send("after = True")
 
     def begun(self) -> int:
-        """How many steps have begun."""
+        """Return how many steps have begun."""
         return int(self.board[0])
 
     def reach(self, steps: int) -> None:

@@ -54,7 +54,7 @@ def words(samples: int = 8, length: int = 32) -> dict[str, Tensor]:
 
 
 def counted_peak(step: Step, batch: Any) -> int:
-    """Bytes at the peak of the step that a profile counts, without what else the process holds."""
+    """Return bytes at the peak of the step that a profile counts, without what else the process holds."""
     gc.collect()
     profile = perfnb.profile_step(step, [batch], warmup=1, steps=1, traced=1, flops=False)
     frame = profile.memory

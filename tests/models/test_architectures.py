@@ -118,7 +118,7 @@ def test_what_makes_no_sense_is_refused(call: Callable[[], Any], error: type[Exc
 
 
 def layer_ops(*rows: tuple[str, str, float]) -> pd.DataFrame:
-    """The frame of that name with the time of each layer's operators."""
+    """Return the frame of that name with the time of each layer's operators."""
     table = pd.DataFrame(rows, columns=["layer", "op", "self_cpu_ms"])
     return conform(table.assign(direction="forward", calls=1.0), "layer_ops")
 

@@ -16,7 +16,9 @@ FLOPS = ["forward_flops", "backward_flops", "recompute_flops"]
 
 
 def step_of_two(*, with_ops: bool = True) -> ByHand:
-    """A model with a list of two layers, one of them called twice and again in backward; then the loss and its node."""
+    """Return a model with a list of two layers, one of them called twice and again in backward; then the loss and its
+    node.
+    """
     hand = ByHand().step(0, 1000)
     model = hand.layer("model")
     parts = hand.layer("model.parts", model)
@@ -60,7 +62,7 @@ CALLS = calls_of(
 
 
 def tables(hand: ByHand, calls: pd.DataFrame = CALLS) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Layers and ops with the arithmetic of the counted step, which is traced apart from the others."""
+    """Return layers and ops with the arithmetic of the counted step, which is traced apart from the others."""
     recording: Recording = step_of_two(with_ops=False).recording()
     recording = replace(recording, arithmetic=ArithmeticRecord(hand.recording().events, calls))
     analysis = Analysis(recording)

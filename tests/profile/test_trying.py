@@ -141,7 +141,7 @@ def test_an_interrupt_ends_it(told: Told, trier: Callable[[Trier], None], before
 
 @pytest.fixture
 def no_loop() -> Iterator[None]:
-    """No event loop runs in this thread, even if a browser's tests before left one running."""
+    """Have no event loop run in this thread, even if a browser's tests before left one running."""
     running = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     yield

@@ -15,7 +15,7 @@ from tests.ranks.test_host_ranks import job
 
 
 def differences(*steps: tuple[float, ...]) -> pd.DataFrame:
-    """How much longer another rank waited, in ms: collectives of each step."""
+    """Return how much longer another rank waited, in ms: collectives of each step."""
     rows = [(number, ms) for number, one in enumerate(steps) for ms in one]
     return pd.DataFrame(rows, columns=["step", "more_ms"])
 

@@ -22,7 +22,7 @@ from tests.recordings import ByHand
 
 
 def of_rank(rank: int, world_size: int, name: str = "step", **meta: Any) -> Profile:
-    """A profile of a process that knows its place in a job."""
+    """Return a profile of a process that knows its place in a job."""
     made = ByHand().step(0, 100 + rank).op("aten::mm", 10, 20)
     recording = made.recording(name=name, rank=rank, job={"rank": rank, "world_size": world_size}, **meta)
     traced = recording.steps["pass"] == "traced"

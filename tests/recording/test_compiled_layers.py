@@ -30,7 +30,7 @@ INNER = (*BLOCK, ("L['self'].block.inner", "Net.Block.Inner"))
 def operation(
     name: str, modules: tuple[tuple[str, str], ...] = (), inputs: tuple[str, ...] = (), *, op: str = "aten::mul"
 ) -> Operation:
-    """An operation whose result has 100 bytes, and which computes nothing that counts."""
+    """Return an operation whose result has 100 bytes, and which computes nothing that counts."""
     return Operation(name, op if modules or inputs else "", modules, inputs, 100, 0, ("model.py", 7, "x * 2"))
 
 
@@ -94,7 +94,7 @@ def backward(hand: ByHand, begin: float, sequence: int = 5) -> None:
 
 
 def one_region() -> ByHand:
-    """A step that calls the model, whose forward pass is one region."""
+    """Return a step that calls the model, whose forward pass is one region."""
     hand = ByHand().step(0, 300)
     root, *_ = net(hand)
     hand.call(root, 8, 112)
@@ -273,7 +273,8 @@ def test_alike_layers_are_told_apart_by_their_order_if_each_runs_once(times: int
 
 
 def of_a_function(paths: dict[str, str], names: dict[str, str], **code: str) -> Recording:
-    """A step that calls a compiled function: kernels of 20, 30 and 10 µs for modules at these paths, of these classes.
+    """Return a step that calls a compiled function: kernels of 20, 30 and 10 µs for modules at these paths, of these
+    classes.
 
     The layers have these names and classes.
     """

@@ -57,7 +57,7 @@ def cnn() -> nn.Module:
 
 
 def bert() -> nn.Module:
-    """A model whose attention is a class that is chosen when it is made."""
+    """Return a model whose attention is a class that is chosen when it is made."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50,
@@ -68,7 +68,7 @@ def bert() -> nn.Module:
 
 
 def llama() -> nn.Module:
-    """A model whose attention can be switched."""
+    """Return a model whose attention can be switched."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50,
@@ -82,7 +82,7 @@ SHAPES = {bert: (2, 8), llama: (2, 8), mlp: (8, 16), cnn: (4, 3, 8, 8), Attentio
 
 
 def world(make: Callable[[], nn.Module] = mlp, source: str = TRAIN, **optimizer: Any) -> dict[str, Any]:
-    """A user's variables, among them a step that looks them up by name; the same each time."""
+    """Return a user's variables, among them a step that looks them up by name; the same each time."""
     torch.manual_seed(0)
     names: dict[str, Any] = {"torch": torch, "model": make(), "x": torch.randn(SHAPES[make])}
     if make in (bert, llama):

@@ -67,7 +67,7 @@ def slow_unless_fused(training: Training) -> float:
 
 
 def plain(training: Training, steps: int) -> list[Tensor]:
-    """The weights after as many steps without any lever."""
+    """Return the weights after as many steps without any lever."""
     torch.manual_seed(1)
     for step in range(steps):
         training(training.batches[step % len(training.batches)])

@@ -54,7 +54,7 @@ def written(folder: Path, content: str | bytes, name: str = "file") -> Path:
 
 
 def statistics() -> bytes:
-    """What cProfile writes, by its own module."""
+    """Return what cProfile writes, by its own module."""
     profile = cProfile.Profile()
     profile.runcall(sorted, [3, 1, 2], key=lambda value: -value)
     profile.create_stats()
@@ -360,7 +360,7 @@ def test_saved_and_loaded(tmp_path: Path, content: str | bytes) -> None:
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """Some bytes changed, cut out, repeated or moved."""
+    """Return some bytes changed, cut out, repeated or moved."""
     found = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 8))):
         if not found:

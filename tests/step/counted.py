@@ -36,7 +36,7 @@ class Counted:
         return known
 
     def with_children(self, layer: str, measure: str) -> int:
-        """A measure summed over the spans of a layer and those inside them."""
+        """Return a measure summed over the spans of a layer and those inside them."""
         recording, blocks = self.recording, self.attribution.host.blocks
         place = list(recording.modules["name"]).index(layer)
         sums = subtree_sums(self.attribution.spans, arithmetic_per_span(self.attribution, self.ops)[measure])

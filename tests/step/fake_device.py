@@ -30,7 +30,7 @@ class FakeEvent:
         self._device.wait_until(self._at)
 
     def elapsed_time(self, other: FakeEvent) -> float:
-        """Milliseconds from this event to another."""
+        """Return milliseconds from this event to another."""
         return (other._at - self._at) / 1e6
 
 

@@ -51,7 +51,7 @@ def profile_of(step: Callable[[], object]) -> perfnb.Profile:
 
 
 def profile_without_recompiling(step: Callable[[], object]) -> perfnb.Profile:
-    """The profile of a step that runs before and after it; no graph may be compiled meanwhile."""
+    """Return the profile of a step that runs before and after it; no graph may be compiled meanwhile."""
     step()
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     p = profile_of(step)
@@ -394,7 +394,7 @@ def test_a_break_in_a_loop_is_found_although_torch_leaves_the_function_uncompile
 
 
 def metrics(region: str, name: str | None, **facts: Any) -> SimpleNamespace:
-    """What torch reports of a compilation."""
+    """Return what torch reports of a compilation."""
     known: dict[str, Any] = {"co_filename": "model.py", "co_firstlineno": 7, "guard_count": 3, "fail_type": None}
     known |= {"entire_frame_compile_time_s": 2.0, "fail_user_frame_filename": "model.py", "fail_user_frame_lineno": 9}
     return SimpleNamespace(compile_id=region, co_name=name, **{**known, **facts})

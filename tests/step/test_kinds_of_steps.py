@@ -24,7 +24,7 @@ def profile_of(step: Callable[[], object]) -> perfnb.Profile:
 
 
 def modules(p: perfnb.Profile) -> pd.DataFrame:
-    """The rows of the layers' table that are modules."""
+    """Return the rows of the layers' table that are modules."""
     return p.layers[~p.layers.index.str.startswith("(")]
 
 

@@ -118,7 +118,7 @@ def test_checks_that_found_the_same_stand_in_one_row() -> None:
 
 
 def resolution(ratio: float, spread: float, pairs: int = 60) -> Resolution:
-    """A step of 10 ms compared with one that takes so many times as long."""
+    """Return a step of 10 ms compared with one that takes so many times as long."""
     scatter = [1 + spread * (-1) ** place * (1 + place % 5) for place in range(pairs)]
     times = paired_times(
         [10.0] * pairs,

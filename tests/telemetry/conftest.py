@@ -11,7 +11,7 @@ from tests.telemetry.nvml_stand_in import Gpus, recent_driver, two_gpus
 
 @pytest.fixture(scope="module")
 def nvml_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpus]:
-    """A process that reads GPUs by the library of a recent driver."""
+    """Yield a process that reads GPUs by the library of a recent driver."""
     yield from recent_driver(tmp_path_factory.mktemp("nvml"))
 
 

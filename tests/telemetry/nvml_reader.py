@@ -10,14 +10,14 @@ from perfnb.telemetry.sampler.nvml import NvmlSource
 
 
 def _set_ups(*arguments: Any) -> Any:
-    """The set-ups of the GPUs; the import loads torch, which only these need."""
+    """Return the set-ups of the GPUs; the import loads torch, which only these need."""
     from perfnb.system.read.gpus import read_gpus
 
     return _told(read_gpus(*arguments))
 
 
 def _told(value: Any) -> Any:
-    """A value for JSON; what could not be read keeps its reason."""
+    """Return a value for JSON; what could not be read keeps its reason."""
     from perfnb.system.read.reading import Unread
 
     if isinstance(value, Unread):

@@ -109,7 +109,7 @@ def set_up(folder: Path, settings: dict[str, int | str | bytes]) -> None:
 
 
 def calls(folder: Path) -> list[str]:
-    """What was called since `set_up` with ``log``, such as ``nvmlDeviceGetPowerUsage 0``; forgets it."""
+    """Return what was called since `set_up` with ``log``, such as ``nvmlDeviceGetPowerUsage 0``; forgets it."""
     log = folder / (SETTINGS + ".calls")
     lines = log.read_text(encoding="ascii").splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
@@ -168,11 +168,11 @@ class Gpus:
         self._ask("close")
 
     def devices(self) -> list[str]:
-        """The source's devices."""
+        """Return the source's devices."""
         return list(self._ask("devices"))
 
     def facts(self, device: str) -> dict[str, Any]:
-        """The source's facts of a device."""
+        """Return the source's facts of a device."""
         return dict(self._ask("facts", device))
 
     def read(self, device: str, at_s: float = 0.0) -> dict[str, Any]:
@@ -180,11 +180,11 @@ class Gpus:
         return dict(self._ask("read", device, round(at_s * 1e9) + 10**12))
 
     def set_ups(self, visible: str | None = None) -> dict[str, Any]:
-        """What `perfnb.system.read.gpus.read_gpus` gives; an `Unread` as ``{"unread": why}``."""
+        """Return what `perfnb.system.read.gpus.read_gpus` gives; an `Unread` as ``{"unread": why}``."""
         return dict(self._ask("set_ups", visible))
 
     def notes(self) -> list[str]:
-        """The source's notes; empties them."""
+        """Return the source's notes; empties them."""
         return list(self._ask("notes"))
 
     def _ask(self, *request: Any) -> Any:
@@ -215,7 +215,7 @@ def two_gpus(process: Gpus) -> Iterator[Gpus]:
 
 
 def absent(gpus: Gpus, visible: str | None = None) -> str:
-    """Why there is no source."""
+    """Return the reason why there is no source."""
     with pytest.raises(Raised) as raised:
         gpus.open(visible)
     assert raised.value.kind == "Absent"

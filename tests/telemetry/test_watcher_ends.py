@@ -57,7 +57,7 @@ time.sleep(60)
 
 
 def ended(process: psutil.Process) -> bool:
-    """Whether it runs no longer; who inherits a process may be late in asking for its end."""
+    """Return whether it runs no longer; who inherits a process may be late in asking for its end."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

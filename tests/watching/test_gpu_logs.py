@@ -123,7 +123,7 @@ def test_dmon_is_a_watch(tmp_path: Path) -> None:
 
 
 def stamped(first: str, names: str, *stamps: str) -> str:
-    """The log with columns in front."""
+    """Return the log with columns in front."""
     head, units, *rows = [line for line in DMON.splitlines() if line]
     rows = [row for row in rows if not row.startswith("#")]
     lines = [f"#{names} {head[1:]}", f"#{first} {units[1:]}"]

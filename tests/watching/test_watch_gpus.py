@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two GPUs; the folder by which `set_up` changes them."""
+    """Return two GPUs; the folder by which `set_up` changes them."""
     for name, value in stand_in(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
