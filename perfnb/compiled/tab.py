@@ -56,7 +56,7 @@ def compiled_verdict(summary: CompiledSummary) -> Verdict:
         )
     whole, overhead = regions["ms"].sum(), fmt.known(regions["overhead_ms"].sum(min_count=1))
     if overhead is None or not whole:
-        return Verdict("none", "The trace does not tell which kernels compute which layers.")
+        return Verdict("none", "The trace does not record which kernels compute which layers.")
     part = f"{fmt.share(overhead / whole)} of the forward regions' time is spent outside kernels"
     if overhead > _MUCH * whole:
         return Verdict("bad", f"{part}: their kernels are small.", "Larger batches or larger regions amortise it.")

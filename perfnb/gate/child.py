@@ -57,7 +57,7 @@ class Served:
             asked = json.loads(line)
             batch = () if batches is None else (next(source),)
             self.say(ms=_turn(step, batch, asked["lead"], asked["steps"]))
-        pytest.exit("nobody asks for more turns", returncode=0)
+        pytest.exit("no more turns are requested", returncode=0)
 
     def _foreign(self) -> str | None:
         """Return a module that was imported from the other revision although this one has it, too."""

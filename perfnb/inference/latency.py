@@ -417,7 +417,7 @@ def latency(
     rate = None if rate_per_s is None else _rate(rate_per_s)
     schedule = None if arrivals is None else _schedule(arrivals, budget_s)
     if rate is not None and schedule is not None:
-        raise TypeError("Pass rate_per_s or arrivals, not both: each says when requests arrive.")
+        raise TypeError("Pass rate_per_s or arrivals, not both: each sets when requests arrive.")
     if batch is not None and not callable(batch):
         raise TypeError(f"batch must make one input from a list of requests, not {shown(batch)}.")
     if tokens is not None:

@@ -152,7 +152,7 @@ def require_result(result: Any) -> None:
         )
     if isinstance(result, (Iterator, AsyncIterator)):
         raise TypeError(
-            f"The function returned a {kind}, which computes nothing until it is gone through: return list(...) of it, "
+            f"The function returned a {kind}, which computes nothing until it is iterated over: return list(...), "
             "or pass tokens=True if it yields tokens."
         )
 

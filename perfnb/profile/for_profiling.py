@@ -49,7 +49,7 @@ def compile_for_profiling(provenance: str | Path | None = None) -> AbstractConte
 
     if missing := missing_names():
         warnings.warn(
-            f"torch {torch.__version__} does not tell the layers of compiled kernels (it has no {missing[0]}), so each "
+            f"torch {torch.__version__} does not report layers of compiled kernels (it has no {missing[0]}), so each "
             "compiled region will be one layer.",
             RuntimeWarning,
             stacklevel=2,

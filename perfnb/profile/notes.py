@@ -183,10 +183,10 @@ def _of_hidden(names: str, recording: Recording) -> str:
         return f"Compiled by torch.compile or TorchScript, which hide the layers inside: {names}."
     hidden = f"torch.compile hides the layers inside {names}"
     if lacks := recording.meta.get("compiler_lacks"):
-        return f"{hidden}: this torch has no {lacks}, which tells them."
+        return f"{hidden}: this torch has no {lacks}, which reports them."
     keys = graph_keys(recording.events)
     if not keys:
-        return f"{hidden}: of its backends, only Inductor, the default, can tell them."
+        return f"{hidden}: of its backends, only Inductor, the default, can report them."
     if keys == [UNCACHED]:
         return f"{hidden}: they are known only for graphs that Inductor can cache, and its cache was off or bypassed."
     if recording.is_from_trace or len(recording.compiled.kernels):
@@ -227,7 +227,7 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         which = " than the step's" if recording.is_from_trace else ", which torch's profiler does not record"
         outermost = _first_of(modules["name"][unseen & ~((parents != NONE) & unseen[parents])].tolist())
         if recording.compiled is not None:
-            yield f"Called only in compiled code that does not tell its layers, or from other threads: {outermost}."
+            yield f"Called only in compiled code that does not report its layers, or from other threads: {outermost}."
         else:
             yield (
                 f"Called only from other threads{which}: {outermost}. Their forward counts only as "

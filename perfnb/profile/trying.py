@@ -14,7 +14,7 @@ from perfnb.draw.widget import json_of
 from perfnb.profile.kept_step import KeptStep
 from perfnb.profile.registry import TRY_ONE
 
-_GONE = "The step of this profile is no longer there: profile it again."
+_GONE = "The step of this profile no longer exists: profile it again."
 _STOPPED = "Stopped. Everything was restored."
 
 

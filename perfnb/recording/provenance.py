@@ -100,14 +100,14 @@ def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> 
         If a file cannot be read, or describes none of the graphs.
     """
     if paths and recording.derived_spans.any():
-        raise TraceError(f"{trace} tells the layers of its compiled code itself: load it without a provenance file.")
+        raise TraceError(f"{trace} already has the layers of its compiled code: load it without a provenance file.")
     keys, found, merged = set(graph_keys(recording.events)), list[Graph](), dict[frozenset[str], _Kernels]()
     for path in paths:
         told = _read(path)
         if isinstance(told, list):
             graphs = [graph for graph in told if graph.key in keys]
             if graphs and not run_kernels(recording.events, graphs):
-                raise TraceError(f"{path} tells nothing about {trace}: it names the trace's graphs, but other kernels.")
+                raise TraceError(f"{path} does not describe {trace}: it names the trace's graphs, but other kernels.")
         else:
             kernels = merged.setdefault(frozenset(told), {})
             for name, (nodes, stacks) in told.items():

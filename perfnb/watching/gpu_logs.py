@@ -83,7 +83,7 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
     elif "time" in text and "date" not in text:  # a time of day continues after midnight
         samples["t_s"] += (samples["t_s"].diff() < -_DAY_S / 2).cumsum() * _DAY_S
     if which is None and samples["t_s"].duplicated().any():
-        raise TraceError(f"{path} was not read: rows of the same time do not say of which GPU; record index as well.")
+        raise TraceError(f"{path} was not read: rows of the same time do not identify their GPU; record index as well.")
     if count > len(samples):
         notes.append(f"Lines that are not readings, left out: {count - len(samples):,}.")
     if ignored := [name for name in text if name not in _SHOWN]:

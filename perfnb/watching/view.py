@@ -70,7 +70,7 @@ def _verdict(summary: MachineSummary) -> Verdict:
         return Verdict("open", "No readings yet" if summary.running else "No readings")
     if not found:
         levels = ", ".join(_levels(summary))
-        return Verdict("good", f"Nothing saturated: {levels}" if levels else "Nothing saturated, as far as was read")
+        return Verdict("good", f"Nothing saturated: {levels}" if levels else "Nothing that was read is saturated")
     kinds = groupby(found, lambda shortage: shortage.kind)
     (first, advice), *others = [_answer(summary, kind, list(same)) for kind, same in kinds]
     return Verdict("bad", first, " ".join(f"{sentence}." for sentence, _ in others), advice)

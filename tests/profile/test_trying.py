@@ -105,7 +105,7 @@ def test_a_step_that_is_gone_is_said(told: Told) -> None:
     tries.press("compile", 0)
 
     assert not tries.possible
-    assert told.states[-1]["answers"]["compile"]["error"].startswith("The step of this profile is no longer there")
+    assert told.states[-1]["answers"]["compile"]["error"].startswith("The step of this profile no longer exists")
 
 
 def test_the_stop_button_ends_what_runs_and_nothing_else(told: Told, trier: Callable[[Trier], None]) -> None:

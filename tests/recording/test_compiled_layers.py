@@ -371,7 +371,7 @@ def test_layers_called_in_compiled_code_that_tells_none_are_not_said_to_run_on_o
 
     text = " ".join(str(Profile(told(hand.recording(), []))).split())
 
-    assert "Called only in compiled code that does not tell its layers, or from other threads: net.a, net.b." in text
+    assert "Called only in compiled code that does not report its layers, or from other threads: net.a, net.b." in text
     assert "which torch's profiler does not record" not in text
 
 
@@ -436,7 +436,7 @@ def test_the_regions_of_a_loaded_trace_are_known_without_their_kernels(tmp_path:
     assert regions["ms"].to_dict() == {"0/0": pytest.approx(0.098)}
     assert regions["lookup_ms"].tolist() == pytest.approx([0.002])
     assert regions["overhead_ms"].isna().all()
-    assert "The trace does not tell which kernels compute which layers" in " ".join(str(p).split())
+    assert "The trace does not record which kernels compute which layers" in " ".join(str(p).split())
 
 
 def test_no_view_takes_the_pieces_for_ops(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_the_layers_of_a_loaded_trace_survive_saving_and_another_trace(tmp_path:
         again = perfnb.load(path)
         assert isinstance(again, perfnb.Profile)
         assert us(again) == us(p)
-    with pytest.raises(TraceError, match="tells the layers of its compiled code itself"):
+    with pytest.raises(TraceError, match="already has the layers of its compiled code"):
         perfnb.load(tmp_path / "again.json.gz", provenance=tmp_path / "0.json")
 
 

@@ -548,7 +548,7 @@ def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(compiler.missing_names() != [], reason="this torch does not tell the layers")
+@pytest.mark.skipif(compiler.missing_names() != [], reason="this torch does not report the layers")
 def test_the_kernels_of_a_trace_of_torchs_profiler_have_the_layers_of_a_live_profile(tmp_path: Path) -> None:
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph
@@ -604,7 +604,7 @@ def test_the_tested_torch_has_every_private_name_that_is_needed() -> None:
 
 
 @pytest.mark.skipif(compiler.missing_names() == [], reason="this torch tells the layers")
-@pytest.mark.filterwarnings("ignore:torch .* does not tell the layers:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:torch .* does not report layers:RuntimeWarning")
 def test_without_the_private_names_a_region_is_one_layer_with_the_reason() -> None:
     compiled = torch.compile(three_linears(), backend="aot_eager")
     with perfnb.compile_for_profiling():

@@ -327,7 +327,7 @@ def _whole_model(facts: Facts) -> str:
     return lever_line("compile", known[0])
 
 
-@rule("recompilation", "Slowed by compiling anew", "compiling only once", timed_only=True, worth=0.02)
+@rule("recompilation", "Slowed by recompilation", "compiling only once", timed_only=True, worth=0.02)
 def recompilation(facts: Facts) -> Iterator[Finding]:
     """Find timed steps during which torch.compile compiled code."""
     known, per_step = facts.compilations, facts.compiling_ms

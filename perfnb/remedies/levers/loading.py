@@ -102,7 +102,7 @@ def no_rest(subject: Subject) -> str:
     The result is empty if it can, or without a first one.
     """
     stream = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
-    return "a stream does not tell which of its samples are left" if stream else ""
+    return "a stream does not report which of its samples are left" if stream else ""
 
 
 class RestOfData:
