@@ -19,7 +19,7 @@ from perfnb.trace_names import DEVICE_WORK, PIECE
 
 @dataclass(frozen=True)
 class Attribution:
-    """Who owns the time of the traced steps."""
+    """The owners of the time of the traced steps."""
 
     #: Events and blocks.
     host: Host

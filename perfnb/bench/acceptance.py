@@ -16,7 +16,7 @@ UNJUDGED, UNMEASURED, UNSURE, GAIN = "quality unknown", "limit unchecked", "at a
 
 @dataclass(frozen=True)
 class Resource:
-    """Something the candidate uses, and its limit."""
+    """A resource that the candidate uses, and its limit."""
 
     name: str
     value: float | None  # ``None`` if unknown

@@ -29,7 +29,7 @@ Results = dict[str, Tensor | None]
 
 
 class Difference(NamedTuple):
-    """How one part of a result differs."""
+    """The difference in one part of a result."""
 
     relative: float  # largest difference divided by the largest value; infinite if structure or type differ
     words: str  # description of the difference

@@ -22,7 +22,7 @@ KINDS = {
 }
 #: Share of a step below which a saving does not matter.
 MATTERS = 0.05
-#: How many times as large one saving must be to decide the verdict alone.
+#: The ratio by which one saving must exceed the other to decide the verdict alone.
 DECIDES = 2.0
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from perfnb.arguments import shown, storable
 
-#: Without a limit, how much larger the candidate's loss may be, relative to the baseline's.
+#: The excess of the candidate's loss over the baseline's that is accepted without a limit, as a share.
 SLACK = 1e-3
 
-#: What `limits` may contain besides losses: figures of the candidate that should be small.
+#: The other keys of `limits` besides losses: figures of the candidate that should be small.
 RESOURCES = ("peak_memory_bytes", "median_ms", "p95_ms")
 #: The loss used without a quality function: the largest difference between what the steps return.
 DIFFERENCE = "difference"

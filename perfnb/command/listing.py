@@ -21,7 +21,7 @@ _MOST = 30
 
 
 class Entry(NamedTuple):
-    """One of them."""
+    """One of the saved things."""
 
     path: Path
     saved: float

@@ -195,7 +195,7 @@ class Column:
     priority: int = 0
     #: Whether a bar shows the column's numbers.
     bar: bool = False
-    #: What the column means, on hover.
+    #: The meaning of the column, shown on hover.
     help: str = ""
     #: The names of its cells' parts, if they are `Split`.
     marks: tuple[Mark, ...] = ()
@@ -205,7 +205,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many rows text and static HTML list; the live view has all."""
+    """The number of rows that text and static HTML list; the live view has all."""
 
     text: int = 15
     html: int = 40

@@ -12,7 +12,7 @@ DARK, SLATE, GREY, LIGHT = "#5E5E5E", "#6E6E6E", "#8C8C8C", "#B8B8B8"
 
 @dataclass(frozen=True)
 class Mark:
-    """How one meaning is drawn.
+    """The look of one meaning.
 
     Attributes
     ----------

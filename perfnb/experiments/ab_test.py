@@ -86,7 +86,7 @@ class ABTest(PairedTimes, Documented):
 
     @property
     def check(self) -> str | None:
-        """How the results of b differ from those of a; empty if they agree, ``None`` if they were not compared."""
+        """The difference between the results of b and a; empty if they agree, ``None`` if they were not compared."""
         return self.quality.said if self.quality.judged_by in ("results", "check") else None
 
     @property
@@ -109,7 +109,7 @@ class ABTest(PairedTimes, Documented):
 
     @cached_property
     def resources(self) -> tuple[Resource, ...]:
-        """What the candidate uses of everything limited."""
+        """The candidate's usage of everything that is limited."""
         return limited_resources(self.candidate, self.limits)
 
     @cached_property

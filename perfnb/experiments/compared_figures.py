@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Quality:
-    """What is known about the quality of the candidate's results."""
+    """The known facts about the quality of the candidate's results."""
 
     losses: tuple[Loss, ...]  # empty if quality is unknown
     # "function" (the user's), "results" (the steps' return values were compared), "check" (the same, on request), or

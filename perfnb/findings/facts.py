@@ -68,7 +68,7 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a step."""
+    """The known facts about a step."""
 
     #: The source of all figures.
     recording: Recording
@@ -90,7 +90,7 @@ class Facts:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What was recorded about the run."""
+        """The recorded facts about the run."""
         return self.recording.meta
 
     @property
@@ -435,7 +435,7 @@ class Facts:
 
     @cached_property
     def optimizer_steps(self) -> Bools:
-        """Which events are optimizer steps."""
+        """Whether each event is an optimizer step."""
         return found(self.recording.events["name"], stepped_optimizer)
 
     @cached_property

@@ -48,7 +48,7 @@ class Finding:
     confidence: Confidence
     #: The reasons why the confidence is not higher, and not lower.
     why: str
-    #: What the rule could not see.
+    #: The facts that the rule could not see.
     blind: str
     #: The rows that it is about.
     rows: tuple[Row, ...] = ()
@@ -169,7 +169,7 @@ class Conclusion:
     verdict: str
     #: The evidence.
     why: str
-    #: What to try.
+    #: The recommendation.
     next: str
     #: The row of the frame ``findings`` that it rests on.
     finding: int | None = None

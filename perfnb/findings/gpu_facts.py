@@ -52,7 +52,7 @@ UNEXPLAINED = ("awaited", "other", "unknown")
 #: Longest idle time that a single launch explains, with the ops and the Python that lead to it: 16 to 940 µs in public
 #: traces of eager steps, profiler overhead included.
 LONG_NS = 1_000_000
-#: Where the host can be seen, most specific first.
+#: The places where the host can be seen, most specific first.
 PLACES = {"calls": CALLS, "ops": OPS, "functions": PYTHON_CALLS}
 #: Share of the longest event above which an event is nested in it.
 _SAME = 0.9
@@ -67,7 +67,7 @@ TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
 
 
 class Doing(NamedTuple):
-    """What the host did in some time."""
+    """The work of the host in some time."""
 
     #: By `PLACES`: the share of the time in each, outside the previous ones.
     shares: dict[str, float]
@@ -141,7 +141,7 @@ class GpuFacts:
     idle_by: Mapping[str, float]
     #: By `HELD`: idle time during such a call, although the host is not known to have been late.
     idle_perhaps: Mapping[str, float]
-    #: What the host did in the idle time counted as ``host``.
+    #: The work of the host in the idle time counted as ``host``.
     doing: Doing
     #: The time when the host had not launched work that the GPU could have done.
     late: IntervalSet

@@ -125,7 +125,7 @@ QUEUE_PIECES = 240
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """How work reached the GPUs; ``None`` where the trace has no record.
+    """Facts about launches on the GPUs; ``None`` where the trace has no record.
 
     Attributes
     ----------

@@ -30,7 +30,7 @@ _OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$|{PIECE}$")
 
 @dataclass(frozen=True)
 class GpuEvents:
-    """What ran on devices, and the host events related to it.
+    """The events on devices, and the host events related to them.
 
     Attributes
     ----------
@@ -57,12 +57,12 @@ class GpuEvents:
 
     @cached_property
     def launches(self) -> pd.DataFrame:
-        """How each piece of the work was launched."""
+        """The launch of each piece of the work."""
         return launches(self.events, self.work)
 
     @cached_property
     def waits(self) -> WaitGraph:
-        """What paths through the events depend on."""
+        """The dependencies of paths through the events."""
         return prepare(self.events, self.work)
 
     def window_of(self, number: int) -> Window:

@@ -45,7 +45,7 @@ ServeAt = Callable[[float, float], OpenRun]
 
 
 class Latency(Documented):
-    """How long requests take, alone and under load. A notebook displays it."""
+    """The latency of requests, alone and under load. A notebook displays it."""
 
     def __init__(
         self, measured: Measured, load: LoadModel, serve_at: ServeAt, known: Iterable[HighestRate] = ()
@@ -88,7 +88,7 @@ class Latency(Documented):
 
     @property
     def pauses(self) -> pd.DataFrame:
-        """How much longer requests took that found the server idle, by its idle time, with a row per pause measured.
+        """The extra time of requests that found the server idle, with a row per pause measured.
 
         By ``pause_ms``: ``requests``, and ``extra_ms``, the median of their extra time over requests of their size
         served back to back, with its 95 % interval from ``ci_low_ms`` to ``ci_high_ms``. There are no rows if the

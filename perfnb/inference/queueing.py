@@ -47,7 +47,7 @@ def poisson_arrivals(count: int, rate_per_s: float, rng: np.random.Generator) ->
 
 @dataclass(frozen=True)
 class Pauses:
-    """How much longer a request takes if its server was idle before it, in proportion between these pauses.
+    """The extra time of a request whose server was idle before it, interpolated between these pauses.
 
     Attributes
     ----------

@@ -59,7 +59,7 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def service_ms(self) -> float:
-        """How long it took from its start."""
+        """The time from its start to its end."""
         return (self.end_ns - self.start_ns) / 1e6
 
 

@@ -128,7 +128,7 @@ class Measured:
     joules: Mapping[str, float | str] = field(default_factory=dict)
     #: Whether the served model was still in training mode.
     in_training: bool = False
-    #: What may have disturbed the requests.
+    #: Conditions that may have disturbed the requests.
     noise: Mapping[str, Any] = field(default_factory=dict)
 
     @property

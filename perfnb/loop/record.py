@@ -39,7 +39,7 @@ _TIMED_KINDS = ("cuda", "xpu")
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was recorded of a run so far; unknown whole numbers are -1."""
+    """The record of a run so far; unknown whole numbers are -1."""
 
     rows: Rows  # with the columns of `COLUMNS`, profiled steps left out
     windows: Rows  # with `WINDOW_COLUMNS`, a row for each profiled window

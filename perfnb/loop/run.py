@@ -54,7 +54,7 @@ class TriedLever(TypedDict):
 
 
 class RunFacts(TypedDict):
-    """What a saved run contains besides its frames."""
+    """The contents of a saved run besides its frames."""
 
     name: str
     steps: Count
@@ -138,7 +138,7 @@ class RunSummary(RunFigures, Documented):
 
     @property
     def next(self) -> str | None:
-        """What to do next; ``None`` if nothing stands out."""
+        """A recommendation; ``None`` if nothing stands out."""
         return self.judgement.verdict.next or None
 
     def compare(self, other: RunSummary, *, equal_within: float = 0.02) -> RunComparison:
@@ -199,7 +199,7 @@ class RunSummary(RunFigures, Documented):
 
 
 class RunComparison(RunChanges, Documented):
-    """What changed from one run to another, with intervals over blocks of steps.
+    """The changes from one run to another, with intervals over blocks of steps.
 
     Attributes
     ----------
@@ -228,7 +228,7 @@ class RunComparison(RunChanges, Documented):
 
     @property
     def sentences(self) -> list[str]:
-        """What changed, most important first."""
+        """The changes in sentences, most important first."""
         document = self._document()
         return [f"{document.verdict.sentence}.", *filter(None, [document.verdict.why]), *document.notes]
 

@@ -28,7 +28,7 @@ _PARTS = {
 
 
 class RunChanges:
-    """What changed from one run, the baseline, to another, profiled windows and warm-up left out.
+    """The changes from one run, the baseline, to another, without profiled windows and warm-up.
 
     Intervals come from blocks of consecutive steps: single steps depend on their neighbours, and count for less than
     their number. They cover what varied within each run, not what differed on the machine between the runs.

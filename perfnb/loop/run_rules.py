@@ -1,4 +1,4 @@
-"""What held a run back: one rule per cause, which argues from the figures of the run's steps, and the verdict."""
+"""Find what held a run back: one rule per cause, which argues from the figures of the run's steps, and the verdict."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from perfnb.step.loaders import Nameless, only_here, see_loaders
 if TYPE_CHECKING:
     from perfnb.loop.driver import LoopProfiler
 
-#: What ends a step: a step of the first optimizer that stepped or of the last one, or the next batch.
+#: Ways to end a step: a step of the first optimizer that stepped or of the last one, or the next batch.
 BY = ("first", "last", "batch")
 #: Code in these packages names no variables of users.
 _LIBRARIES = ("perfnb", "torch", "runpy", "contextlib")

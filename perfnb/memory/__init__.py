@@ -1,4 +1,4 @@
-"""Where memory goes: allocations, peaks, leaks, estimates and snapshots.
+"""Describe where memory goes: allocations, peaks, leaks, estimates and snapshots.
 
 The room is large because it answers four questions with different data. `allocations`, `table` and `tab` describe the
 step that a profile watched; `from_trace` reads the memory in a loaded trace. `estimate/` simulates a step that never

@@ -63,7 +63,7 @@ class Analysis:
 
     @cached_property
     def attribution(self) -> Attribution | None:
-        """Who owns the time of the traced steps."""
+        """The owners of the time of the traced steps."""
         return attribute(self.recording) if len(self.recording.events) else None
 
     @cached_property
@@ -170,7 +170,7 @@ class Analysis:
 
     @cached_property
     def gpu(self) -> GpuSummary | None:
-        """What the GPUs did; ``None`` if nothing ran on one."""
+        """The facts about the GPUs; ``None`` if nothing ran on one."""
         return None if self.attribution is None else gpu_summary(self.recording, self.attribution)
 
     @cached_property
@@ -199,7 +199,7 @@ class Analysis:
 
     @cached_property
     def findings(self) -> Findings | None:
-        """What holds the step back; ``None`` if no step was traced."""
+        """The findings on the step; ``None`` if no step was traced."""
         if self.attribution is None:
             return None
         figures = StepFigures(self.timing, self.phases, self.slowdown, self.roofline, self.memory)

@@ -14,7 +14,7 @@ Ref = Callable[[], Any]
 
 @dataclass(frozen=True)
 class KeptStep:
-    """How to find the step of a profile again.
+    """A way to find the step of a profile again.
 
     A profile often outlives its model: it stays in the notebook's history of outputs, and so would a step whose closure
     holds the model. So steps, batches and models are held weakly, except a function without a closure, which holds only

@@ -20,7 +20,7 @@ _NOTE = "This profile was reduced to its tables when it was made: it has no time
 
 @dataclass(frozen=True)
 class ReducedProfile:
-    """What is left of a profile in memory, in place of its recording."""
+    """The rest of a profile that stays in memory, in place of its recording."""
 
     kept: Recording
     tables: Mapping[str, pd.DataFrame]

@@ -46,7 +46,9 @@ class HostRank:
 
 @dataclass(frozen=True)
 class LateWork:
-    """Where the straggler took longer than the others: the phase, and the layer in it, with milliseconds per step."""
+    """The place where the straggler took longer than the others: the phase, and the layer in it, with milliseconds per
+    step.
+    """
 
     phase: str
     more_ms: float

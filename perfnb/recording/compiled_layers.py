@@ -103,7 +103,7 @@ _FIRST_SEQUENCE, _THREAD = 2**40, 2**40
 
 
 class CompiledCode(NamedTuple):
-    """What torch reports about the code of a compiled region; anything that it does not report is empty or ``None``."""
+    """torch's report about the code of a compiled region; anything not reported is empty or ``None``."""
 
     #: Number of the function that was compiled, and of the version of its code, as in the trace: ``1/0``.
     region: str

@@ -32,7 +32,7 @@ class FindingOutcome(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What was found, in milliseconds and bytes; ``None`` for unknown facts.
+    """The results that were found, in milliseconds and bytes; ``None`` for unknown facts.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What trying levers may cost: how many steps each part takes, and whether a part still fits into the time."""
+"""Plan the cost of trying levers: how many steps each part takes, and whether a part still fits into the time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROOM, _MORE = 1.2, 10
 
 @dataclass(frozen=True)
 class LeverPlan:
-    """How many steps each part takes; few if steps are so long that the budget holds few of them."""
+    """The number of steps of each part; small if steps are so long that the budget holds few of them."""
 
     set_up: int = 2  # with a lever on, before it counts
     checked: int = 3  # after which parameters are compared

@@ -86,7 +86,7 @@ class PreparedLever:
 
     @property
     def notes(self) -> list[str]:
-        """What to know about its compilation."""
+        """Notes on its compilation."""
         graphs, breaks = self.at_first
         again = self.until_now.graphs - graphs
         notes = [f"{graphs} graph{'s' * (graphs > 1)}, {breaks} graph break{'s' * (breaks != 1)}"] if graphs else []

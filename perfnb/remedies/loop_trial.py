@@ -36,8 +36,8 @@ from perfnb.step.steps import SkippedStep, after_optimizer_steps
 if TYPE_CHECKING:
     from perfnb.profile.profile import Profile
 
-#: What happens from step to step: a generator that continues when a step begins, which sends ``None``, and when it has
-#: ended, which sends its milliseconds. `SkippedStep` is thrown into it if the open step does not count.
+#: The course of a trial from step to step: a generator that continues when a step begins, which sends ``None``, and
+#: when it has ended, which sends its milliseconds. `SkippedStep` is thrown into it if the open step does not count.
 _Steps = Generator[None, float | None, Any]
 
 

@@ -42,7 +42,7 @@ class Subject:
     trains: bool = False  # whether gradients were computed
     kinds: set[str] = field(default_factory=set)  # of the devices that hold parameters and batches
     sample: tuple[Any, ...] = ()  # the arguments of one step
-    #: What levers found out or chose for this step, such as a number of threads, by their words.
+    #: Facts that levers found or chose for this step, such as a number of threads, by their words.
     chosen: dict[str, Any] = field(default_factory=dict)
     gate: InterruptGate = field(default_factory=InterruptGate)  # lets interrupts through where the step runs
     #: The reason why nothing is known of the optimizer of a step that trains; empty if it is known.

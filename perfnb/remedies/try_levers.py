@@ -42,7 +42,7 @@ _NO_PROFILE = "no time within the budget for the profile that could give reason 
 
 @dataclass
 class LeverRequest:
-    """What to try and how to judge it, checked before anything runs.
+    """The levers to try and the way to judge them, checked before anything runs.
 
     Attributes
     ----------

@@ -37,7 +37,7 @@ _BATCHES = 6
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What the user's step computes, and its distance from the truth."""
+    """The results of the unmodified step, and their distance from the truth."""
 
     own: Results
     truth: Results

@@ -90,7 +90,7 @@ def log_median_of_blocks(times: Samples) -> Centre:
 
 @dataclass(frozen=True)
 class Changes:
-    """How a figure changed over a run.
+    """The change of a figure over a run.
 
     Attributes
     ----------

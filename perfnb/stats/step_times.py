@@ -146,7 +146,7 @@ class StepTimes:
 
     @property
     def basis(self) -> str:
-        """What the step time is based on, in words: how many steps, and whether there is an interval."""
+        """The basis of the step time, in words: how many steps, and whether there is an interval."""
         if not self.steps:
             return "no timed step"
         count = len(self.samples_ms)

@@ -150,7 +150,7 @@ class _Argument(NamedTuple):
 
 
 class _Operator(NamedTuple):
-    """What an operator's name and schema reveal."""
+    """The facts in an operator's name and schema."""
 
     #: The name as in the trace, without the overload: ``aten::addmm``.
     name: str

@@ -288,7 +288,7 @@ def computes_loss(module: nn.Module, output: Any) -> bool:
     return scalar and next(module.parameters(), None) is None
 
 
-#: What runs in the hooks.
+#: Functions that run in the hooks.
 _HOOKS = (
     *(LayerSpans._open, LayerSpans._close, LayerSpans._is_recorded, unwrap(LayerSpans._without_hooks)),
     *(profiler_active, _inside_a_method, _close_down_to, computes_loss),

@@ -33,7 +33,7 @@ from perfnb.system.host import OTHERS
 if TYPE_CHECKING:
     from perfnb.system.resolution import Resolution
 
-#: What the verdicts of checks mean, problems first.
+#: The meaning of the verdicts of checks, problems first.
 RESULTS = {"attention": "needs attention", "unknown": "not known", "info": "for information", "ok": "as expected"}
 #: Lengths of a test whose smallest detectable difference is shown, in seconds.
 _SECONDS = (10, 60)

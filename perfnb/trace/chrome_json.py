@@ -102,7 +102,7 @@ AnyEvent = Event[Quick] | Event[Decimal]
 
 
 class Top(msgspec.Struct, Generic[OneEvent]):
-    """What surrounds the events, or a whole trace."""
+    """The text around the events, or a whole trace."""
 
     events: list[OneEvent] | UnsetType = msgspec.field(default=UNSET, name=INNER_KEY)
     whole: list[OneEvent] | UnsetType = msgspec.field(default=UNSET, name="traceEvents")

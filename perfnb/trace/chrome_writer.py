@@ -34,7 +34,7 @@ class Json(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Where arrows start or end, or where instants are: process, thread and nanoseconds of each."""
+    """The places where arrows start or end, or of instants: process, thread and nanoseconds of each."""
 
     process: Ints
     thread: Ints

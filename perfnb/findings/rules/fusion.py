@@ -40,9 +40,9 @@ _FUSED, _FUSED_BACKWARD = 0.7, 0.5
 #: Work of the fused backward pass relative to the separate one's four products: it recomputes one of forward's.
 _AGAIN = 5 / 4
 _AGAIN_WORDS = ", and a fused backward pass recomputes one of them (Dao et al., FlashAttention, 2022)"
-#: How deep a product may be nested in the operator that was called.
+#: The depth to which a product may be nested in the operator that was called.
 _DEPTH = 4
-#: How many operators away from the softmax to look for a product.
+#: The number of operators next to the softmax that are searched for a product.
 _REACH = 12
 _ELEMENTWISE = re.compile(
     r"(?:add|sub|rsub|mul|div|true_divide|neg|abs|exp|expm1|log|log1p|sqrt|rsqrt|square|pow|reciprocal|sin|cos|tanh|erf|"

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from perfnb.errors import TraceError
 
-#: What a pickle of plain data can hold; containers nest.
+#: The types that a pickle of plain data can hold; containers nest.
 Plain = dict[str, "Plain"] | list["Plain"] | tuple["Plain", ...] | str | bytes | int | float | bool | None
 
 
 @dataclass(frozen=True)
 class PickleLimits:
-    """How much a pickle may request."""
+    """The limits on what a pickle may request."""
 
     #: Memory of everything decoded, estimated as it grows.
     memory_bytes: int = 6 << 30

@@ -288,7 +288,7 @@ def line_words(made_at: Any, op: Any) -> str:
 
 
 class OriginHistory(NamedTuple):
-    """How much some origins had allocated on a device from each instant on; all others are the last row of `alive`."""
+    """The bytes of some origins on a device from each instant on; all others are the last row of `alive`."""
 
     times_ms: np.ndarray[Any, Any]
     alive: Ints

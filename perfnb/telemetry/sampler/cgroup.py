@@ -24,7 +24,7 @@ _Reader = Callable[[str, str], bytes]
 
 
 class _Mount(NamedTuple):
-    """Where a hierarchy of groups is mounted."""
+    """The mount of a hierarchy of groups."""
 
     unified: bool
     controllers: frozenset[str]
@@ -72,7 +72,7 @@ def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
 
 
 class CgroupSource(Source):
-    """What the process's cgroup uses; see `Source`. Parameters are as for `cpu_limit`.
+    """The usage of the process's cgroup; see `Source`. Parameters are as for `cpu_limit`.
 
     Raises
     ------

@@ -148,7 +148,7 @@ NONE_32, NONE_64 = 2**32 - 1, 2**64 - 1
 
 
 class Field(NamedTuple):
-    """How a metric is read."""
+    """The way to read a metric."""
 
     read: Callable[[Any], int]
     unit: float = 1
