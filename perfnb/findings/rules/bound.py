@@ -128,7 +128,7 @@ def compute(facts: Facts) -> Iterator[Finding]:
         "sample cheaper), sizes that are multiples of 16" + (", channels last for convolutions." if layout else "."),
         "medium" if near and not doubt else "low",
         f"{doubt}The roof was measured with large square products; small or odd-sized ones cannot reach it.",
-        "How a layer's time divides into arithmetic and waiting for memory.",
+        "How much of a layer's time is arithmetic and how much is waiting for memory.",
         rows("layer", work.layers),
         code=lever_line("channels_last", model) if model and layout and not near else "",
         remedy="channels_last" if layout and not near else "",

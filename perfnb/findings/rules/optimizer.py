@@ -74,8 +74,8 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
         "Update all parameters in one call instead of a loop over them"
         f"{_switched(lever, names) if line else _how(facts, classes)}.{_sparse(facts)}",
         "medium",
-        "The phase's time was measured. The rest is an estimate: the bytes that an update must move, and what "
-        "torch spends per parameter even if it updates all at once.",
+        "The phase's time was measured. What remains is an estimate: the bytes that an update must move, and what "
+        "torch does per parameter even if it updates all at once.",
         "Gradient clipping or synchronisation in between counts as the optimizer's. Keeping all parameters in one flat "
         "tensor would save what remains, too.",
         rows("phase", ["optimizer"]) + rows("op", facts.heaviest_ops(own)),
