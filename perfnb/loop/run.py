@@ -32,7 +32,7 @@ from perfnb.recording.store import SavedFolder, SavedKind
 if TYPE_CHECKING:
     from perfnb.loop.record import Recorded, RunRecorder
 
-#: Schemas of the numbers that may be unknown, which is -1, and of those that may not.
+#: The columns that may be unknown, which is -1, and the constraints of numbers that may and may not be.
 _UNKNOWN = ("one_device_ns", "timed_median_ns", "resident_bytes", "allocated_bytes")
 _NUMBER, _KNOWN = (SavedColumn("int64", low=low, high=2**62) for low in (-1, 0))
 

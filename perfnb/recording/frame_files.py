@@ -29,8 +29,8 @@ from perfnb.recording.text import TEXT
 _THREADS_PAY = 4 * 2**20
 #: Largest file, in bytes.
 _LARGEST = 4 * 2**30
-#: A frame may have this many rows, plus one per byte of its file (events take about 10 bytes each). A file may unpack
-#: to this many times its size, plus a fixed allowance.
+#: A frame may have at most this many rows and, beyond the second number, one per byte of its file (events take about 10
+#: bytes each). Beyond a free size, a file may unpack to at most this many times its own size.
 _MOST_ROWS, _ROWS_OF_ANY = 50_000_000, 1_000_000
 _MOST_RATIO, _SIZE_OF_ANY = 200, 64 * 2**20
 #: The most bytes of a text column, because a file can store once what many rows repeat in memory.

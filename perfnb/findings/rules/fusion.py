@@ -42,7 +42,7 @@ _AGAIN = 5 / 4
 _AGAIN_WORDS = ", and a fused backward pass recomputes one of them (Dao et al., FlashAttention, 2022)"
 #: The depth to which a product may be nested in the operator that was called.
 _DEPTH = 4
-#: The number of operators next to the softmax that are searched for a product.
+#: The distance from the softmax, in operators, within which a product is searched.
 _REACH = 12
 _ELEMENTWISE = re.compile(
     r"(?:add|sub|rsub|mul|div|true_divide|neg|abs|exp|expm1|log|log1p|sqrt|rsqrt|square|pow|reciprocal|sin|cos|tanh|erf|"
