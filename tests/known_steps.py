@@ -33,7 +33,7 @@ def profile(
     step: Callable[..., object], batches: Iterable[Any] | None = None, *, all_seen: bool = True
 ) -> perfnb.Profile:
     """Of a step that leaves what it found: at its end, as much was alive as all tensors take that are alive now."""
-    gc.collect()  # what other tests left is no part of the step
+    gc.collect()  # objects left by other tests are not part of the step
     p = perfnb.profile_step(step, batches, warmup=1, steps=1, traced=1)
     gc.collect()
     alive = sum({(block.device, block.address): block.bytes for block in everything()}.values())

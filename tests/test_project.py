@@ -1,4 +1,4 @@
-"""The project as a whole: it names no one's machine, and declares and pins what it uses."""
+"""The project as a whole names nobody's machine, and declares and pins its dependencies."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
 
 
 def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
-    """Return the trace's thread with most of these sequence numbers: torch has thread numbers of its own."""
+    """Return the trace's thread with most of these sequence numbers: torch has its own thread numbers."""
     threads = np.unique(op_thread).tolist()
     return max(threads, key=lambda one: np.isin(numbers, op_number[op_thread == one]).sum(), default=NONE)
 

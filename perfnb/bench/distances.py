@@ -43,7 +43,7 @@ class Difference(NamedTuple):
 
 
 def worst_difference(first: Any, second: Any, tolerance: float | None = None) -> Difference:
-    """Return the part of two results that exceeds `tolerance` the most, by default that of its own dtype.
+    """Return the part of two results that exceeds `tolerance` the most, by default that of its dtype.
 
     If none exceeds it, return a part that could not be compared. Without any number, the difference is not known
     either.

@@ -356,7 +356,7 @@ def _most_ahead(iterator: Any) -> int:
 
 
 def _ready(iterator: Any) -> int | None:
-    """Return batches that workers delivered and nobody took: in the queue, or set aside because out of order."""
+    """Return batches that were delivered but not taken: in the queue, or set aside because they are out of order."""
     try:
         queues = {id(queue): queue for queue in (iterator._data_queue, iterator._worker_result_queue)}
         waiting = int(sum(queue.qsize() for queue in queues.values()))

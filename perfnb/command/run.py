@@ -118,7 +118,7 @@ def _run(options: argparse.Namespace) -> int | BaseException:
     if is_launched(options.program):
         program = launched(options.program, _for_each(options))
         sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, *program])  # a launcher is a process of its own, with its signals
+        os.execv(sys.executable, [sys.executable, *program])  # a launcher is a separate process with its own signals
     require_program(options.program)
     report = _Report(options)
     steps = ScriptSteps(report.start, options.steps_by)

@@ -197,7 +197,7 @@ def _rows(matched: Matched, forest: Forest, is_range: Bools, layer: Ints) -> tup
     """Return the row each node counts in, and whether it is one of the row's calls.
 
     A node without a partner counts in the closest operator around it that has a row, if that is in the same layer: it
-    is how that operator is implemented. Otherwise it gets a row of its own.
+    is how that operator is implemented. Otherwise it gets its own row.
     """
     alone = matched.unit + matched.group.max(initial=NONE) + 1
     row = np.where(matched.group != NONE, matched.group, alone)

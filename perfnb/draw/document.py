@@ -70,7 +70,7 @@ def words(value: Any, unit: Unit) -> str:
 
 @dataclass(frozen=True)
 class Value:
-    """A number with an interval, or with a unit of its own in a table whose rows differ in unit."""
+    """A number with an interval, or with its own unit in a table whose rows differ in unit."""
 
     number: float | None
     unit: Unit = "number"

@@ -63,7 +63,7 @@ class Documented:
 
 
 def usual_width() -> int:
-    """Return the width of text if nobody asks for another: the terminal's width, or one that fits most notebooks."""
+    """Return the default width of text: the terminal's width, or one that fits most notebooks."""
     return USUAL if in_notebook() else terminal_width()
 
 

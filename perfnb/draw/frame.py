@@ -39,7 +39,7 @@ def script_digest(script: str) -> str:
 
 
 def live_page(title: str, style: str, body: str, rest: str, script: str) -> str:
-    """Return a view drawn by a script as a document of its own.
+    """Return a view drawn by a script as a separate document.
 
     Its content security policy allows this script and nothing else: no other script, no inline event handler, no
     request.

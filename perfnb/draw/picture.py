@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Text, quiet text, lines and background. A figure has a background of its own, so that it is readable on any page.
+#: Text, quiet text, lines and background. A figure has its own background, so that it is readable on any page.
 INK, QUIET, LINE, GROUND = "#1f2328", "#57606a", "#d0d7de", "#ffffff"
 
 _DOTS_AN_INCH = 150

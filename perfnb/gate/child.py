@@ -41,7 +41,7 @@ class Served:
         self._channel.flush()
 
     def step(self, step: Callable[..., Any], batches: Any = None, *, name: str = "") -> None:
-        """Take turns until nobody asks for more, then end this process's tests."""
+        """Take turns until no more are requested, then end this process's tests."""
         import pytest
 
         if name != self._name:

@@ -216,7 +216,7 @@ def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
     inferred &= (ends[nearest] > held) & (work.start - np.maximum(ends[nearest], held) <= HANDOVER_NS)
     awaited, by = np.where(inferred, nearest, awaited), np.where(inferred, EVENT, by)
     free = np.where(by == LAUNCH, returned, np.where(by == STREAM, ends[before], ends[awaited]))
-    # Kernels of a CUDA graph run in the graph's order, with gaps of its own.
+    # Kernels of a CUDA graph run in the graph's order, with the graph's own gaps.
     late = (by != UNKNOWN) & ~(graph & (by == STREAM)) & (work.start - np.minimum(free, work.start) > LAUNCH_NS)
     return HeldUp(launch, thread, before, awaited, by, inferred, np.where(late, free, work.start))
 

@@ -94,7 +94,7 @@ def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
         packed = cloudpickle.dumps(error)
         pickle.loads(packed)  # some exceptions can be pickled but not read
         tell(folder / f"raised_{rank}", packed)
-    with suppress(OSError):  # the folder is gone: nobody listens
+    with suppress(OSError):  # the folder is gone, so there is no listener
         tell(path, json.dumps(facts))
 
 

@@ -113,7 +113,7 @@ def _tell_all() -> None:
 
 
 def keep_run(run: RunSummary, folder: Path) -> Path:
-    """Save a run next to its profiles; each rank of a job with several gets a folder of its own.
+    """Save a run next to its profiles; each rank of a job with several gets its own folder.
 
     Raises
     ------

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 class LoopSteps:
     """Reports the steps of a loop to a `LoopProfiler`: each ends with the batch after which an optimizer has stepped.
 
-    Until an optimizer steps for the first time, nobody knows whether the loop has one, and each batch is a step. Once
+    Until an optimizer steps for the first time, it is unknown whether the loop has one, and each batch is a step. Once
     one steps, all batches so far become one step. A step ends where the next batch is asked for, so that logging is in
     its phase *other*, or earlier, where its owner calls `end_if_over`.
 

@@ -32,7 +32,7 @@ from perfnb.stats.slope import Slope, memory_slope
 FEWEST_STEPS = FEWEST_BLOCKS * SHORTEST
 #: Steps that take this many times as long as their neighbours are slow. At the start of a run, they are warm-up.
 _SLOW, _WARMING = 2.0, 1.5
-#: The largest part of a run that can be warm-up: a longer start is a change of its own.
+#: The largest part of a run that can be warm-up: a longer start is a separate change.
 _MOST_WARMUP = 0.1
 #: The largest number of readings for the slope, which compares all pairs.
 _MOST_READINGS = 400

@@ -50,7 +50,7 @@ class ProfileStepMagics(Magics):
         """Run a step repeatedly and show where its time goes, layer by layer, forward and backward.
 
         As a cell magic, the cell is one step. ``for TARGET in ITERABLE`` on the magic's line feeds it batches and
-        measures the wait for data as a phase of its own:
+        measures the wait for data as a separate phase:
 
             %%profile_step --steps 20 --into p for x, y in loader
             optimizer.zero_grad()

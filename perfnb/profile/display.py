@@ -1,4 +1,4 @@
-"""Show a report: live in a notebook, static in a saved one, as text elsewhere, or as a page of its own."""
+"""Show a report: live in a notebook, static in a saved one, as text elsewhere, or as a separate page."""
 
 from __future__ import annotations
 

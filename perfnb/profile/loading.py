@@ -87,10 +87,10 @@ def load(
         ``..._kernel_stack_traces.json``) name only operations and source lines.
     executor : object, optional
         Reads several traces: an executor of concurrent.futures, a client of Dask, a view of ipyparallel, or anything
-        else with their ``submit`` or ``map``. By default, perfnb starts processes of its own for the ranks of a job if
+        else with their ``submit`` or ``map``. By default, perfnb starts its own processes for the ranks of a job if
         there is much to read.
     journal : str or Path, optional
-        A folder for the tables of many traces, each of a run of its own: returns the `Journal` of that folder. Each
+        A folder for the tables of many traces, each of a separate run: returns the `Journal` of that folder. Each
         trace is reduced to its tables where the executor reads it (by default here, one after the other), so that no
         process needs more memory than its largest trace does, and is saved when it arrives. A folder of traces is one
         job, and so are files of one folder whose names differ only in their rank. A trace that cannot be read becomes

@@ -328,7 +328,7 @@ class Profile(Documented):
     def python(self) -> HostProfile | None:
         """The Python code of the step, function by function, under its phases and layers, in milliseconds per step.
 
-        Loader workers are next to the phases, with the time of each. The code is sampled in a pass of its own without
+        Loader workers are next to the phases, with the time of each. The code is sampled in a separate pass without
         the tracer's cost, with ``stacks=True`` or if the host's own code takes much of the step. ``None`` otherwise.
         """
         found = self._analysis.stacks
@@ -385,7 +385,7 @@ class Profile(Documented):
     def save(self, path: str | Path) -> Path:
         """Write the profile to the folder `path` (Parquet and JSON), either completely or not at all.
 
-        Each table is a file of its own, such as ``table_layers.parquet``. The JSON file holds the verdict and the
+        Each table is a separate file, such as ``table_layers.parquet``. The JSON file holds the verdict and the
         findings too, under ``outcome``, in the state when the profile was first saved.
 
         Raises

@@ -71,7 +71,7 @@ def profile_step(
         Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
         op counted.
     stacks : bool or "auto"
-        ``True`` samples what Python does, in a pass of its own that barely slows the step (``python``, ``lines``, a
+        ``True`` samples what Python does in a separate pass that barely slows the step (``python``, ``lines``, a
         flame graph), and records Python calls in the trace (in ``events``), at a high cost. ``"auto"`` records no
         calls, and samples for 1.5 s at most, within the budget, if more than 15 % of the step is the host's own code,
         so that the findings can name its lines. ``False`` never samples. Ranks of a job are only sampled on request.

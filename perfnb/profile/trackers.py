@@ -128,7 +128,7 @@ def require_log(log: Any) -> None:
 def log_at_once(results: Iterable[tuple[Any, int | None]], targets: Iterable[Any]) -> Iterator[str]:
     """Log results, each at a step, to all targets.
 
-    Return what was not logged, in sentences, since nobody waits for errors.
+    Return what was not logged, in sentences, since no caller waits for errors.
     """
     runs = list(targets)
     if not runs:

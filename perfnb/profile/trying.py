@@ -56,7 +56,7 @@ class Trying:
         A press is refused while another trial runs. A front end may deliver a press only after that trial has ended, so
         each press tells how many trials it came `after`.
 
-        JupyterLab delivers messages in a thread of its own, even while a cell runs. A trial needs the main thread,
+        JupyterLab delivers messages in a separate thread, even while a cell runs. A trial needs the main thread,
         where an interrupt reaches it and no cell runs at the same time.
         """
         if not isinstance(lever, str) or lever not in self._levers or not self._reached:

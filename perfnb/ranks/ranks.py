@@ -224,7 +224,7 @@ class Ranks(Documented):
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the profiles to the folder `path`, each in a folder of its own; `perfnb.load` reads them back.
+        """Write the profiles to the folder `path`, each in its own folder; `perfnb.load` reads them back.
 
         Raises
         ------

@@ -98,7 +98,7 @@ def test_reading_weights_counts_less_the_arithmetic_that_stays() -> None:
 
     assert found.bound_ms == pytest.approx(0.9, rel=0.01)
     assert "larger batch" in found.advice
-    assert memory_bandwidth(with_weights(reading, 10**8)) == []  # it reads its samples, and no other layer would not
+    assert memory_bandwidth(with_weights(reading, 10**8)) == []  # it reads its samples, as any other layer would
     slow = facts(roofline=roofline(10**7, 10**8, 1.0))
     assert memory_bandwidth(with_weights(slow, 10**8)) == []  # far from the bandwidth
 

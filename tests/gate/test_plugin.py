@@ -68,7 +68,7 @@ class Sides:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
-    """Return the counts of every step, and no other: counting takes a second."""
+    """Return the counts of every step and of nothing else: counting takes a second."""
     counts: dict[str, int | None] = {"peak_bytes": 100, "ops": 3, "kernels": None}
     monkeypatch.setattr(perfnb.gate.gating, "counts_of", lambda *_: (dict(counts), "torch 2, CPU"))
     return counts

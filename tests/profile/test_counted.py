@@ -103,7 +103,7 @@ def test_models_and_special_rows_add_up_to_what_was_counted_in_forward_and_backw
 def test_work_in_forward_outside_of_all_layers_is_unattributed_and_forward() -> None:
     hand = ByHand().step(0, 1000)
     layer = hand.layer("model")
-    hand.spans.append((-1, False))  # of a module that is no layer
+    hand.spans.append((-1, False))  # of a module that is not a layer
     hand.event("pf#", 100, 200, span=0).op("aten::mm", 110, 190, 1).call(layer, 200, 300)
     hand.node("MmBackward0", 400, 500, 1)
     recording = hand.recording()

@@ -296,7 +296,7 @@ def test_a_function_that_calls_several_models_is_a_layer_of_its_own() -> None:
         function="torch_dynamo_resume_in_train_at_7",
     )
 
-    # The loss is no layer, so it is the function's, as what is in no kernel is.
+    # The loss is not a layer, so it belongs to the function, like the work outside kernels.
     own = {"encoder": 20, "decoder": 30, "train()": 10, f"train().{OVERHEAD}": 100 - 60}
     assert us(recording) == own
     p = Profile(recording)

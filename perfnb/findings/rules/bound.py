@@ -106,7 +106,7 @@ def compute(facts: Facts) -> Iterator[Finding]:
     if roofline is None:
         yield from _products_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
         return
-    # Unfused attention is a finding of its own.
+    # Unfused attention is a separate finding.
     work = work_under(facts, COMPUTE, _FAR, without=attention_layers(facts))
     near = work.efficiency >= _NEAR
     if facts.share(work.ms) < _MOST:
@@ -231,7 +231,7 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
         return
     points = roofline.points
     products = points.loc[(points["bound"] == COMPUTE).fillna(False).to_numpy(dtype=bool), "dtype"]
-    if set(products) != {"float32"} or not _pays(roofline):  # float64 has a rule of its own
+    if set(products) != {"float32"} or not _pays(roofline):  # float64 has its own rule
         return
     work, faster = work_under(facts, COMPUTE, _FAR), roofline.peaks["bfloat16"] / roofline.peaks["float32"]
     yield Finding(

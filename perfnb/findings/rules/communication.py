@@ -54,7 +54,7 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
 
 @rule("small buckets", "Communication-bound by many small messages", "sending fewer and larger ones", worth=_LITTLE)
 def small_buckets(facts: Facts) -> Iterator[Finding]:
-    """Find gradients that are sent in many small buckets, each of which has a latency of its own."""
+    """Find gradients that are sent in many small buckets, each of which has its own latency."""
     calls = facts.collectives
     calls = calls[(calls["bucket"] != NONE) & (calls["bytes"] != NONE)]
     count, size = len(calls) / facts.steps, float(calls["bytes"].median()) if len(calls) else 0.0

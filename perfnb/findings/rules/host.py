@@ -188,7 +188,7 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     cells, work = facts.attribution.cells, host_time(facts, _WHERE if len(facts.lines_of_code) else _OUTSIDE)
     if not work.chosen.any():
         return
-    reads = reads_of(facts)  # a finding of its own
+    reads = reads_of(facts)  # a separate finding
     python = np.maximum(work.python_ns - np.where(reads.looped, reads.loop_python_ns, reads.after_ns), 0.0)
     ops = np.maximum(work.ops_ns - reads.loop_ops_ns, 0.0)
     ops_ms = facts.per_step(float(ops[work.chosen].sum()))

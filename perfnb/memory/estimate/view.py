@@ -96,7 +96,7 @@ def _sections(estimate: MemoryEstimate, capacity: int | None) -> Iterator[Sectio
     )
     rows = []
     for name, held in estimate.by_category.items():
-        most = getattr(estimate, name, held)  # nobody asks for the most of "other"
+        most = getattr(estimate, name, held)  # the most of "other" is never requested
         if held or most:
             rows.append((palette.category(name), held, held / (peak or 1), most))
     yield Table("Memory by category", columns, rows, noun="category")
