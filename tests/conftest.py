@@ -179,7 +179,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
-    """Tells a fixture that tidies up whether the test has failed, and may have left in pieces what others share."""
+    """Show a fixture that tidies up whether the test has failed and may have left shared objects in pieces."""
     return lambda: bool(request.node.stash.get(_FAILED, False))
 
 

@@ -25,7 +25,7 @@ def mlp(middle: nn.Module | None = None) -> nn.Sequential:
 
 
 def linear(rows: int, inputs: int, outputs: int) -> int:
-    """FLOPs of a linear layer's forward; its backward takes as many for the weights, and again for its input."""
+    """Return a linear layer's forward FLOPs; its backward takes as many for the weights, and again for its input."""
     return 2 * rows * inputs * outputs
 
 

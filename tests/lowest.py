@@ -50,7 +50,7 @@ def bounds(project: dict[str, Any]) -> dict[str, str]:
 
 
 def chosen_by(words: Collection[str], project: dict[str, Any], tested: str) -> dict[str, str]:
-    """Versions to take instead of lower bounds, by the words of the command line.
+    """Return versions to take instead of lower bounds, from the words of the command line.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def chosen_by(words: Collection[str], project: dict[str, Any], tested: str) -> d
 
 
 def lowest(project: dict[str, Any], tested: str, chosen: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Requirements and constraints, a line each.
+    """Return requirements and constraints, one per line.
 
     Parameters
     ----------

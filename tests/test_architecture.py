@@ -91,7 +91,7 @@ def imports(text: str) -> frozenset[str]:
 
 
 def kinds(package: Path) -> list[str]:
-    """Files that measure (they import torch) and also compute with frames or draw."""
+    """Return files that measure (they import torch) and also compute with frames or draw."""
     wrong = []
     for path in sources(package):
         name = path.relative_to(package).as_posix()
@@ -105,7 +105,7 @@ def kinds(package: Path) -> list[str]:
 
 
 def computing_that_draws(package: Path) -> list[str]:
-    """Files that compute with numbers or frames and, without drawing themselves, load what draws through an import."""
+    """Return files that compute with numbers or frames and, without drawing, import code that draws."""
     files = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in sources(package)}
     modules = {name.removesuffix(".__init__"): imports(path.read_text("utf-8")) for name, path in files.items()}
     loaded = {name: set(_modules_of(imported, modules)) for name, imported in modules.items()}
@@ -140,7 +140,7 @@ def _reaches(name: str, targets: set[str], loaded: dict[str, set[str]]) -> bool:
 
 
 def layout(package: Path) -> list[str]:
-    """Tags and alignment outside the renderers and the few pictures that no section of a document can show."""
+    """Return tags and alignment outside the renderers and the few pictures that no section of a document can show."""
     wrong = {}
     for path in sources(package):
         name = path.relative_to(package).as_posix()
@@ -162,7 +162,7 @@ def layout(package: Path) -> list[str]:
 
 
 def rendering(package: Path) -> list[str]:
-    """Files that describe a result in a document and also use what renders one."""
+    """Return files that describe a result in a document and also use its renderers."""
     wrong = []
     for path in sources(package):
         name = path.relative_to(package).as_posix()
@@ -173,7 +173,7 @@ def rendering(package: Path) -> list[str]:
 
 
 def heaps(package: Path) -> list[str]:
-    """Folders with too many modules."""
+    """Return folders with too many modules."""
     folders = {path.parent for path in sources(package)}
     counts = {folder: len([*folder.glob("*.py")]) - 1 for folder in folders if folder.name not in MAY_GROW}
     return [f"{folder.name}: {count} modules" for folder, count in sorted(counts.items()) if count > MOST_MODULES]
@@ -190,7 +190,7 @@ def names_of(assignment: ast.Assign) -> list[str]:
 
 
 def public_rooms(package: Path) -> list[str]:
-    """Rooms that would replace a public function of their name once they are imported."""
+    """Return rooms that would replace a public function of their name once they are imported."""
     text = (package / "__init__.py").read_text("utf-8")
     (listed,) = (
         node.value for node in ast.parse(text).body if isinstance(node, ast.Assign) and "__all__" in names_of(node)

@@ -59,7 +59,7 @@ def figure(request: pytest.FixtureRequest) -> Figures:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
-    """Threads that wait for each other would be what is measured."""
+    """Run torch on one thread, so that no test measures threads that wait for each other."""
     torch = sys.modules.get("torch")
     threads = torch and torch.get_num_threads()
     if torch:

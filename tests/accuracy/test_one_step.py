@@ -105,7 +105,7 @@ def by_callback(main: Callable[..., None], callback: Any, folder: Path) -> tuple
 
 
 def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, work: Callable[[Any, Any], None]) -> tuple[Any, None]:
-    """As the cell that somebody writes who has only the parts of the script."""
+    """Run the cell that somebody writes who has only the parts of the script."""
 
     def forever() -> Iterator[Any]:
         while True:

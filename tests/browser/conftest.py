@@ -54,7 +54,7 @@ class JupyterLab:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    """Headless Chromium."""
+    """Start headless Chromium."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed")
     with sync_playwright() as playwright:
@@ -91,7 +91,7 @@ def windows(chromium: Browser) -> Callable[..., BrowserContext]:
 
 @pytest.fixture
 def open_page(windows: Callable[..., BrowserContext], tmp_path: Path) -> Iterator[OpenPage]:
-    """Opens HTML as a page of its own, and fails if that asks for anything, says an error or opens a dialog."""
+    """Open HTML as a separate page, and fail if it requests anything, logs an error or opens a dialog."""
     pages: list[Page] = []
     said: list[str] = []
 
@@ -116,7 +116,7 @@ def open_page(windows: Callable[..., BrowserContext], tmp_path: Path) -> Iterato
 
 @pytest.fixture
 def opened(open_page: OpenPage) -> Callable[..., Any]:
-    """Opens a timeline in its report."""
+    """Open a timeline in its report."""
     from tests.browser.timeline_driver import opened_timeline  # which knows this file
 
     return functools.partial(opened_timeline, open_page)

@@ -58,7 +58,7 @@ def standalone(kind: str, data: dict[str, Any]) -> str:
 
 @pytest.fixture
 def opened(open_page: OpenPage) -> Open:
-    """Opens a tab on a page of its own."""
+    """Open a tab on a separate page."""
 
     def open_(kind: str, data: dict[str, Any], **options: Any) -> Page:
         page = open_page(standalone(kind, data), **{"viewport": {"width": 1300, "height": 900}, **options})

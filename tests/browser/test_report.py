@@ -25,7 +25,7 @@ Open = Callable[..., Page]
 
 @pytest.fixture
 def report(open_page: OpenPage) -> Open:
-    """Opens a report from a file."""
+    """Open a report from a file."""
 
     def open_(summary: Summary, **options: object) -> Page:
         return open_page(standalone_page(summary), **{"viewport": {"width": 1400, "height": 900}, **options})

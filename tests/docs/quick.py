@@ -63,7 +63,7 @@ def with_short_budgets(code: str) -> str:
 
 
 def write_files(folder: Path) -> None:
-    """Files for a page that loads those of the reader."""
+    """Write files for a page that loads those of the reader."""
     for name in ("trace.json.gz", "v100.json.gz", "mi300.json.gz"):
         training().write(folder / name)
     for rank, late in enumerate((0, 150)):

@@ -16,7 +16,7 @@ def gap_after(begin: float, launch: tuple[float, float] | None, **rest: int) -> 
 
 
 def parts(gap: pd.Series) -> tuple[int, int, int]:
-    """Microseconds by reason."""
+    """Return microseconds by reason."""
     return tuple(int(gap[f"{reason}_ns"]) // 1000 for reason in REASONS)  # type: ignore[return-value]
 
 

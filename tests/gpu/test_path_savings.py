@@ -18,7 +18,7 @@ from tests.traces_by_hand import Trace, expected, public, public_trace
 
 
 def saved(events: pd.DataFrame, by: Literal["kind", "op", "name"] = "kind") -> dict[str, tuple[float, float]]:
-    """Microseconds on the path and saved, by part."""
+    """Return microseconds on the path and saved, by part."""
     table = path_savings(events, 1, by=by)
     pairs = zip(table[by].tolist(), table["path_ms"], table["saves_ms"], strict=True)
     return {part: (round(path * 1000, 6), round(saves * 1000, 6)) for part, path, saves in pairs}

@@ -36,7 +36,7 @@ def _earlier_tests_set_apart() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread(_seeded: None) -> None:
-    """Threads of torch's own take memory when they first work."""
+    """Run torch on one thread: its others take memory when they first work."""
     torch.set_num_threads(1)
 
 

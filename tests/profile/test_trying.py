@@ -44,7 +44,7 @@ def told() -> Told:
 
 @pytest.fixture
 def trier(monkeypatch: pytest.MonkeyPatch) -> Callable[[Trier], None]:
-    """Puts a function in the place of what tries a lever."""
+    """Return a function that replaces the code that tries a lever."""
     return lambda function: monkeypatch.setattr(trying, "resolve_name", lambda name: function)
 
 

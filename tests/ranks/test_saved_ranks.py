@@ -31,7 +31,7 @@ def of_rank(rank: int, world_size: int, name: str = "step", **meta: Any) -> Prof
 
 
 def saved_in(folder: Path, profile: Profile) -> None:
-    """As each rank saves its own."""
+    """Save the profiles as each rank saves its own."""
     profile.save(place_of_rank(folder, profile.meta))
     tell_of_ranks(folder, profile.meta)
 

@@ -205,7 +205,7 @@ def test_statistics_of_a_sampling_profiler_have_no_numbers_of_calls(tmp_path: Pa
 
 
 def called_by(times: dict[str, tuple[float, float]], edges: dict[tuple[str, str], float]) -> bytes:
-    """Statistics of functions by own and total seconds, and of the calls between two."""
+    """Return statistics of functions by own and total seconds, and of the calls between two."""
     return marshal.dumps(
         {
             ("a.py", 1, name): (

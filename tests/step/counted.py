@@ -27,7 +27,7 @@ class Counted:
     ops: pd.DataFrame
 
     def by_layer(self, amount: str = "flops") -> dict[str, dict[str, int]]:
-        """Sums of each layer's own operators, by direction; what is 0 is left out."""
+        """Return sums of each layer's own operators, by direction; zeros are left out."""
         sums = self.ops.groupby(["layer", "direction"])[amount].sum()
         known: dict[str, dict[str, int]] = {}
         for (layer, direction), value in sums.items():

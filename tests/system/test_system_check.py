@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def checks(*rows: tuple[str, str, str]) -> SystemCheck:
-    """Checks of name, found and verdict."""
+    """Return checks from name, found and verdict."""
     full = [(name, found, f"{name} expected", verdict, f"{name} why", f"{name} how") for name, found, verdict in rows]
     return SystemCheck(pd.DataFrame(full, columns=list(COLUMNS)))
 

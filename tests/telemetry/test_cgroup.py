@@ -50,7 +50,7 @@ class Tree:
         (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def put(self, folder: str, **files: str) -> None:
-        """Files of a group; dots in their names are written as two underscores."""
+        """Write files of a group; dots in their names are written as two underscores."""
         (self.root / folder).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (self.root / folder / name.replace("__", ".")).write_text(text)

@@ -59,7 +59,7 @@ def nested_arrays() -> bytes:
 
 
 def callers() -> bytes:
-    """Statistics of cProfile with one function, and many callers of it."""
+    """Return cProfile's statistics of one function with many callers."""
     caller = marshal.dumps(("f", 1, "g"), 2) + b"N"
     return repeated(b"{" + caller[:-1] + b"(\x05\0\0\0" + b"i\x01\0\0\0" * 4 + b"{", caller, b"00")
 
@@ -126,7 +126,7 @@ def operation() -> bytes:
 
 
 def functions() -> bytes:
-    """Statistics of cProfile whose 500 functions all refer to one name with an address."""
+    """Return cProfile's statistics whose 500 functions all refer to one name with an address."""
     name = b"<function f at 0x7f1234567890> " + LONG.encode()
     first = b"\xe1" + struct.pack("<I", len(name)) + name
     figures = b")\x05" + b"i\x01\0\0\0" * 2 + (b"g" + struct.pack("<d", 0.1)) * 2 + b"{0"

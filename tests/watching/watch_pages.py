@@ -78,7 +78,7 @@ Open = Callable[..., Panel]
 
 
 def opener(open_page: Callable[..., Page]) -> Open:
-    """Opens a panel on a page of its own."""
+    """Open a panel on a separate page."""
 
     def open_(made, **options) -> Panel:
         page = open_page(panel_page(panel_data(made, "x")), **{"viewport": {"width": 1000, "height": 1300}, **options})

@@ -34,7 +34,7 @@ _STILL = ("cpu_percent", "_per_s", "throttled_percent")
 def rows_of(
     seconds: float, interval_s: float = 0.5, devices: Sequence[str] = ("process", "host"), start_s: float = 0.0
 ) -> list[Row]:
-    """Readings as they come from the sampler: training with an epoch's evaluation every 20 s."""
+    """Return readings as they come from the sampler: training with an epoch's evaluation every 20 s."""
     made: list[Row] = []
     for tick in range(round(seconds / interval_s)):
         t = start_s + tick * interval_s
@@ -92,7 +92,7 @@ def _reading(device: str, t: float) -> dict[str, float]:
 
 
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
-    """Readings as the tidy frame."""
+    """Return readings as the tidy frame."""
     found = [{"device": device, "t_s": t, "window_s": window, **values} for device, t, window, values in rows]
     frame = pd.DataFrame(found, columns=["device", "t_s", "window_s"] if not found else None)
     return conform(frame.assign(readings=1, missed_ticks=0), "samples")
