@@ -46,7 +46,7 @@ def metric(rounds: int, reads: bool) -> Recording:
 
 
 def sampled(recording: Recording, *calls: tuple[int, str, str, str, int, str, int]) -> Recording:
-    """The recording with sampled calls: parent, kind, name, file, line, code, milliseconds of its own."""
+    """Return the recording with sampled calls: parent, kind, name, file, line, code, milliseconds of its own."""
     rows = [(*call[:6], call[6] * 10**6, call[6]) for call in calls]
     names = ["parent", "kind", "name", "file", "line", "code", "self_ns", "samples"]
     tree = pd.DataFrame(rows, columns=names)
@@ -82,7 +82,7 @@ def test_a_few_reads_are_no_loop() -> None:
 
 
 def test_reads_inside_an_operator_are_torchs_own() -> None:
-    """``aten::std`` of a small tensor calls ``aten::item``, which no line of the user's asks for."""
+    """``aten::std`` of a small tensor calls ``aten::item``, which no line of the user asks for."""
     own, others = metric(100, reads=True), metric(100, reads=True)
     around = others.events["name"] == "aten::argmax"
     others.events.loc[around, "duration_ns"] = 45_000  # it now contains the read
