@@ -95,7 +95,7 @@ def judge_efficiency(facts: Facts) -> None:
         ],
         "It looks like the inverse: a longer step of several ranks must give a lower efficiency.",
     )
-    if all(abs(case["said"][0] - _of_steps(case, _divisor(case))[0]) < 1e-4 for case in cases):
+    if not every.right and all(abs(case["said"][0] - _of_steps(case, _divisor(case))[0]) < 1e-4 for case in cases):
         raise Hint("The values are right. For low, take the shortest step of one rank and the longest of several.")
     every.wrong(
         "How much work does the job do per second, against one rank? Divide that by the number of ranks. On paper: one "
