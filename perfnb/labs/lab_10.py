@@ -244,6 +244,7 @@ def _followed(function: Callable[..., Any], parts: int, cards: int) -> Facts:
     stepped: list[int] = []
     optimizer.register_step_post_hook(lambda *_: stepped.append(len(model.synced)))
     own = torch.optim.SGD(alike.parameters(), lr=0.5)
+    scales: list[float] = []
     for _ in range(STEPS):
         images = torch.rand(parts, cards, 12, 64, generator=generator)
         digits = torch.randint(10, (parts, cards, 12), generator=generator)
@@ -251,21 +252,22 @@ def _followed(function: Callable[..., Any], parts: int, cards: int) -> Facts:
         own.zero_grad()
         nn.functional.cross_entropy(alike(images).flatten(0, 2), digits.flatten()).backward()
         own.step()
-    moved, wanted = (
-        torch.cat([(new.detach() - old.detach()).flatten() for new, old in zip(*pair, strict=True)])
-        for pair in (
-            (model.module.parameters(), start.parameters()),
-            (alike.parameters(), start.parameters()),
-        )
-    )
+        moved, wanted = _moved(start, model.module), _moved(start, alike)
+        scales.append(float(moved @ wanted / (wanted @ wanted)))
     return {
         "parts": parts,
         "forwards": model.forwards,
         "synced": [int(is_sent) for is_sent in model.synced],
         "stepped": stepped,
-        "scale": float(moved @ wanted / (wanted @ wanted)),
+        "scale": scales[0],
         "apart": float((moved - wanted).norm() / wanted.norm()),
     }
+
+
+def _moved(start: nn.Module, model: nn.Module) -> torch.Tensor:
+    """How far the weights have moved from the start."""
+    pairs = zip(model.parameters(), start.parameters(), strict=True)
+    return torch.cat([(new.detach() - old.detach()).flatten() for new, old in pairs])
 
 
 def judge_step(facts: Facts) -> None:
