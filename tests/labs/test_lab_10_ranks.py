@@ -64,6 +64,7 @@ def test_the_straggler_is_planted(files: list[Path]) -> None:
     assert sum(path.stat().st_size for path in files) < 100_000
 
 
+@pytest.mark.slow
 def test_perfnb_names_the_straggler(rented: Ranks) -> None:
     assert rented.straggler == LATE
     assert len(rented) == RANKS
