@@ -86,8 +86,9 @@ def picture(two, title):
 picture(planted_step(cards=[2, 4], buckets=[BYTES]), "Tom's two processes")
 
 # %% [markdown]
-# Two cores, twice the electricity, and the night is hardly shorter. Yet both ranks do nothing silly. **Look at** the
-# picture: which colours would have to go, and which of them can?
+# Two cores are busy, and the night is hardly shorter. Yet neither rank does anything silly. **Look at** the picture:
+# rank 0 has little to compute, and then it waits. After each part, both ranks send their gradients. Which of this has
+# to be, and which has not?
 #
 # (The times in this picture are **planted**: perfnb makes them up, the same on every computer. Later in the lab you
 # start real processes.)
@@ -121,8 +122,8 @@ labs.check("10.1", prediction)
 #
 # - **strong scaling**: the same batch for all ranks together, so each rank computes a part of it. How much shorter does
 #   the step become?
-# - **weak scaling**: a whole batch for each rank, so the job learns from more cards per step. How little longer does
-#   the step become?
+# - **weak scaling**: a whole batch for each rank, so the job learns from more cards per step. How much longer does the
+#   step become? Ideally, not at all.
 #
 # A step time is measured, so it has an interval: the median is 80 ms, and another series of steps might give any median
 # from 76 to 84 ms. An efficiency is computed from two such times, so it has an interval as well. Its low end is the
@@ -327,9 +328,9 @@ for ranks in (2, 8, 64):
 
 # %% [markdown]
 # Not 160 transfers, not 40, but four: one per part, and each has all gradients. (perfnb lists the bytes of the
-# *gradients*. With two ranks, a rank sends exactly as many.) From 2 ranks to 64, the bytes of each rank hardly double.
-# That is why the ring is popular: the time of a large transfer depends little on the number of ranks. What grows is the
-# number of passes, and each has a **latency**: the time that even an empty transfer takes.
+# *gradients*. With two ranks, a rank sends exactly as many.) From 2 ranks to 64, the bytes of each rank do not even
+# double. That is why the ring is popular: the time of a large transfer depends little on the number of ranks. What
+# grows is the number of passes, and each has a **latency**: the time that even an empty transfer takes.
 #
 # ## 10.4 Buckets
 #
@@ -385,7 +386,7 @@ for mib, sent in planned.items():
 
 # %% [markdown]
 # Smaller buckets start earlier and leave less for the end, but each has its latency. In this Reader, a bucket of 0.5
-# MiB holds two large layers.
+# MiB holds about a fifth of all gradients.
 #
 # ## 10.5 Once per step
 #
@@ -466,10 +467,12 @@ else:
 tom
 
 # %% [markdown]
-# **Look at** the timeline of one step (where *≈* or its colour stands for communication): four times forward, backward
-# and communication. Rank 0, which has fewer cards, communicates for longer than rank 1. It does not send for all that
-# time. A collective ends when the last rank has arrived, and whoever comes first waits *inside* it. The column
-# *waiting* of the last table has this part. And now **yours**:
+# **Look at** the timeline of one step: four times forward, backward and communication. Rank 0, which has fewer cards,
+# communicates for longer than rank 1. It does not send for all that time. A collective ends when the last rank has
+# arrived, and whoever comes first waits *inside* it. The column *waiting* of the last table has this part.
+#
+# And now **your** job. (On a busy computer, a report may name a rank that just had to wait for a core. The bytes and
+# the counts do not depend on that.)
 
 # %%
 repaired if repaired is not None else print("Write night_step first, exercise 10.5.")
@@ -501,8 +504,8 @@ def exposed_ms(computing, sending):
 labs.check("10.6", exposed_ms)
 
 # %% [markdown]
-# Apply it to the planted step, with one change after the other. The last line has the same buckets on a network with a
-# latency of 0.5 ms per transfer, in ten times as many pieces.
+# Apply it to the planted step of the opening picture, with one change after the other. Each transfer has a latency of
+# 0.5 ms there. **Predict:** what will happen if the same bytes are sent in fifty buckets instead of five?
 
 # %%
 ONCE, ALWAYS = (False, False, False, True), (True, True, True, True)
@@ -530,8 +533,9 @@ for name, (shares, sent, synced) in plans.items():
     print(f"{name:25} step {work['end_ms'].max():5.1f} ms, sending {total:4.1f} ms, exposed {exposed:4.1f} ms")
 
 # %% [markdown]
-# **Look at** the last two lines. Five buckets send for longer than one, and expose less than half of it. Fifty buckets
-# expose more than one did: now the latency of each transfer is what you wait for.
+# **Look at** the column *exposed*. Even shares remove the waiting, but no sending. `no_sync` removes three transfers of
+# four. Five buckets send for *longer* than one, and expose less than half as much. Fifty buckets expose more than one
+# did: now the latency of each transfer is what you wait for.
 #
 # What about your real ranks? A CPU has no separate engine for communication. gloo needs the cores to add and to copy,
 # and the backward pass needs them at the same time. So overlap hides less here than in the planted step, where the
@@ -562,7 +566,8 @@ rented.times.pivot(index="step", columns="rank", values="waiting_ms").astype(flo
 
 # %% [markdown]
 # The table has the ms that each rank (columns) waits in collectives in each step (rows) until the last rank has
-# arrived. `rented.times` has a row for each rank and step, with more columns.
+# arrived. `rented.times` has a row for each rank and step, and `rented.times.groupby("rank")["waiting_ms"].mean()` has
+# the mean of each rank over all steps.
 #
 # **Exercise 10.7.** Give the number of the straggling `rank`, and for how many ms per step the *other seven* wait in
 # collectives on average (`waits_ms`).
@@ -588,13 +593,13 @@ kernels.rename(lambda name: name[:40]).round(2)
 
 # %% [markdown]
 # Somebody forgot a line that was meant for debugging: rank 5 computes a histogram of its weights in every step, and
-# seven others wait for it. Rank 2 did so once. It is the most common cause of a straggler: work that *one* rank does
-# for all of them, such as logging, writing a checkpoint, or testing the model.
+# seven others wait for it. Rank 2 did so once. Look for such work first when a job has a straggler: what *one* rank
+# does for all of them, such as logging, writing a checkpoint, or testing the model.
 #
 # ## 10.8 Perfect overlap
 #
-# The supplier's next sentence: "With perfect overlap of communication and computation, the step will be half as long."
-# Is it true? These are the times of a mean step on each rank:
+# The supplier also writes: "With perfect overlap of communication and computation, the step will be half as long." Is
+# it true? These are the times of a mean step on each rank:
 
 # %%
 mean = rented.times.groupby("rank")[[*COLUMNS, "overlap_ms"]].mean().astype(float)
@@ -602,8 +607,8 @@ mean.round(1)
 
 # %% [markdown]
 # `overlap_ms` is the time when a rank computes and communicates at once, and `exposed_ms` the time when it only
-# communicates. So `communication_ms` is the sum of these two. `waiting_ms` is a part of `exposed_ms`: here nobody
-# computes while waiting.
+# communicates. So `communication_ms` is the sum of these two. `waiting_ms` is a part of `exposed_ms`, because here
+# hardly any rank computes while it waits.
 #
 # Perfect overlap would move exposed sending to moments when the rank computes. It has two limits:
 #
@@ -637,7 +642,6 @@ labs.check("10.8", best_ms)
 
 # %%
 row = mean.loc[0]
-sending = row["communication_ms"] - row["waiting_ms"]
 best = best_ms(row["wall_ms"], row["computation_ms"], row["communication_ms"], row["overlap_ms"], row["waiting_ms"])
 if best is None:
     print("Write best_ms first, exercise 10.8.")
@@ -647,7 +651,7 @@ else:
     _, ax = plt.subplots(figsize=(8, 2.2), layout="constrained")
     bars = ax.barh(list(cures), list(cures.values()), color=["#999999", "#56B4E9", "#E69F00", "#009E73"])
     ax.bar_label(bars, [f" {ms:.1f} ms, {1 - ms / now:.0%} saved" for ms in cures.values()], padding=3)
-    ax.axvline(sending, color="black", linewidth=1, linestyle="--")
+    ax.axvline(row["communication_ms"] - waiting, color="black", linewidth=1, linestyle="--")
     ax.set_xlim(0, 50)
     ax.set_xlabel("ms per step of rank 0; dashed: its sending alone")
     ax.invert_yaxis()
@@ -701,7 +705,7 @@ if REAL:
         real = perfnb.load(files).times.groupby("rank").mean().astype(float)
         for rank, row in real.fillna(0.0).iterrows():
             given = row["wall_ms"], row["computation_ms"], row["communication_ms"], row["overlap_ms"], row["waiting_ms"]
-            print(f"rank {rank}: step {row['wall_ms']:.0f} ms, with perfect overlap {best_ms(*given):.0f} ms")
+            print(f"rank {rank}: step {row['wall_ms']:.0f} ms, with perfect overlap {best_ms(*given) or np.nan:.0f} ms")
 
 # %% [markdown]
 # ## Takeaways
