@@ -360,7 +360,7 @@ def judge_exposed(facts: Facts) -> None:
     )
     every.slip(
         lambda case: max(end for _, end in (*case["computing"], *case["sending"])) - _length(case["computing"]),
-        "That is all time in which nothing is computed. In part of it, nothing is sent either.",
+        "That is all time when nothing is computed. During part of it, nothing is sent either.",
     )
     every.slip(
         lambda case: max(0.0, _length(case["sending"]) - _length(case["computing"])),

@@ -39,7 +39,7 @@ def planted_step(
     cards : sequence of int
         How many cards of each part a rank gets; one number for one process.
     buckets : sequence of float
-        Bytes of each bucket, in the order in which they are sent.
+        Bytes of each bucket, the first one sent first.
     synced : sequence of bool
         For each part, whether its gradients are sent.
 
@@ -122,7 +122,7 @@ class CountedModel(nn.Module):
 NOTE = "Made up by perfnb for lab 10. No figure in it was measured."
 #: Ranks and steps of the job; the rank that is late in every step, and one that is late once.
 RANKS, STEPS, LATE, LATE_ONCE = 8, tuple(range(10, 18)), 5, 2
-#: Microseconds that they are late, and the step in which the second is.
+#: Microseconds that they are late, and the step where the second is.
 LATE_US, ONCE_US, ONCE = 3200.0, 6000.0, 12
 #: Blocks of the model, microseconds of the passes through one of them, and of the optimizer.
 BLOCKS, FORWARD_US, BACKWARD_US, UPDATE_US = 3, 1800.0, 3400.0, 400.0
@@ -135,7 +135,7 @@ def made_job() -> list[MadeMachine]:
     """Eight ranks that train a larger Reader, one GPU each.
 
     The gradients of a block are sent while the backward pass of the others runs. This takes longer than computing. At
-    the end of a step, all ranks exchange the norm of the gradients, for which they wait for the last rank.
+    the end of a step, all ranks exchange the norm of the gradients, and wait there for the last rank.
     """
     machines = []
     for rank in range(RANKS):

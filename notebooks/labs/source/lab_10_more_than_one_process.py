@@ -8,7 +8,7 @@
 # **Afterwards you can**
 #
 # - start a job of several processes from a notebook, and state how well it scales, with an interval;
-# - compute how many bytes each process sends per step, in how many transfers, and in which order;
+# - compute how many bytes each process sends per step, in how many transfers, and in what order;
 # - accumulate gradients and send them once, without changing the result;
 # - tell communication that costs time from communication that is hidden, and find the process that the others wait for;
 # - state what perfect overlap of communication and computation could save, and what it could not.
@@ -314,7 +314,7 @@ def toms_job():
 
 
 def transfers(job):
-    """Bytes of each all-reduce of a step on rank 0, in the order in which they start."""
+    """Bytes of each all-reduce of a step on rank 0, ordered by their start."""
     of_rank = job.collectives[job.collectives["rank"] == 0].dropna(subset="bytes").sort_values("bucket")
     return [int(size) for size in of_rank["bytes"]]
 
@@ -346,16 +346,16 @@ for ranks in (2, 8, 64):
 # - What is left at the end of the backward pass is sent, too.
 #
 # On paper: gradients of 4, 3, 2, 6 and 1 bytes, in the order of the model, and a bucket is full at 5 bytes. Which
-# buckets are sent, in which order?
+# buckets are sent, and which comes first?
 #
 # **Exercise 10.4.** Write `buckets(sizes, full)`. `sizes` has the bytes of each gradient, in the order of the model,
-# and a bucket is full as soon as it has at least `full` bytes. Return a list with the bytes of each bucket, in the
-# order in which they are sent.
+# and a bucket is full as soon as it has at least `full` bytes. Return a list with the bytes of each bucket, the first
+# one sent first.
 
 
 # %% answer 10.4
 def buckets(sizes, full):
-    """Bytes of the buckets, in the order in which they are sent."""
+    """Bytes of the buckets, the first one sent first."""
     ### BEGIN SOLUTION
     sent, held = [], 0
     for size in reversed(sizes):
@@ -492,7 +492,7 @@ repaired if repaired is not None else print("Write night_step first, exercise 10
 
 # %% answer 10.6
 def exposed_ms(computing, sending):
-    """Milliseconds in which something is sent and nothing is computed."""
+    """How many ms something is sent while nothing is computed."""
     ### BEGIN SOLUTION
     sent = sum(end - start for start, end in sending)
     hidden = sum(max(0, min(end, until) - max(start, since)) for start, end in computing for since, until in sending)
