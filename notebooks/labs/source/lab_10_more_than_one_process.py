@@ -377,7 +377,7 @@ labs.check("10.4", buckets)
 
 # %%
 sizes = [4 * each.numel() for each in Reader().parameters()]
-planned = {mib: buckets(sizes, mib * 2**20) for mib in (25, 1, 0.5, 0.1)}
+planned = {mib: buckets(list(sizes), mib * 2**20) for mib in (25, 1, 0.5, 0.1)}
 for mib, sent in planned.items():
     if sent is None:
         print("Write buckets first, exercise 10.4.")
