@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,29 @@ def exposed_of(work: Any) -> float:
 def test_a_step_has_four_parts() -> None:
     with pytest.raises(LabError, match="A step has 4 parts"):
         planted_step([3, 3], [READER], (True, False))
+
+
+def test_the_real_traces_are_an_extra(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The cell downloads nothing unless it is asked to; without a network, it gives the reason."""
+    cell = cell_with("REAL = False")
+    places: list[str] = []
+
+    def retrieve(place: str, path: Path) -> None:
+        places.append(place)
+        path.write_bytes(files[len(places) - 1].read_bytes())
+
+    def fail(*_: Any) -> None:
+        raise OSError("no network")
+
+    for text, fetch in ((cell, fail), (asked := cell.replace("REAL = False", "REAL = True"), fail), (asked, retrieve)):
+        exec(text, {"urllib": SimpleNamespace(request=SimpleNamespace(urlretrieve=fetch)), "Path": Path, "np": np,
+                    "perfnb": perfnb, "folder": SimpleNamespace(name=str(tmp_path)), "best_ms": best})  # fmt: skip
+    said = capsys.readouterr().out.splitlines()
+
+    assert said[0] == "The traces could not be downloaded: no network"
+    assert said[1] == "rank 0: step 38 ms, with perfect overlap 28 ms"
+    assert len(said) == 1 + RANKS
+    assert places[7].endswith("/rank-7.json.gz")
 
 
 def test_right_answers_verify(rented: Ranks, tmp_path: Path) -> None:
