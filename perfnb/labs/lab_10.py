@@ -86,7 +86,7 @@ def judge_efficiency(facts: Facts) -> None:
     )
     every.slip(
         lambda case: [100 * number for number in _of_steps(case, _divisor(case))],
-        "It looks like percent; give numbers of which 1 means perfect.",
+        "It looks like percent; give numbers where 1 means perfect.",
     )
     every.slip(
         lambda case: [
