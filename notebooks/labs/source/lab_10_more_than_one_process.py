@@ -2,8 +2,8 @@
 # # Lab 10 · More than one process
 #
 # **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 50 to 70 minutes; the cells themselves take
-# about a minute, because they start nine processes. You should know what a gradient and a training step are. It helps
-# to have done [lab 1](01_measuring_honestly.ipynb).
+# about a minute on an idle computer, because they start nine processes. You should know what a gradient and a training
+# step are. It helps to have done [lab 1](01_measuring_honestly.ipynb).
 #
 # **Afterwards you can**
 #
@@ -225,7 +225,7 @@ def one_batch():
     return step, [cards(8), cards(8, 6)]
 
 
-briefly = {"steps": 12, "traced": 1, "budget_s": 3, "memory": False, "flops": False}
+briefly = {"warmup": 2, "steps": 12, "traced": 1, "budget_s": 3, "memory": False, "flops": False}
 alone = perfnb.profile_ranks(one_batch, ranks=1, threads=1, **briefly)
 strong = perfnb.profile_ranks(one_batch, ranks=2, threads=1, split=True, **briefly)  # a part of each batch for each
 weak = perfnb.profile_ranks(one_batch, ranks=2, threads=1, **briefly)  # a whole batch for each
