@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -329,7 +330,7 @@ SPANS: tuple[tuple[list[tuple[float, float]], list[tuple[float, float]]], ...] =
 
 
 def _overlap(case: Facts) -> float:
-    return sum(
+    return math.fsum(
         max(0.0, min(end, until) - max(start, since))
         for start, end in case["computing"]
         for since, until in case["sending"]
@@ -390,7 +391,7 @@ def measure_straggler(answer: Any, ranks: Any = None) -> Facts:
     columns = {name: times[name].astype(float).fillna(0.0) for name in ("waiting_ms", "communication_ms")}
     mean = times.assign(**columns).groupby("rank")[[*columns]].mean()
     steps = times.assign(**columns).pivot(index="step", columns="rank", values="waiting_ms")
-    worst = steps.loc[steps.max(axis=1).idxmax()]
+    worst = steps.iloc[int(steps.max(axis=1).to_numpy().argmax())]
     return {
         "said": said,
         "waits": {str(rank): float(ms) for rank, ms in mean["waiting_ms"].items()},

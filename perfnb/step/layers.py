@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import unwrap
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -266,10 +266,18 @@ def _inside_a_method(frame: FrameType | None) -> bool:
         code = frame.f_code
         if code.co_name not in _CALLING and code.co_argcount:
             first = frame.f_locals.get(code.co_varnames[0])
-            if issubclass(type(first), nn.Module):  # by type: isinstance asks a proxy for its class
+            # By type: isinstance asks a proxy for its class. A function may take a model first, too.
+            if issubclass(type(first), nn.Module) and _is_method(code, first):
                 return True
         frame = frame.f_back
     return False
+
+
+def _is_method(code: CodeType, module: Any) -> bool:
+    """Return whether code is that of a method of a module."""
+    owners = (vars(module), *map(vars, type(module).__mro__))
+    methods = (owner[code.co_name] for owner in owners if code.co_name in owner)
+    return any(getattr(unwrap(method), "__code__", None) is code for method in methods)
 
 
 def _close_down_to(stack: Stack, height: int) -> None:
@@ -291,7 +299,7 @@ def computes_loss(module: nn.Module, output: Any) -> bool:
 #: Functions that run in the hooks.
 _HOOKS = (
     *(LayerSpans._open, LayerSpans._close, LayerSpans._is_recorded, unwrap(LayerSpans._without_hooks)),
-    *(profiler_active, _inside_a_method, _close_down_to, computes_loss),
+    *(profiler_active, _inside_a_method, _is_method, _close_down_to, computes_loss),
 )
 
 
