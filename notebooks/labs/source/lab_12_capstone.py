@@ -41,12 +41,12 @@ journal = perfnb.journal(Path(folder.name) / "journal")
 # You work at the meter office of a small waterworks. Customers write the number of their water meter and its reading on
 # a card. A scanner cuts each card into 128 images of 8 by 8 pixels, one for each box. A model, the *Reader*, turns them
 # into characters. Maya has just written a new script that trains the Reader every night, from ten in the evening until
-# six in the morning. The office wants **three million cards** per night. Then Maya went on holiday.
+# six in the morning. The office wants **3.3 million cards** per night. Then Maya went on holiday.
 #
 # This is the first night of her script. The line shows how many cards it has trained on.
 
 # %%
-WANTED = 3e6
+WANTED = 3.3e6
 
 
 def picture(work, title):
