@@ -91,6 +91,7 @@ NAMES = (
     *("per_iteration", "rank", "waits_ms", "op_ratio", "busy_ratio", "smallest_percent", "sees_one_percent"),
     *("half", "nine_tenths", "cached", "utilization", "inside", "row_product", "numpy", "torch", "all_rungs"),
     *("balance_ms", "network_ms"),
+    *("model", "waste", "faster", "brightness", "padded", "ratio", "low", "high", "unnamed", "text"),
 )
 
 
@@ -220,6 +221,15 @@ def test_empty_facts_verify_nothing(exercise: Exercise) -> None:
         ("9.3", {"cases": []}),
         ("9.6", {"cases": []}),
         ("9.9", {"cases": {}}),
+        ("12.2", {"profiles": []}),
+        ("12.3", {"said": {}}),
+        (
+            "12.4",
+            {"said": {}, "waste": {"brightness": 201.0, "cards": 2.0, "right": 2.0, "padded": 2.0}, "profiles": []},
+        ),
+        ("12.5", {"before": {"log": []}, "after": {"log": []}, "apart": 0.0}),
+        ("12.6", {"tests": []}),
+        ("12.7", {"tests": []}),
     ],
 )
 def test_a_file_of_empty_facts_does_not_verify(tmp_path: Path, number: str, facts: Facts) -> None:
