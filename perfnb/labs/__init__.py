@@ -2,7 +2,7 @@
 
 ``from perfnb import labs``, then ``labs.check("2.3", answer)``. The notebooks are in ``notebooks/labs``.
 
-The room is large because it checks the exercises of nine labs, one module each.
+The room is large because it checks the exercises of twelve labs, one module each.
 """
 
 from __future__ import annotations

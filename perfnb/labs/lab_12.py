@@ -384,7 +384,7 @@ def judge_journal(facts: Facts) -> None:
     accepted = {test["change"].casefold() for test in tests if test["decision"] == "accept"}
     if len(accepted) < ACCEPTED:
         raise Hint(
-            f"Only {len(accepted)} of the changes were accepted. The reason of each test says why: results that "
+            f"Only {len(accepted)} of the changes were accepted. Read the reason of each test: results that "
             "differ need another cure, and a result that is inconclusive needs a larger budget."
         )
 

@@ -141,6 +141,6 @@ def run_counted(make: Callable[..., Any], archive: Archive, steps: int, seed: in
     )
 
 
-def work_of(make: Callable[..., Any], archive: Archive, steps: int = 50) -> Work:
+def work_of(make: Callable[..., Any], archive: Archive, steps: int = 30) -> Work:
     """Count the work of some steps of a script; see `Work`."""
     return run_counted(make, archive, steps)[1]

@@ -41,12 +41,13 @@ journal = perfnb.journal(Path(folder.name) / "journal")
 # You work at the meter office of a small waterworks. Customers write the number of their water meter and its reading on
 # a card. A scanner cuts each card into 128 images of 8 by 8 pixels, one for each box. A model, the *Reader*, turns them
 # into characters. Maya has just written a new script that trains the Reader every night, from ten in the evening until
-# six in the morning. The office wants **3.3 million cards** per night. Then Maya went on holiday.
+# six in the morning. The office wants **3.3 million cards** per night. Now Maya is on holiday.
 #
 # This is the first night of her script. The line shows how many cards it has trained on.
 
 # %%
-WANTED = 3.3e6
+WANTED = 3.3e6  # cards per night
+CARDS = 2  # in a batch
 
 
 def picture(work, title):
@@ -66,7 +67,6 @@ def picture(work, title):
     plt.show()
 
 
-CARDS = 2  # in a batch
 picture(MAYAS, "The first night")
 
 # %% [markdown]
@@ -201,17 +201,17 @@ labs.check("12.1", prediction)
 #
 # | call | result |
 # |---|---|
-# | `perfnb.profile_step(night.step, model=night.reader, budget_s=10)` | a profile |
+# | `perfnb.profile_step(night.step, model=night.reader, budget_s=8)` | a profile |
 # | `perfnb.ab_test(before.step, after.step, check=1e-4, change="...")` | an A/B test, also of the losses |
 # | `journal.add(result, hypothesis="...", name="nightly")` | adds either of them to the journal |
 #
-# **Exercise 12.2.** Profile Maya's script as it is, and add the profile to the journal, with what you expect to find as
-# the `hypothesis`: a sentence, written before you read the report.
+# **Exercise 12.2.** Profile Maya's unchanged script, and add the profile to the journal. Its `hypothesis` is what you
+# expect to find: a sentence, written before you read the report.
 
 # %% answer 12.2
 p = ...
 ### BEGIN SOLUTION
-p = perfnb.profile_step(night.step, model=night.reader, budget_s=10)
+p = perfnb.profile_step(night.step, model=night.reader, budget_s=8)
 journal.add(p, hypothesis="Most of a step is the model, and reading cards is a small part", name="nightly")
 ### END SOLUTION
 
@@ -351,7 +351,7 @@ reasons = {
     "no room for longer cards": (OnePass, Tight, "Halves the rest: half of the boxes are not on the card"),
 }
 for change, (before, after, hypothesis) in reasons.items():
-    test = perfnb.ab_test(before(archive).step, after(archive).step, check=1e-4, change=change, budget_s=5)
+    test = perfnb.ab_test(before(archive).step, after(archive).step, check=1e-4, change=change, budget_s=4)
     journal.add(test, hypothesis=hypothesis, name="nightly")
 ### END SOLUTION
 
@@ -378,7 +378,7 @@ journal
 whole = ...
 report = {"ratio": ..., "low": ..., "high": ..., "unnamed": "...", "text": "..."}
 ### BEGIN SOLUTION
-whole = perfnb.ab_test(Nightly(archive).step, Cured(archive).step, check=1e-4, change="all cures", budget_s=6)
+whole = perfnb.ab_test(Nightly(archive).step, Cured(archive).step, check=1e-4, change="all cures", budget_s=5)
 journal.add(whole, hypothesis="All four cures together save about seven eighths of the time", name="nightly")
 low, high = whole.ratio_ci
 text = f"""Your script measured the brightness of all cards in each step, computed in float64, ran the Reader twice per
@@ -409,12 +409,12 @@ picture(work_of(Cured, Archive(400)), "The next night")
 
 # %%
 cured = Cured(archive)
-after = perfnb.profile_step(cured.step, model=cured.reader, budget_s=6)
+after = perfnb.profile_step(cured.step, model=cured.reader, budget_s=4)
 after
 
 # %% [markdown]
 # A step is never without a bottleneck: something always takes most of the time. What is left is work that the task
-# needs. **Look at** your journal once more: which hypothesis was off the most, and what would have told you earlier?
+# needs. **Look at** your journal once more: which hypothesis was off the most, and which count would have corrected it?
 #
 # And the computer that Tom wanted to buy? The old one is now busy for a part of the night only.
 #
