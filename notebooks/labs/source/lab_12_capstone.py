@@ -351,7 +351,7 @@ reasons = {
     "no room for longer cards": (OnePass, Tight, "Halves the rest: half of the boxes are not on the card"),
 }
 for change, (before, after, hypothesis) in reasons.items():
-    test = perfnb.ab_test(before(archive).step, after(archive).step, check=1e-4, change=change, budget_s=4)
+    test = perfnb.ab_test(before(archive).step, after(archive).step, check=1e-4, change=change, budget_s=6)
     journal.add(test, hypothesis=hypothesis, name="nightly")
 ### END SOLUTION
 
@@ -378,7 +378,7 @@ journal
 whole = ...
 report = {"ratio": ..., "low": ..., "high": ..., "unnamed": "...", "text": "..."}
 ### BEGIN SOLUTION
-whole = perfnb.ab_test(Nightly(archive).step, Cured(archive).step, check=1e-4, change="all cures", budget_s=5)
+whole = perfnb.ab_test(Nightly(archive).step, Cured(archive).step, check=1e-4, change="all cures", budget_s=8)
 journal.add(whole, hypothesis="All four cures together save about seven eighths of the time", name="nightly")
 low, high = whole.ratio_ci
 text = f"""Your script measured the brightness of all cards in each step, computed in float64, ran the Reader twice per
