@@ -181,7 +181,7 @@ def test_an_unsolved_notebook_runs_to_its_end(path: Path, kernel: Kernel) -> Non
     for reply in checks:
         (said,) = [output for output in reply.outputs if "name" in output]
         assert said["name"] == "stderr"  # by which nbgrader gives no points
-        assert re.match(r"\d\.\d [^:]+: not yet\. \S.*[.?]\n?$", said["text"], re.DOTALL), said["text"]
+        assert re.match(r"\d+\.\d [^:]+: not yet\. \S.*[.?]\n?$", said["text"], re.DOTALL), said["text"]
         assert "Traceback" not in said["text"]
     assert len(checks) == len(exercises_of(lab_of(path)))
 
