@@ -65,7 +65,7 @@ def _profiles(journal: Journal) -> Iterator[tuple[Any, Profile]]:
 
 
 def _described(row: Any, profile: Profile) -> Facts:
-    layers, phases, findings = profile.layers, profile.phases, profile.findings
+    layers, findings = profile.layers, profile.findings
     top = layers.loc[layers.index[:1]]
     calls, total = (None if top.empty else float(top[name].iloc[0]) for name in ("calls", "total_ms"))
     bounds = findings.set_index("bottleneck")["bound_ms"].dropna()
@@ -76,8 +76,8 @@ def _described(row: Any, profile: Profile) -> Facts:
         "step_ms": float(row.median_ms),
         "calls": calls,
         "reader_ms": total,
-        "backward": "backward" in phases.index and float(phases.loc["backward", "ms"]) > 0,
-        "findings": {str(name): float(bounds[name]) for name in bounds.index},
+        "backward": bool(profile.phases["ms"].get("backward", 0.0) > 0),
+        "findings": {str(name): float(bound) for name, bound in bounds.items()},
     }
 
 
@@ -114,16 +114,20 @@ def _record_hint(profile: Facts) -> str:
     return ""
 
 
+def _method(key: Any) -> str:
+    """The name of a method; the method itself is as good as its name."""
+    return str(getattr(key, "__name__", key))
+
+
 def measure_diagnosis(answer: Any, script: Any = None) -> Facts:
     hint_if(not isinstance(answer, Mapping), "The answer must be a dictionary: the method, and its factor.")
     hint_if(not answer, "The dictionary is empty: name the methods that waste work, each with its factor.")
     methods = [name for name, _ in inspect.getmembers(as_function(script, "the script"), inspect.isfunction)]
     said: dict[str, float] = {}
     for name, factor in answer.items():
-        text = getattr(name, "__name__", name)  # a method itself is as good as its name
-        if text not in methods:
-            raise Hint(f"The script has no method {quoted(text)}. Its methods are {', '.join(sorted(methods))}.")
-        said[str(text)] = as_number(factor, str(text))
+        if (method := _method(name)) not in methods:
+            raise Hint(f"The script has no method {quoted(method)}. Its methods are {', '.join(sorted(methods))}.")
+        said[method] = as_number(factor, method)
     return {"said": said}
 
 
@@ -180,14 +184,12 @@ def _not_a_fault(method: str, factor: float) -> str:
 def measure_bound(answer: Any, waste: Any = None, journal: Any = None) -> Facts:
     if not isinstance(waste, Mapping) or not waste:
         raise Hint("Solve the exercise before this one first: the bounds are about the methods of waste.")
-    names = {str(getattr(name, "__name__", name)): float(factor) for name, factor in waste.items()}
-    by_text = {str(getattr(name, "__name__", name)): value for name, value in answer.items()} if isinstance(
-        answer, Mapping
-    ) else answer  # fmt: skip
+    names = {_method(name): float(factor) for name, factor in waste.items()}
+    said = {_method(name): ms for name, ms in answer.items()} if isinstance(answer, Mapping) else answer
     profiles = [_described(*found) for found in _profiles(_journal(journal))]
     right = [profile for profile in profiles if not _record_hint(profile)]
     hint_if(not right, "The journal has no profile of the script with a hypothesis yet. Solve 12.2 first.")
-    return {"said": as_fields(by_text, **dict.fromkeys(names, float)), "waste": names, "profiles": right}
+    return {"said": as_fields(said, **dict.fromkeys(names, float)), "waste": names, "profiles": right}
 
 
 def judge_bound(facts: Facts) -> None:

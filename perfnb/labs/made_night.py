@@ -116,7 +116,7 @@ def run_counted(make: Callable[..., Any], archive: Archive, steps: int, seed: in
     reader = getattr(script, "reader", None)
     hint_if(not isinstance(reader, nn.Module), "The script has no Reader: keep it in self.reader, as Nightly does.")
     shapes: list[tuple[int, ...]] = []
-    kinds = {str(part.dtype) for part in reader.parameters()}  # type: ignore[union-attr]
+    kinds = {str(part.dtype) for part in reader.parameters()}
 
     def follow(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         boxes = (*given, named.get("boxes"))[0]
@@ -125,7 +125,7 @@ def run_counted(make: Callable[..., Any], archive: Archive, steps: int, seed: in
         shapes.append(tuple(boxes.shape))
         kinds.add(str(boxes.dtype))
 
-    handle = reader.register_forward_pre_hook(follow, with_kwargs=True)  # type: ignore[union-attr]
+    handle = reader.register_forward_pre_hook(follow, with_kwargs=True)
     try:
         for _ in range(steps):
             outcome(script.step)
