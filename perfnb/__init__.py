@@ -1,4 +1,4 @@
-"""perfnb: where one PyTorch step's time goes, layer by layer, forward and backward, in a notebook.
+"""perfnb: see where one PyTorch step's time goes, layer by layer, forward and backward, in a notebook.
 
 ``%load_ext perfnb`` brings the magics; `profile_step` does the same from a script.
 """
@@ -63,7 +63,7 @@ __all__ = [
     "watch",
 ]
 
-#: The modules in which public names live, by name: pandas and the rest load when one is first needed.
+#: The modules of public names, by name: pandas and the rest load when one is first needed.
 _HOMES = {
     "Profile": "profile.profile",
     "Timing": "profile.timing",
@@ -90,7 +90,7 @@ _HOMES = {
 }
 #: Public modules: the classes of all results, the checks of the labs, and the callbacks of trainers.
 _MODULES = ("integrations", "labs", "results")
-#: What to write instead of a name that is gone.
+#: The replacements for names that are gone.
 _GONE = {
     "report": "perfnb.report is now perfnb.ab_test(..., quality=..., limits=..., profile=True).",
     "PerformanceReport": "perfnb.PerformanceReport is now perfnb.results.ABTest.",
@@ -117,14 +117,14 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What ``%load_ext perfnb`` calls."""
+    """Register the magics; ``%load_ext perfnb`` calls this."""
     from perfnb.magics import register
 
     register(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What ``%unload_ext perfnb`` calls."""
+    """Remove the magics; ``%unload_ext perfnb`` calls this."""
     from perfnb.magics import unregister
 
     unregister(shell)

@@ -1,4 +1,4 @@
-"""The version of the analysis: tables computed by another must not be mistaken for its results."""
+"""Identify the version of the analysis: tables computed by another version must not be mistaken for its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOMS = (
 def analysis_version(package: Path = Path(__file__).parent) -> str | None:
     """Return a digest of the code that computes tables, ``None`` if it cannot be read.
 
-    A version number would have to be raised by hand, and one day would not be.
+    A version number would have to be raised by hand, and one day it would be forgotten.
     """
     digest = hashlib.sha256()
     for room in ROOMS:

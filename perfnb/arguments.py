@@ -1,4 +1,4 @@
-"""Arguments that the user gives: one that makes no sense is refused in a sentence."""
+"""Check the arguments that the user gives: one that makes no sense is refused in a sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
-#: Nothing runs more often, or for more seconds, than this.
+#: The highest count, and the most seconds, that are accepted.
 MOST = 10**9
 _LONGEST_SHOWN = 60
 
@@ -23,7 +23,7 @@ def finite(value: object) -> float | None:
 
 
 def require_flag(name: str, value: object) -> None:
-    """Refuse anything but true and false; 0 and 1 pass.
+    """Refuse anything except true and false; 0 and 1 pass.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_stacks(value: object) -> None:
-    """Refuse anything but true, false and ``"auto"``.
+    """Refuse anything except true, false and ``"auto"``.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def require_stacks(value: object) -> None:
 
 
 def require_count(name: str, value: object, least: int) -> None:
-    """Refuse anything but a whole number from `least` to `MOST`.
+    """Refuse anything except a whole number from `least` to `MOST`.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def require_count(name: str, value: object, least: int) -> None:
 
 
 def require_seconds(name: str, value: object) -> None:
-    """Refuse anything but a number of seconds, or milliseconds if its name says so, above 0 and up to `MOST`.
+    """Refuse anything except a number above 0 and up to `MOST`, in seconds, or in milliseconds according to its name.
 
     Raises
     ------
@@ -82,5 +82,5 @@ def shown(value: Any) -> str:
 
 
 def storable(name: str) -> str:
-    """The name with lone surrogates, which UTF-8 cannot encode, escaped as ``\\udc80``."""
+    """Return the name with lone surrogates, which UTF-8 cannot encode, escaped as ``\\udc80``."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")

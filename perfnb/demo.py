@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each behind a normalisation and around a residual."""
+    """Attention and a feed-forward network, each after a normalisation and inside a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ByteGPT(nn.Module):
 
 
 def windows(text: str, batches: int = 8) -> list[tuple[Tensor, Tensor]]:
-    """Batches of text windows and, for each byte in them, the byte that follows."""
+    """Return batches of text windows and, for each byte in them, the byte that follows."""
     data = torch.tensor(list(text.encode()))
     starts = torch.randint(len(data) - LENGTH - 1, (batches, BATCH))
     index = starts[..., None] + torch.arange(LENGTH + 1)

@@ -1,4 +1,4 @@
-"""The errors that perfnb raises: one clear sentence each, saying what is wrong, where, and what to do."""
+"""Define the errors that perfnb raises: one clear sentence each, with the fault, its place, and a recommendation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class PerfnbError(Exception):
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in super().__str__())
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows instead of a traceback through perfnb's own code."""
+        """Return the text that IPython shows in place of a traceback through perfnb's own code."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -28,11 +28,11 @@ class BatchesExhaustedError(CaptureError):
 
 
 class TraceError(PerfnbError):
-    """A trace cannot be read; the message names the file and what is wrong."""
+    """A trace cannot be read; the message names the file and the fault."""
 
 
 class RecordingError(PerfnbError):
-    """Something saved cannot be written or read; the message names the path and what is wrong."""
+    """Something saved cannot be written or read; the message names the path and the fault."""
 
 
 class LabError(PerfnbError):

@@ -1,4 +1,4 @@
-"""A failure that keeps nothing alive but what the user's own code refers to."""
+"""Make a failure keep nothing alive except what the user's code refers to."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _OWN = str(Path(__file__).parent) + os.sep
 
 
 def keeps_nothing(function: _Function) -> _Function:
-    """Decorate a function whose exceptions reach the user: what perfnb's frames in their tracebacks refer to is freed.
+    """Decorate a function whose exceptions reach the user.
 
-    Python, and IPython too, keeps the last exception with its traceback. Its frames would keep the user's variables
-    alive until the next exception, so that after an out-of-memory error ``del model`` would free nothing.
+    The objects in perfnb's frames of their tracebacks are freed. Python, and IPython too, keeps the last exception with
+    its traceback. Its frames would keep the user's variables alive until the next exception, so that after an
+    out-of-memory error ``del model`` would free nothing.
     """
 
     @functools.wraps(function)
@@ -30,7 +31,7 @@ def keeps_nothing(function: _Function) -> _Function:
             return function(*args, **kwargs)
         except BaseException as error:
             del args, kwargs
-            with suppress(Exception):  # nothing may take the place of the user's error
+            with suppress(Exception):  # nothing may replace the user's error
                 _free(error)
             raise
 
@@ -38,7 +39,7 @@ def keeps_nothing(function: _Function) -> _Function:
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception, those that led to it, and the members of groups among them, each once."""
+    """Yield an exception, those that led to it, and the members of groups among them, each once."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -58,7 +59,7 @@ def _free(error: BaseException) -> None:
 
 
 def _freed(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without perfnb's hidden frames, since a cleared frame no longer says that it is hidden."""
+    """Return the traceback without perfnb's hidden frames, since a cleared frame is no longer marked as hidden."""
     entries = []
     while trace is not None:
         entries.append(trace)

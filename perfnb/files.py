@@ -1,6 +1,6 @@
-"""Paths that the user gives, regular files only, and writing all or nothing.
+"""Handle paths that the user gives, read only regular files, and write all or nothing.
 
-What is written goes into a hidden folder next to the target and is then moved into place. A writer can be killed at any
+Files are written into a hidden folder next to the target and then moved into place. A writer can be killed at any
 instant: a lock that is released with its process separates leftovers from the work of a live writer. A folder that a
 killed writer had just moved aside is still found, and the next writer puts it back.
 """
@@ -30,13 +30,13 @@ except ImportError:  # Windows
 _LONGEST_SHOWN = 120
 _PREFIX = ".perfnb-"
 _LOCK, _NEW, _OLD, _DONE = "lock", "new", "old", "done"
-#: Where no lock tells whether a writer is alive, its work is removed after this many seconds: none takes as long.
+#: If no lock tells whether a writer is alive, its work is removed after this many seconds: no writer takes that long.
 _STALE_S = 3600.0
 _TRIES = 10
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder, there or to be made, where nothing can be written.
+    """Refuse a folder, existing or not, where nothing can be written.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
-    """Provide a new hidden folder in `folder` to write in, removed afterwards.
+    """Provide a new hidden folder in `folder` to write in; it is removed afterwards.
 
     Leftovers of killed writers in `folder` are cleared first.
     """
@@ -187,7 +187,7 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 
 def locate(path: Path) -> Path:
-    """Return `path`, or the place to which a killed writer had moved the folder from there."""
+    """Return `path`, or the place where a killed writer had moved the folder from there."""
     with suppress(OSError, ValueError):
         if not os.path.lexists(path):
             for work in _workplaces(path.parent):
@@ -197,7 +197,7 @@ def locate(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Put back what killed writers had moved aside in `folder`, and remove their other leftovers."""
+    """Restore what killed writers had moved aside in `folder`, and remove their other leftovers."""
     with suppress(OSError):
         for work in _workplaces(folder):
             with suppress(OSError):
@@ -232,7 +232,7 @@ def _sweep(work: Path, folder: Path) -> None:
 
 
 def _clear(work: Path, folder: Path) -> None:
-    """Put back what was moved aside and not replaced, then remove a workplace, its lock last."""
+    """Restore what was moved aside and not replaced, then remove a workplace, its lock last."""
     old = work / _OLD
     if old.exists():
         for moved in old.iterdir():

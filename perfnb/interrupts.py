@@ -1,4 +1,4 @@
-"""Interrupts delivered only where it is safe, so that nothing is left installed."""
+"""Deliver interrupts only where it is safe, so that nothing is left installed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class InterruptGate:
             self._waiting = False
             if self._previous is None:
                 raise KeyboardInterrupt
-            self._previous(signal.SIGINT, None)  # may be another gate's
+            self._previous(signal.SIGINT, None)  # may be another gate's handler
         self._forget_handler(exc_info[2])
 
     @contextmanager
@@ -83,7 +83,7 @@ class InterruptGate:
             self._open = False
 
     def _forget_handler(self, trace: Any) -> None:
-        """End the traceback of an interrupt in the user's code, not in the handler below."""
+        """Remove the handler below from the traceback of an interrupt, so that it ends in the user's code."""
         while trace is not None and trace.tb_next is not None:
             if trace.tb_next.tb_frame.f_code is InterruptGate._handle.__code__:
                 trace.tb_next = None

@@ -1,4 +1,4 @@
-"""Numbers to text, one way everywhere: three significant digits and the unit that fits.
+"""Turn numbers into text, in one way everywhere: three significant digits and the unit that fits.
 
 Every function takes a number or an unknown (``None``, ``NA``, ``nan``) and gives ``n/a`` for the latter.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-#: The sign of numbers below 0, and what stands for a figure that is not known.
+#: The sign of numbers below 0, and the text for a figure that is not known.
 MINUS = "−"
 UNKNOWN = "n/a"
 
@@ -35,7 +35,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def known(value: Any) -> float | None:
-    """`value` as a finite float, or ``None`` where it is unknown."""
+    """Return `value` as a finite float, or ``None`` if it is unknown."""
     if value is None or type(value).__name__ == "NAType":  # pandas' NA, without loading pandas
         return None
     number = float(value)
@@ -43,12 +43,12 @@ def known(value: Any) -> float | None:
 
 
 def rounded(value: float, digits: int = 3) -> float:
-    """`value` to `digits` significant digits."""
+    """Return `value` to `digits` significant digits."""
     return float(f"{value:.{digits - 1}e}")
 
 
 def short(value: Any, digits: int = 6) -> float | None:
-    """`value` to `digits` significant digits as JSON holds it: whole numbers as `int`, unknown as ``None``."""
+    """Return `value` to `digits` significant digits as JSON holds it: whole numbers as `int`, unknown as ``None``."""
     if type(value) is int and abs(value) < 10**digits:
         return value
     number = known(value)
@@ -59,7 +59,7 @@ def short(value: Any, digits: int = 6) -> float | None:
 
 
 def significant(value: Any, *, trim: bool = False) -> str:
-    """Three significant digits, without an exponent between a millionth and a quadrillion.
+    """Return three significant digits, without an exponent between a millionth and a quadrillion.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def significant(value: Any, *, trim: bool = False) -> str:
 
 
 def duration(ms: Any) -> str:
-    """A time given in milliseconds: ``12.3 ms``, ``54.0 µs`` below 0.1 ms, ``1.20 s`` from 1,000 ms."""
+    """Return a time given in milliseconds: ``12.3 ms``, ``54.0 µs`` below 0.1 ms, ``1.20 s`` from 1,000 ms."""
     number = known(ms)
     if number is None:
         return UNKNOWN
@@ -90,7 +90,10 @@ def duration(ms: Any) -> str:
 
 
 def durations(times_ms: Iterable[float]) -> str:
-    """Several times in one unit: ``1.2, 980 ms``, ``0.98, 3.44 s`` from 1,000 ms, ``13.8, 117 µs`` if all are short."""
+    """Return several times in one unit.
+
+    Examples are ``1.2, 980 ms``, ``0.98, 3.44 s`` from 1,000 ms, and ``13.8, 117 µs`` if all are short.
+    """
     values = [rounded(value) for value in times_ms]
     sizes = [abs(value) for value in values if value]
     in_us = bool(sizes) and min(sizes) < 0.1 and max(sizes) < 1
@@ -99,7 +102,7 @@ def durations(times_ms: Iterable[float]) -> str:
 
 
 def interval(ms: Any, bounds: tuple[Any, Any] | None) -> str:
-    """A time with its interval: ``12.3 ms [12.1, 12.6]``."""
+    """Return a time with its interval: ``12.3 ms [12.1, 12.6]``."""
     return with_interval(duration(ms), ms, bounds)
 
 
@@ -125,7 +128,7 @@ def with_interval(text: str, value: Any, bounds: tuple[Any, Any] | None) -> str:
 
 
 def _with_digits_of(shown: str, number: float) -> str:
-    """A number to the digit where another one that is shown ends, as `significant` and `share` end it."""
+    """Return a number to the digit where another one that is shown ends, as `significant` and `share` end it."""
     if "e" in shown:
         return f"{number:.2e}"
     if shown == "0":
@@ -137,7 +140,7 @@ def _with_digits_of(shown: str, number: float) -> str:
 
 
 def _factor(unit: str, number: float) -> float:
-    """What a number was multiplied by to be written in a unit."""
+    """Return the factor that a number was multiplied by to be written in a unit."""
     if unit == "%":
         return 100.0
     if unit in ("s", "ms", "µs"):
@@ -150,13 +153,16 @@ def _factor(unit: str, number: float) -> float:
 
 
 def known_bounds(bounds: tuple[Any, Any] | None) -> tuple[float, float] | None:
-    """Both bounds of an interval as floats; ``None`` if one is unknown."""
+    """Return both bounds of an interval as floats; ``None`` if one is unknown."""
     low, high = (known(bound) for bound in bounds or (None, None))
     return None if low is None or high is None else (low, high)
 
 
 def relative(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
-    """A ratio with its interval: ``0.912 [0.905, 0.921]``; thousandths near 1, otherwise three significant digits."""
+    """Return a ratio with its interval: ``0.912 [0.905, 0.921]``.
+
+    Ratios near 1 have thousandths, others three significant digits.
+    """
     number = known(ratio)
     if number is None:
         return UNKNOWN
@@ -166,7 +172,7 @@ def relative(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
 
 
 def change(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
-    """A ratio as a percent change: ``−10.0 % [−10.6, −9.4]``; as a factor if it or a bound is far from 1."""
+    """Return a ratio as a percent change: ``−10.0 % [−10.6, −9.4]``; as a factor if it or a bound is far from 1."""
     number, inside = known(ratio), known_bounds(bounds) or ()
     if number is None:
         return UNKNOWN
@@ -176,7 +182,7 @@ def change(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
 
 
 def counted(number: float, thing: str) -> str:
-    """A count with its noun: ``1 pair``, ``1,200 pairs``, ``2 copies``, ``3 batches``."""
+    """Return a count with its noun: ``1 pair``, ``1,200 pairs``, ``2 copies``, ``3 batches``."""
     whole = round(number)
     if whole != 1:
         thing = re.sub(r"(?<=[^aeiou])y$", "ie", thing) + ("es" if thing.endswith(("s", "x", "ch", "sh")) else "s")
@@ -184,13 +190,13 @@ def counted(number: float, thing: str) -> str:
 
 
 def named(names: Sequence[str], most: int = 3) -> str:
-    """The first of some names, and how many more there are: ``a, b, c and 4 more``."""
+    """Return the first of some names, and how many more there are: ``a, b, c and 4 more``."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def share(fraction: Any) -> str:
-    """A share of a whole: ``34 %``, one decimal below 10 %, ``<0.1 %`` for what is barely there."""
+    """Return a share of a whole: ``34 %``, one decimal below 10 %, ``<0.1 %`` for a share that is barely there."""
     number = known(fraction)
     if number is None:
         return UNKNOWN
@@ -204,7 +210,7 @@ def share(fraction: Any) -> str:
 
 
 def size(count_of_bytes: Any) -> str:
-    """An amount of memory: ``512 B``, ``1.50 KiB``, ``2.34 GiB``."""
+    """Return an amount of memory: ``512 B``, ``1.50 KiB``, ``2.34 GiB``."""
     number = known(count_of_bytes)
     if number is None:
         return UNKNOWN
@@ -213,7 +219,7 @@ def size(count_of_bytes: Any) -> str:
 
 
 def byte_unit(count_of_bytes: float) -> tuple[int, str]:
-    """The unit to write an amount of memory in, and its bytes: ``(1048576, "MiB")``."""
+    """Return the unit to write an amount of memory in, and its bytes: ``(1048576, "MiB")``."""
     step = 0
     while step < len(_BYTE_UNITS) - 1 and abs(count_of_bytes) / 1024**step >= 1023.5:
         step += 1
@@ -221,13 +227,13 @@ def byte_unit(count_of_bytes: float) -> tuple[int, str]:
 
 
 def on_axis(text: str) -> str:
-    """A quantity as an axis has it, without zeros after the decimal point: ``2 GiB`` for ``2.00 GiB``."""
+    """Return a quantity in the form for an axis, without zeros after the decimal point: ``2 GiB`` for ``2.00 GiB``."""
     number, _, unit = text.partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
 
 def growth(bytes_per_step: float, bounds: tuple[float | None, float | None]) -> str:
-    """How fast memory grows, with its interval in the same unit: ``1.00 MiB per step [0.990, 1.01]``."""
+    """Return how fast memory grows, with its interval in the same unit: ``1.00 MiB per step [0.990, 1.01]``."""
     ends = [bound for bound in bounds if bound is not None]
     factor, unit = byte_unit(max(map(abs, (bytes_per_step, *ends))))
     value, *inside = (significant(one / factor, trim=factor == 1) for one in (bytes_per_step, *ends))
@@ -235,7 +241,7 @@ def growth(bytes_per_step: float, bounds: tuple[float | None, float | None]) -> 
 
 
 def count(value: Any) -> str:
-    """How many: ``12``, ``1.33``, ``4.10 k``, ``124 M``."""
+    """Return a number of things: ``12``, ``1.33``, ``4.10 k``, ``124 M``."""
     number = known(value)
     if number is None:
         return UNKNOWN
@@ -244,7 +250,7 @@ def count(value: Any) -> str:
 
 
 def flops(value: Any) -> str:
-    """An amount of arithmetic, in powers of 1,000: ``85.2 MFLOP``."""
+    """Return an amount of arithmetic, in powers of 1,000: ``85.2 MFLOP``."""
     number = known(value)
     if number is None:
         return UNKNOWN
@@ -253,7 +259,7 @@ def flops(value: Any) -> str:
 
 
 def rate(per_second: Any, thing: str = "") -> str:
-    """How many a second: ``2,600 samples/s``, ``1.23 M/s``."""
+    """Return a number per second: ``2,600 samples/s``, ``1.23 M/s``."""
     number = known(per_second)
     if number is None:
         return UNKNOWN
@@ -263,13 +269,13 @@ def rate(per_second: Any, thing: str = "") -> str:
 
 
 def ratio(value: Any) -> str:
-    """How many times as much: ``1.34 ×``."""
+    """Return a ratio: ``1.34 ×``."""
     number = known(value)
     return UNKNOWN if number is None else f"{significant(number)} ×"
 
 
 def clock(seconds: Any, decimals: int = 0) -> str:
-    """Seconds since the start as a clock shows them: ``0:42``, ``1:02:03``."""
+    """Return seconds since the start in the form of a clock: ``0:42``, ``1:02:03``."""
     number = known(seconds)
     if number is None:
         return UNKNOWN
@@ -283,7 +289,7 @@ def clock(seconds: Any, decimals: int = 0) -> str:
 
 
 def reading(value: Any, unit: str) -> str:
-    """What was read of a machine.
+    """Return a reading of a machine.
 
     Parameters
     ----------
@@ -303,7 +309,7 @@ def reading(value: Any, unit: str) -> str:
 
 
 def executions(executed: Mapping[str, int]) -> str:
-    """How often the step ran, by pass: ``ran 29 times: 5 warm-up, 20 timed, 4 traced``."""
+    """Return how often the step ran, by pass: ``ran 29 times: 5 warm-up, 20 timed, 4 traced``."""
     passes = [f"{times:,} {PASS_WORDS.get(name, name)}" for name, times in executed.items() if times]
     total = sum(executed.values())
     times = "once" if total == 1 else f"{total:,} times"
@@ -330,5 +336,5 @@ def _decimal(value: float) -> tuple[float, str]:
 
 
 def capital(text: str) -> str:
-    """A sentence with a capital at its beginning."""
+    """Return a sentence with a capital at its beginning."""
     return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""Classes of what perfnb's functions return, for annotations and `isinstance`; each loads when it is first needed."""
+"""Provide the classes of perfnb's results, for annotations and `isinstance`; each loads when it is first needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The running IPython shell, and whether it belongs to a notebook."""
+"""Find the running IPython shell, and whether it belongs to a notebook."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def running_shell() -> Any:
-    """Return IPython's shell, or ``None`` outside it; does not import IPython where it is not in use."""
+    """Return IPython's shell, or ``None`` outside it; IPython is not imported if it is not in use."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
 

@@ -12,7 +12,7 @@ import re
 STEP_SPAN, DATA_SPAN, LAYER_SPAN, OP_SPAN, MARK_SPAN = "pf_step#", "pf_data", "pf#", "pf_op#", "pf_mark#"
 #: An event that perfnb adds for the part of a backward node, of a compiled region, that belongs to one layer.
 PIECE = "pf_piece"
-#: What the names of all of perfnb's spans start with.
+#: The start of the names of all of perfnb's spans.
 OWN_PREFIX = "pf"
 #: The category of perfnb's own spans: that of operators, which no user range gets.
 SPAN_CATEGORY = "cpu_op"
@@ -21,19 +21,19 @@ SPAN_CATEGORY = "cpu_op"
 TORCH_STEP = "ProfilerStep#"
 #: The engine's mark around a node of the backward pass, and the node that adds to a parameter's gradient.
 BACKWARD_NODE, ACCUMULATE_GRAD = "autograd::engine::evaluate_function", "AccumulateGrad"
-#: What torch.compile writes around a region that it compiled, and around a graph's call, before its key.
+#: The names that torch.compile writes around a region that it compiled, and around a graph's call, before its key.
 REGION, GRAPH_CALL = "Torch-Compiled Region: ", "## Call CompiledFxGraph "
-#: What is in the names of calls that launch a CUDA graph: ``cudaGraphLaunch``, ``hipGraphLaunch``.
+#: A part of the names of calls that launch a CUDA graph: ``cudaGraphLaunch``, ``hipGraphLaunch``.
 GRAPH_LAUNCH = "GraphLaunch"
-#: Its search for the code whose guards hold, before a region.
+#: torch.compile's search for the code whose guards hold, before a region.
 REGION_LOOKUP = "TorchDynamo Cache Lookup"
 #: Optimizers of torch that take fused=True, by the names of their classes, and those that do so only on a CPU.
 FUSED, FUSED_ON_CPU = ("SGD", "Adam", "AdamW"), ("Adagrad",)
 #: Ranges around ``next()`` of a loader, and around methods of an optimizer.
 LOADER, OPTIMIZER = "enumerate(DataLoader)#", "Optimizer."
 
-#: An operator that starts a collective, the one inside it that tells what it sends, and the backends whose collectives
-#: the host runs itself, in ranges such as ``gloo:all_reduce``.
+#: An operator that starts a collective, the one inside it that contains what it sends, and the backends whose
+#: collectives the host runs itself, in ranges such as ``gloo:all_reduce``.
 COLLECTIVE_OP = re.compile(r"c10d(?:_functional)?::|_c10d_functional::")
 COLLECTIVE_PARAMETERS = "record_param_comms"
 HOST_BACKENDS = ("gloo", "mpi", "ucc")
@@ -44,7 +44,7 @@ _COLLECTIVE = re.compile(
 
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _MOST_DIGITS = 18
-#: Where an object lay, at the end of the name of one of its methods; torch's export_stacks writes _ for each space.
+#: The address of an object at the end of the name of one of its methods; torch's export_stacks writes _ for each space.
 _ADDRESS = re.compile(r"[ _]at[ _]0x[0-9a-fA-F]{1,16}(?=>$)")
 
 #: torch's numbers of kinds of devices, by which a trace shows where memory changed (``Device Type``).
@@ -60,16 +60,16 @@ PYTHON_CALLS = ("python_function",)
 #: Calls of the GPU's runtime, which launch work or wait for it.
 CALLS = ("cuda_runtime", "cuda_driver")
 KERNELS, COPIES = ("kernel",), ("gpu_memcpy",)
-#: What keeps a device busy.
+#: Categories that keep a device busy.
 DEVICE_WORK = (*KERNELS, *COPIES, "gpu_memset")
 #: User ranges as they appear on a device.
 DEVICE_RANGES = ("gpu_user_annotation",)
 SYNCHRONISATION = ("cuda_sync",)
-#: Everything on a device's own tracks: its work, and ranges and synchronisation, which are no work.
+#: Everything on a device's own tracks: its work, and ranges and synchronisation, which are not work.
 DEVICE_EVENTS = (*DEVICE_WORK, *DEVICE_RANGES, *SYNCHRONISATION)
 HOST_EVENTS = (*OPS, *RANGES, *CALLS, "overhead", *PYTHON_CALLS)
 
-#: The categories where each sort of mark of a step is found, the one to trust first.
+#: The categories for each sort of step mark, the most reliable one first.
 STEP_MARKS = {STEP_SPAN: OPS, TORCH_STEP: (*RANGES, *OPS)}
 
 
@@ -79,7 +79,10 @@ _TENSORFLOW_BACKWARD = ("gradient_tape/", "gradients/")
 
 
 def told_direction(name: str) -> str:
-    """``forward`` or ``backward`` if the name of an op of JAX or TensorFlow tells it; empty for any other name."""
+    """Return ``forward`` or ``backward`` if the name of an op of JAX or TensorFlow contains it.
+
+    The result is empty for any other name.
+    """
     if name.startswith(_TENSORFLOW_BACKWARD):
         return "backward"
     if "(" not in name:
@@ -88,7 +91,7 @@ def told_direction(name: str) -> str:
 
 
 def number_behind(label: str, name: str) -> int:
-    """The number that follows a label, such as 12 in ``pf#12``; -1 if the name is not the label and a number."""
+    """Return the number that follows a label, such as 12 in ``pf#12``; -1 if the name is not the label and a number."""
     if not name.startswith(label):
         return -1
     digits = name[len(label) :]
@@ -96,27 +99,27 @@ def number_behind(label: str, name: str) -> int:
 
 
 def step_number(name: str) -> int:
-    """The number of a step by the name of its mark, torch's or perfnb's; -1 for any other name."""
+    """Return the number of a step by the name of its mark, torch's or perfnb's; -1 for any other name."""
     return max(number_behind(label, name) for label in STEP_MARKS)
 
 
 def own_word(name: str) -> str:
-    """What a span of perfnb's around a step or a wait for data is called in frames; empty for any other name."""
+    """Return the name in frames of perfnb's span around a step or a wait for data; empty for any other name."""
     return "step" if name.startswith(STEP_SPAN) else "data" if name.startswith(DATA_SPAN) else ""
 
 
 def collective_kind(name: str) -> str:
-    """The kind of collective in a name, such as ``allreduce``; empty if there is none."""
+    """Return the kind of collective in a name, such as ``allreduce``; empty if there is none."""
     found = _COLLECTIVE.search(name)
     return found[0].lower().replace("_", "") if found else ""
 
 
 def stepped_optimizer(name: str) -> str | None:
-    """The class of the optimizer, such as ``SGD``, if a range is around its ``step()``."""
+    """Return the class of the optimizer, such as ``SGD``, if a range is around its ``step()``."""
     match = _OPTIMIZER_STEP.fullmatch(name)
     return match[1] if match else None
 
 
 def without_address(name: str) -> str:
-    """The name of a method of an object without the object's address, which differs from call to call."""
+    """Return the name of a method of an object without the object's address, which differs from call to call."""
     return _ADDRESS.sub("", name)

@@ -40,7 +40,7 @@ model(x).sum().backward()""",
 
 
 def printed(command: list[str], folder: Path) -> str:
-    """What a command writes to standard output; fails with what it says if it fails."""
+    """Return what a command writes to standard output; fails with what it says if it fails."""
     own = {"PERFNB_CACHE": str(folder / "cache"), "JUPYTER_RUNTIME_DIR": str(folder / "runtime")}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)

@@ -70,7 +70,7 @@ def two_threads(_seeded: None) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _documents_agree_and_are_as_wide_everywhere() -> Iterator[None]:
-    """A document that contradicts itself is an error, and no text depends on the terminal."""
+    """Make a document that contradicts itself an error, and no text depend on the terminal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document, "strict", True)
         patch.setenv("COLUMNS", "100")
@@ -86,7 +86,9 @@ def _little_to_collect() -> None:
 
 @pytest.fixture(autouse=True)
 def _imports_to_collect(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a large import in a test leaves, such as that of torch's compiler, is not walked over by the next tests."""
+    """Keep what a large import in a test leaves, such as that of torch's compiler, from being walked over by the next
+    tests.
+    """
     before = len(sys.modules)
     yield
     if len(sys.modules) > before + MANY_MODULES and "thawed" not in request.fixturenames:
@@ -109,7 +111,7 @@ def _text_of_python_objects(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the tests measure of the machine is neither kept for the user nor taken from there."""
+    """Keep the tests' measurements of the machine apart from those kept for the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PERFNB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -140,7 +142,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def thawed() -> Iterator[None]:
-    """Nothing is set apart from the garbage collector while a test runs, as where nobody has asked for it."""
+    """Set nothing apart from the garbage collector while a test runs, as if nobody had asked for it."""
     gc.unfreeze()
     yield
     gc.collect()
@@ -177,7 +179,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
-    """Tells a fixture that tidies up whether the test has failed, and may have left in pieces what others share."""
+    """Show a fixture that tidies up whether the test has failed and may have left shared objects in pieces."""
     return lambda: bool(request.node.stash.get(_FAILED, False))
 
 
@@ -192,7 +194,7 @@ def feeders_end(nothing_left: None) -> Iterator[None]:
 
 @pytest.fixture
 def workers() -> Callable[[], list[psutil.Process]]:
-    """The processes that the test has started: others, such as a browser's, may be there already."""
+    """Return the processes that the test has started: others, such as a browser's, may be there already."""
     before = {process.pid for process in psutil.Process().children()}
     return lambda: [process for process in psutil.Process().children() if process.pid not in before]
 

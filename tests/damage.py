@@ -10,7 +10,7 @@ _ODD = (None, -1, 2**70, "x", "1e9", [], {"name": 3}, 1e308, True, "B", "E", 10*
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """The data with a few bytes changed, taken out, doubled or cut off."""
+    """Return the data with a few bytes changed, taken out, doubled or cut off."""
     whole, kinds = bytearray(data), chance.choice((1, 5))
     for _ in range(chance.randint(1, 4)):
         place = chance.randrange(len(whole))
@@ -31,7 +31,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 
 def with_odd_values(data: bytes, chance: random.Random) -> bytes:
-    """A JSON list of events that stays JSON, but has a few values that events do not have."""
+    """Return a JSON list of events that stays JSON, but has a few values that events do not have."""
     events = json.loads(data)
     for _ in range(chance.randint(1, 4)):
         event = chance.choice(events)
@@ -40,7 +40,9 @@ def with_odd_values(data: bytes, chance: random.Random) -> bytes:
 
 
 def with_bad_sectors(data: bytes, chance: random.Random) -> bytes:
-    """The data with up to 200 places overwritten, all over it or in its header, or copied from elsewhere in it."""
+    """Return the data with up to 200 places overwritten, all over it or in its header, or copied from elsewhere in
+    it.
+    """
     changed = bytearray(data)
     how = chance.randrange(4)
     for _ in range(chance.choice([1, 3, 20, 200])):

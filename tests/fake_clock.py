@@ -34,7 +34,7 @@ class FakeClock:
         return self.perf_counter_ns() / 1e9
 
     def time_ns(self) -> int:
-        """Nanoseconds since 1970, in a year when nothing real happened that torch keeps records of."""
+        """Return nanoseconds since 1970, in a year when nothing real happened that torch keeps records of."""
         return 946_684_800 * 10**9 + self.now_ns
 
     def sleep(self, seconds: float) -> None:

@@ -61,14 +61,14 @@ class Offence(NamedTuple):
 
 
 def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of a page, numbered, without code and quotations."""
+    """Yield the lines of a page, numbered, without code and quotations."""
     for pattern in (_FENCE, _COMMENT, _CODE, _QUOTED):
         text = pattern.sub(lambda found: re.sub(r"[^\n]+", "…", found[0]), text)
     yield from enumerate(text.splitlines(), start=1)
 
 
 def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of comments, docstrings and texts of a module, numbered, without code in backquotes."""
+    """Yield the lines of comments, docstrings and texts of a module, numbered, without code in backquotes."""
     inside = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in inside:
@@ -77,7 +77,7 @@ def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
 
 
 def prose_of_notebook(text: str) -> Iterator[tuple[int, str]]:
-    """The prose of a notebook's cells, with the number of the cell."""
+    """Yield the prose of a notebook's cells, with the number of the cell."""
     for number, cell in enumerate(json.loads(text)["cells"], start=1):
         if cell["cell_type"] == "markdown":
             yield from ((number, line) for _, line in prose_of_markdown("".join(cell["source"])))
@@ -87,7 +87,7 @@ PROSE = {".md": prose_of_markdown, ".py": prose_of_python, ".ipynb": prose_of_no
 
 
 def offences(file: str, text: str) -> Iterator[Offence]:
-    """The habits in a file."""
+    """Yield the habits in a file."""
     if not _ANY.search(text):
         return  # to read a module as tokens takes long
     for line, words in PROSE[Path(file).suffix](text):
@@ -96,25 +96,25 @@ def offences(file: str, text: str) -> Iterator[Offence]:
 
 
 def everywhere() -> list[Offence]:
-    """The habits in all files under version control, and in those that would be."""
+    """Return the habits in all files under version control, and in those that would be."""
     files = {path.relative_to(ROOT).as_posix(): path for path in project_files() if path.suffix in PROSE}
     chosen = sorted(files.keys() - set(_APART))
     return [each for name in chosen for each in offences(name, files[name].read_text(encoding="utf-8"))]
 
 
 def counted(found: list[Offence]) -> Counter[tuple[str, str]]:
-    """How often each file has each habit."""
+    """Return how often each file has each habit."""
     return Counter((each.file, each.habit) for each in found)
 
 
 def recorded(text: str) -> Counter[tuple[str, str]]:
-    """What `habits.txt` records: a file, a habit and a number in each line, separated by tabs."""
+    """Return what `habits.txt` records: a file, a habit and a number in each line, separated by tabs."""
     rows = (line.split("\t") for line in text.splitlines() if line)
     return Counter({(file, habit): int(number) for file, habit, number in rows})
 
 
 def as_text(counts: Counter[tuple[str, str]]) -> str:
-    """The content of `habits.txt`."""
+    """Return the content of `habits.txt`."""
     return "".join(f"{file}\t{habit}\t{number}\n" for (file, habit), number in sorted(counts.items()) if number)
 
 

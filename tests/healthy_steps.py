@@ -1,4 +1,4 @@
-"""Steps with which nothing is wrong: small and middling models, inference and training, each as a user writes it."""
+"""Steps without problems: small and medium models, inference and training, each written as a user would."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Residual(nn.Module):
 
 
 def inference(model: nn.Module) -> Step:
-    """A step that computes and returns its result."""
+    """Return a step that computes and returns its result."""
     model = model.eval()
 
     def step(batch: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ def inference(model: nn.Module) -> Step:
 
 
 def training(model: nn.Module) -> Step:
-    """A step that learns, and reads its loss once, as most do."""
+    """Return a step that learns, and reads its loss once, as most do."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step(batch: torch.Tensor) -> float:

@@ -25,7 +25,7 @@ def mlp(middle: nn.Module | None = None) -> nn.Sequential:
 
 
 def linear(rows: int, inputs: int, outputs: int) -> int:
-    """FLOPs of a linear layer's forward; its backward takes as many for the weights, and again for its input."""
+    """Return a linear layer's forward FLOPs; its backward takes as many for the weights, and again for its input."""
     return 2 * rows * inputs * outputs
 
 
@@ -33,7 +33,7 @@ def profile(
     step: Callable[..., object], batches: Iterable[Any] | None = None, *, all_seen: bool = True
 ) -> perfnb.Profile:
     """Of a step that leaves what it found: at its end, as much was alive as all tensors take that are alive now."""
-    gc.collect()  # what other tests left is no part of the step
+    gc.collect()  # objects left by other tests are not part of the step
     p = perfnb.profile_step(step, batches, warmup=1, steps=1, traced=1)
     gc.collect()
     alive = sum({(block.device, block.address): block.bytes for block in everything()}.values())
@@ -46,7 +46,7 @@ def batches() -> list[Tensor]:
 
 
 def at_end(p: perfnb.Profile) -> dict[str, int]:
-    """Bytes by category at the end of the step, without ``other`` and what is 0."""
+    """Return bytes by category at the end of the step, without ``other`` and what is 0."""
     memory = p.memory
     assert (memory[list(CATEGORIES)].sum(axis=1) == memory["total"]).all()
     return {name: int(size) for name, size in memory.iloc[-1][list(CATEGORIES[:-1])].items() if size}

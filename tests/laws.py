@@ -13,7 +13,9 @@ from hypothesis.strategies import SearchStrategy
 def holds_of(
     *made_up: SearchStrategy[Any], some: int, many: int
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A function of values made up by `made_up`: a test of few examples, deep one of `some`, simulation of `many`."""
+    """Return a function of values made up by `made_up`: a test of few examples, deep one of `some`, simulation of
+    `many`.
+    """
     few, deep = max(3, some // 6), pytest.param(some, marks=pytest.mark.deep)
     simulation = pytest.param(many, marks=[pytest.mark.simulation, pytest.mark.timeout(3600)])
 

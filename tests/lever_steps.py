@@ -35,7 +35,7 @@ def _training(model: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor
 
 
 def cnn() -> Curable:
-    """A small convolutional network with batch norm."""
+    """Return a small convolutional network with batch norm."""
     model = nn.Sequential(
         *(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
@@ -132,7 +132,7 @@ def bert(eager: bool = True) -> Curable:
 
 
 def eager_attention() -> Curable:
-    """A GPT-2 with attention in separate ops; unlike `BertModel` it can be switched after it was made."""
+    """Return a GPT-2 with attention in separate ops; unlike `BertModel` it can be switched after it was made."""
     from transformers import GPT2Config, GPT2Model
 
     config = GPT2Config(vocab_size=500, n_embd=128, n_layer=2, n_head=4, n_positions=512)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-#: Extras whose lower bounds are tried, beside the package's own.
+#: Extras whose lower bounds are tried, in addition to the package's own.
 EXTRAS = ("lab", "dask", "ipyparallel")
 #: Linters; and ONNX, which needs a newer NumPy and is no dependency.
 _NOT_RUN = re.compile(
@@ -30,7 +30,7 @@ _PINNED_BY_OTHERS = {"dask", "sympy"}
 
 
 def bound(requirement: str) -> tuple[str, str]:
-    """The name of a requirement, and its lower bound.
+    """Return the name of a requirement, and its lower bound.
 
     Raises
     ------
@@ -44,13 +44,13 @@ def bound(requirement: str) -> tuple[str, str]:
 
 
 def bounds(project: dict[str, Any]) -> dict[str, str]:
-    """The lower bound of each package that perfnb and its `EXTRAS` declare."""
+    """Return the lower bound of each package that perfnb and its `EXTRAS` declare."""
     extras = project["optional-dependencies"]
     return dict(map(bound, [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]))
 
 
 def chosen_by(words: Collection[str], project: dict[str, Any], tested: str) -> dict[str, str]:
-    """Versions to take instead of lower bounds, by the words of the command line.
+    """Return versions to take instead of lower bounds, from the words of the command line.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def chosen_by(words: Collection[str], project: dict[str, Any], tested: str) -> d
 
 
 def lowest(project: dict[str, Any], tested: str, chosen: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Requirements and constraints, a line each.
+    """Return requirements and constraints, one per line.
 
     Parameters
     ----------

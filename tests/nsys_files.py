@@ -55,12 +55,12 @@ _MACHINE = 2**48
 
 
 def tid(process: int, thread: int | None = None) -> int:
-    """A ``globalTid``, of the main thread by default."""
+    """Return a ``globalTid``, of the main thread by default."""
     return _MACHINE + process * 2**24 + (process if thread is None else thread)
 
 
 def pid(process: int) -> int:
-    """A ``globalPid``."""
+    """Return a ``globalPid``."""
     return _MACHINE + process * 2**24
 
 
@@ -96,7 +96,7 @@ def strings(*more: str) -> list[dict[str, Any]]:
 
 
 def launched(start: int, number: int, process: int, name: int = GEMM, length: int = 100_000) -> tuple[Any, Any]:
-    """A launching call of 5 µs at a time, and its kernel 10 µs later."""
+    """Return a launching call of 5 µs at a time, and its kernel 10 µs later."""
     call = {"start": start, "end": start + 5_000, "eventClass": 0, "globalTid": tid(process), "correlationId": number}
     work = {"start": start + 10_000, "end": start + 10_000 + length, "deviceId": process % 2, "streamId": 7}
     return {**call, "nameId": LAUNCH}, {
@@ -106,12 +106,14 @@ def launched(start: int, number: int, process: int, name: int = GEMM, length: in
 
 
 def pushed(start: int, end: int, text: str, process: int, thread: int | None = None) -> dict[str, Any]:
-    """A range pushed and popped."""
+    """Return a range pushed and popped."""
     return {"start": start, "end": end, "eventType": 59, "text": text, "globalTid": tid(process, thread)}
 
 
 def training(process: int = 40, steps: int = 3, at: int = 10**9) -> dict[str, list[dict[str, Any]]]:
-    """Steps of a module's forward and backward as ``emit_nvtx`` and Lightning name them, with a copy before each."""
+    """Return steps of a module's forward and backward as ``emit_nvtx`` and Lightning name them, with a copy before
+    each.
+    """
     kernels, calls, ranges, copies = [], [], [], []
     for step in range(steps):
         zero, number = at + step * STEP_NS, 10 * step + 1
@@ -150,7 +152,7 @@ def training(process: int = 40, steps: int = 3, at: int = 10**9) -> dict[str, li
 
 
 def joined(*files: Mapping[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """The rows of several processes in one file; ids of texts are the first's."""
+    """Return the rows of several processes in one file; ids of texts are the first's."""
     return {
         table: files[0][table] if table == "StringIds" else [row for one in files for row in one.get(table, [])]
         for table in files[0]

@@ -11,5 +11,5 @@ def static_page(title: str, body: str) -> str:
 
 
 def spaced(page: str) -> str:
-    """The page with spaces of one kind only."""
+    """Return the page with spaces of one kind only."""
     return page.replace("\u00a0", " ")

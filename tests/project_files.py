@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def project_files() -> Iterator[Path]:
-    """What is, or would be, under version control; outside a checkout, all but hidden folders."""
+    """Yield what is, or would be, under version control; outside a checkout, all but hidden folders."""
     if (ROOT / ".git").exists() and shutil.which("git"):
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

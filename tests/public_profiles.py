@@ -12,7 +12,7 @@ from tests.trace.test_public_traces import FOLDER, LEFT_OUT, expected, text_of
 
 @cache
 def profile_of(name: str) -> perfnb.Profile:
-    """The profile of a file of `expected`, or of the one of Kineto's that is called so without its ending."""
+    """Return the profile of a file of `expected`, or of the one of Kineto's that is called so without its ending."""
     if name not in expected():
         (name,) = (one for one in expected() if one.removesuffix(".gz") == f"kineto/{name}.json")
     return _read(name)
@@ -27,7 +27,7 @@ def _read(name: str) -> perfnb.Profile:
 
 @lru_cache(maxsize=2)
 def events_of(name: str) -> list[dict[str, Any]]:
-    """The timed events of a file, as they stand in it."""
+    """Return the timed events of a file, unchanged."""
     value = json.loads(text_of(name))
     events = value["traceEvents"] if isinstance(value, dict) else value
     return [event for event in events if event.get("ph") == "X" and event.get("cat") not in LEFT_OUT]

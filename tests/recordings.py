@@ -51,7 +51,7 @@ class ByHand:
         return self.event(name, begin, end, sequence=sequence, **rest)
 
     def node(self, name: str, begin: float, end: float, sequence: int, thread: int = 1) -> ByHand:
-        """A backward node for the forward op of that number, with the op inside that does its work."""
+        """Return a backward node for the forward op of that number, with the op inside that does its work."""
         event = {"sequence": sequence, "forward_thread": 1 if sequence != -1 else -1, "thread": thread}
         self.event(NODE + name, begin, end, **event)
         return self.event(name, begin + 1, end - 1, **event)
@@ -59,7 +59,7 @@ class ByHand:
     def kernel(
         self, name: str, launch: float, begin: float, end: float, thread: int = 1, category: str = "kernel"
     ) -> ByHand:
-        """Work on the device, and the call of 1 µs that launches it."""
+        """Return work on the device, and the 1 µs call that launches it."""
         number = 1000 + len(self.rows)
         self.event("cudaLaunchKernel", launch, launch + 1, "cuda_runtime", thread=thread, correlation=number)
         return self.event(name, begin, end, category, thread=-1, device=0, stream=7, correlation=number)
@@ -67,20 +67,20 @@ class ByHand:
     def alloc(
         self, at: float, address: int, size: int, device: str = "cpu", *, allocated: int = -1, reserved: int = -1
     ) -> ByHand:
-        """A block of memory is given out (or taken back, where `size` is negative), in the main thread."""
+        """Give out a block of memory (or take it back, where `size` is negative), in the main thread."""
         change = {"time_ns": round(at * US), "address": address, "bytes": size, "device": device}
         self.changes.append(change | {"allocated": allocated, "reserved": reserved, "row": len(self.rows)})
         return self.event("[memory]", at, at, "memory")
 
     def block(self, begin: float, end: float | None, address: int, size: int, device: str = "cpu") -> ByHand:
-        """A block of memory with its life; without an end it is never taken back."""
+        """Return a block of memory with its life; without an end it is never taken back."""
         self.alloc(begin, address, size, device)
         return self if end is None else self.alloc(end, address, -size, device)
 
     def known(
         self, at: float, address: int, size: int, category: str, layer: int = -1, name: str | None = None
     ) -> ByHand:
-        """A live object is seen to have that block on the CPU."""
+        """Note that a live object is seen to have that block on the CPU."""
         block = {"time_ns": round(at * US), "address": address, "bytes": size, "device": "cpu", "category": category}
         self.seen.append(block | {"layer": layer, "name": name})
         return self

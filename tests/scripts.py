@@ -15,7 +15,9 @@ NODE = shutil.which("node")
 
 
 def evaluated(entry: str, function: str, given: Any) -> Any:
-    """What `function`, JavaScript of one argument, returns for `given`; it sees all names of the script `entry`."""
+    """Return what `function`, JavaScript of one argument, returns for `given`; it sees all names of the script
+    `entry`.
+    """
     script = f"{assets.script(entry)}\nconst asked = {function};\n"
     if NODE is not None:
         script += 'let text = ""; for await (const part of process.stdin) text += part;\n'

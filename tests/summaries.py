@@ -49,7 +49,7 @@ def make_summary(
     gpu: bool = False,
     device: str = "CPU, 2 threads (no GPU)",
 ) -> Summary:
-    """A summary whose containers' figures are the sums of what they hold."""
+    """Return a summary whose containers' figures are the sums of what they hold."""
     rows = list(leaves)
     names = [row[0] for row in rows]
     totals = {row[0]: [0.0, 0.0, 0.0, 0.0] for row in rows}
@@ -137,7 +137,7 @@ def small_cnn() -> Summary:
 
 @cache
 def gpt(blocks: int = 12, *, recompute: bool = False, gpu: bool = False) -> Summary:
-    """A transformer: `blocks` blocks of twelve modules each."""
+    """Return a transformer: `blocks` blocks of twelve modules each."""
     again = 0.5 if recompute else 0.0
     rows: list[Leaf] = [
         ("model", "GPT", 1, 0.2, 0.1, 0, 0),
@@ -179,7 +179,7 @@ def big(blocks: int = 190) -> Summary:
 
 @cache
 def gan() -> Summary:
-    """Two models in one step."""
+    """Return two models in one step."""
     parts = [("0", "ConvTranspose2d", 1.5), ("1", "BatchNorm2d", 0.2), ("2", "ReLU", 0.05)]
     rows: list[Leaf] = []
     for root, kind, calls in (("generator", "Generator", 1.0), ("discriminator", "Discriminator", 3.0)):
@@ -190,7 +190,7 @@ def gan() -> Summary:
 
 @cache
 def hostile() -> Summary:
-    """Every name that a stranger could choose, chosen."""
+    """Return every name that a stranger could choose, chosen."""
     rows: list[Leaf] = [("model", HOSTILE[0], 1, 0.1, 0.1, 0, 0)]
     rows += [
         (f"model.{n}" if n else "model.", HOSTILE[i - 1], 1, 1.0 + i / 10, 2.0, 0, 10) for i, n in enumerate(HOSTILE)
@@ -201,7 +201,7 @@ def hostile() -> Summary:
 
 
 def unknown_figures() -> Summary:
-    """Nothing measured but the names: every figure is NA, one step, no trace ratio."""
+    """Return a comparison with only names: every figure is NA, one step, no trace ratio."""
     made = small_cnn()
     layers, phases = made.layers.copy(), made.phases.copy()
     for frame in (layers, phases):
@@ -221,7 +221,7 @@ def unknown_figures() -> Summary:
 
 
 def empty() -> Summary:
-    """No layer and no op at all."""
+    """Return a profile without any layer or op."""
     made = small_cnn()
     return replace(
         made,

@@ -113,7 +113,7 @@ def _children() -> dict[tuple[int, float], Child]:
 
 
 def _below() -> dict[int, frozenset[int]]:
-    """The processes below this one, each with those that it is below."""
+    """Return the processes below this one, each with those that it is below."""
     here = os.getpid()
     if not _LISTS.exists():
         found = {}
@@ -131,7 +131,7 @@ def _below() -> dict[int, frozenset[int]]:
 
 
 def _started_by(pid: int) -> list[int]:
-    """The children of a process by the kernel's lists, of which each of its threads has one."""
+    """Return the children of a process by the kernel's lists, of which each of its threads has one."""
     found: list[int] = []
     with suppress(OSError):  # it has ended meanwhile
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -1,4 +1,4 @@
-"""`make accuracy`: a miss is real, tried again or undecided, as the machine was; and the table says so."""
+"""`make accuracy`: a miss is real, tried again or undecided, depending on the machine; the table records it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ accuracy.probe = Probe
 def checked(
     pytester: pytest.Pytester, check: str, *says: str | None, options: tuple[str, ...] = ()
 ) -> pytest.RunResult:
-    """A run of one check whose probe says that for each run of it; `calls` counts the runs."""
+    """Return a run of one check whose probe says that for each run of it; `calls` counts the runs."""
     pytester.makeconftest(CONFTEST.format(says=list(says)))
     body = "\n".join(f"    {line}" for line in check.splitlines())
     pytester.makepyfile(f"calls = []\n\ndef test_it(figure):\n    calls.append(1)\n{body}\n")

@@ -45,7 +45,7 @@ DISPLAYS = (
     "watching/watch.py",
     "watching/widget.py",
 )
-#: What may stand in `draw` next to the vocabulary for a file that describes a result: words and colours; what binds it;
+#: What a file that describes a result may use of `draw` next to the vocabulary: words and colours; what binds it;
 #: the progress and the output of the steps behind it.
 DESCRIBES = {"document", "documented", "tab", "palette", "escape", "progress", "step_output"}
 #: A format such as ``<20`` or ``>{width}``, as `ast.unparse` writes it.
@@ -69,7 +69,9 @@ def sources(package: Path, *endings: str) -> Iterator[Path]:
 
 @functools.cache
 def imports(text: str) -> frozenset[str]:
-    """Every dotted name that a source imports, also inside functions, except what only the type checker imports."""
+    """Return every dotted name that a source imports, also inside functions, except what only the type checker
+    imports.
+    """
     nodes = [*ast.walk(ast.parse(text))]
     typing_only = {
         id(inner)
@@ -89,7 +91,7 @@ def imports(text: str) -> frozenset[str]:
 
 
 def kinds(package: Path) -> list[str]:
-    """Files that measure (they import torch) and also compute with frames or draw."""
+    """Return files that measure (they import torch) and also compute with frames or draw."""
     wrong = []
     for path in sources(package):
         name = path.relative_to(package).as_posix()
@@ -103,7 +105,7 @@ def kinds(package: Path) -> list[str]:
 
 
 def computing_that_draws(package: Path) -> list[str]:
-    """Files that compute with numbers or frames and, without drawing themselves, load what draws through an import."""
+    """Return files that compute with numbers or frames and, without drawing, import code that draws."""
     files = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in sources(package)}
     modules = {name.removesuffix(".__init__"): imports(path.read_text("utf-8")) for name, path in files.items()}
     loaded = {name: set(_modules_of(imported, modules)) for name, imported in modules.items()}
@@ -120,7 +122,7 @@ def computing_that_draws(package: Path) -> list[str]:
 
 
 def _modules_of(imported: Iterable[str], modules: Container[str]) -> Iterator[str]:
-    """The modules of the package, with the packages around them, that these imported names load."""
+    """Yield the modules of the package, with the packages around them, that these imported names load."""
     for name in imported:
         parts = name.split(".")
         for end in range(2, len(parts) + 1):
@@ -138,7 +140,7 @@ def _reaches(name: str, targets: set[str], loaded: dict[str, set[str]]) -> bool:
 
 
 def layout(package: Path) -> list[str]:
-    """Tags and alignment outside the renderers and the few pictures that no section of a document can show."""
+    """Return tags and alignment outside the renderers and the few pictures that no section of a document can show."""
     wrong = {}
     for path in sources(package):
         name = path.relative_to(package).as_posix()
@@ -160,7 +162,7 @@ def layout(package: Path) -> list[str]:
 
 
 def rendering(package: Path) -> list[str]:
-    """Files that describe a result in a document and also use what renders one."""
+    """Return files that describe a result in a document and also use its renderers."""
     wrong = []
     for path in sources(package):
         name = path.relative_to(package).as_posix()
@@ -171,7 +173,7 @@ def rendering(package: Path) -> list[str]:
 
 
 def heaps(package: Path) -> list[str]:
-    """Folders with too many modules."""
+    """Return folders with too many modules."""
     folders = {path.parent for path in sources(package)}
     counts = {folder: len([*folder.glob("*.py")]) - 1 for folder in folders if folder.name not in MAY_GROW}
     return [f"{folder.name}: {count} modules" for folder, count in sorted(counts.items()) if count > MOST_MODULES]
@@ -188,7 +190,7 @@ def names_of(assignment: ast.Assign) -> list[str]:
 
 
 def public_rooms(package: Path) -> list[str]:
-    """Rooms that would replace a public function of their name once they are imported."""
+    """Return rooms that would replace a public function of their name once they are imported."""
     text = (package / "__init__.py").read_text("utf-8")
     (listed,) = (
         node.value for node in ast.parse(text).body if isinstance(node, ast.Assign) and "__all__" in names_of(node)
@@ -334,7 +336,7 @@ def test_breaking_a_contract_fails(tmp_path: Path, where: str, text: str, broken
 
 
 def loaded_by(statement: str, before: str = "") -> set[str]:
-    """The top-level modules that a statement loads in a fresh interpreter."""
+    """Return the top-level modules that a statement loads in a fresh interpreter."""
     code = f"import sys\n{before}\nold = set(sys.modules)\n{statement}\nprint('loaded', *(set(sys.modules) - old))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -48,7 +48,7 @@ def needed(names: list[str]) -> dict[str, list[Requirement]]:
 
 
 def imported(path: Path) -> set[str]:
-    """The packages that a notebook imports, but for modules that it writes; its magics are left out."""
+    """Return the packages that a notebook imports, but for modules that it writes; its magics are left out."""
     names, written = set(), set()
     for cell in json.loads((ROOT / path).read_text("utf-8"))["cells"]:
         if cell["cell_type"] == "code" and cell["id"] != COLAB_CELL:
@@ -116,7 +116,7 @@ def test_jupyterlab_opens_a_page_that_exists() -> None:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment of what `binder` names alone, made as Binder's builder does."""
+    """Return an environment of what `binder` names alone, made as Binder's builder does."""
     python = tmp_path_factory.mktemp("binder") / "env" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
     install = [python, "-m", "pip", "install", "--quiet", "--requirement", "binder/requirements.txt"]

@@ -14,7 +14,7 @@ from perfnb.failures import keeps_nothing
 
 
 def chained(count: int) -> ValueError:
-    """An error with so many causes, one behind the other."""
+    """Return an error with so many causes, one behind the other."""
     error = ValueError("the step's own")
     last: BaseException = error
     for _ in range(count):

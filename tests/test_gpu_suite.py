@@ -13,7 +13,7 @@ TESTS = Path(__file__).parent
 
 
 def names_in(file: Path) -> set[str]:
-    """The names of a file's tests."""
+    """Return the names of a file's tests."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 

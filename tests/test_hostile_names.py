@@ -1,4 +1,4 @@
-"""Names that a stranger chose, in every short form, sentence and path: nothing reaches a terminal as it is."""
+"""Names that a stranger chose, in every short form, sentence and path: nothing reaches a terminal unescaped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORT: dict[str, Any] = {"warmup": 1, "steps": 1, "traced": 1, "memory": False, 
 
 
 def invisible(text: str) -> set[str]:
-    """What in a text does something instead of showing; lines of perfnb's own end."""
+    """Return what in a text does something instead of showing; lines of perfnb's own end."""
     return {char for char in text if unicodedata.category(char) in _INVISIBLE and char != "\n"}
 
 

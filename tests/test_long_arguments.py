@@ -68,7 +68,7 @@ def cases() -> Iterator[Any]:
 
 
 def refused(name: str, arguments: dict[str, Any]) -> str:
-    """What a function says of its arguments; empty where it takes them."""
+    """Return what a function says of its arguments; empty where it takes them."""
     try:
         made = getattr(perfnb, name)(**arguments)
     except Ran:

@@ -19,7 +19,7 @@ SHORT: dict[str, Any] = {"warmup": 1, "steps": 1, "traced": 1, "memory": False, 
 
 
 class Told:
-    """Stands for the progress line, and remembers what it was told."""
+    """Replaces the progress line, and remembers its calls."""
 
     def __init__(self, enabled: bool = True) -> None:
         self.updates: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""The project as a whole: it names no one's machine, and declares and pins what it uses."""
+"""The project as a whole names nobody's machine, and declares and pins its dependencies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IMPORT_NAMES = {"ipython": "IPython", "nvidia-ml-py": "pynvml", "pillow": "PIL"}
 COMES_WITH = {"traitlets": "ipywidgets"}
 # Installed with a driver, whose version it must fit.
 OF_THE_MACHINE = {"amdsmi"}
-# Used where the user has them; without one, what needs it says how to install it. pytest loads its plugin itself.
+# Used if the user has them; without one, its feature explains how to install it. pytest loads its plugin itself.
 OF_THE_USER = {"onnxruntime", "openvino", "pytest", "torchao", "transformers"}
 
 
@@ -171,7 +171,7 @@ def test_the_citation_names_this_version() -> None:
 
 
 def built(kind: str, folder: Path) -> Path:
-    """What hatchling builds of the project: a wheel or an sdist."""
+    """Return what hatchling builds of the project: a wheel or an sdist."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ COLAB = re.compile(r"\]\((https://colab\.research\.google\.com/github/[^)]*)\)")
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The files of the project that publishing may change."""
+    """Return the files of the project that publishing may change."""
     for name in (*NAMED, *NOTEBOOKS):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

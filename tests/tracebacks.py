@@ -13,6 +13,6 @@ _FILE = re.compile(r'^\s*File (?:"(?P<python>.+)", line \d+|(?P<ipython>.+?):\d+
 
 
 def frames_of_perfnb(traceback: str) -> list[str]:
-    """The files of the package that a printed traceback goes through."""
+    """Return the files of the package that a printed traceback goes through."""
     files = [Path(found["python"] or found["ipython"]).expanduser() for found in _FILE.finditer(traceback)]
     return [str(file) for file in files if file.resolve().is_relative_to(PACKAGE)]

@@ -73,7 +73,7 @@ class Trace:
 
 @cache
 def public_trace(name: str) -> pd.DataFrame:
-    """The events of a public trace. What the reader's columns lack is taken from the file's arguments.
+    """Return the events of a public trace. What the reader's columns lack is taken from the file's arguments.
 
     The same frame each time: analysis changes none.
     """
@@ -110,7 +110,7 @@ def _number(arg: dict[str, Any], keys: tuple[str, ...]) -> int:
 
 
 def expected() -> dict[str, dict[str, Any]]:
-    """What is known of each public trace that has work on a GPU, by name."""
+    """Return what is known of each public trace that has work on a GPU, by name."""
     path = FOLDER / "expected.json"
     facts = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return {name.removeprefix("kineto/"): fact for name, fact in facts.items() if "gpu" in fact}

@@ -33,7 +33,7 @@ def step_with_memory() -> ByHand:
 
 
 def random_blocks(count: int) -> ByHand:
-    """Blocks of all lengths and sizes, the largest of them for the shortest time."""
+    """Return blocks of all lengths and sizes, the largest of them for the shortest time."""
     hand, random = ByHand().step(0, 10_000), np.random.default_rng(5)
     sizes = random.permutation(count)
     for number in range(count):

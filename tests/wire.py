@@ -17,7 +17,7 @@ def varint(number: int) -> bytes:
 
 
 def message(*fields: tuple[int, Any]) -> bytes:
-    """A message: numbers as varints, floats as doubles, text and bytes with their length."""
+    """Return a message: numbers as varints, floats as doubles, text and bytes with their length."""
     return b"".join(_field(number, value) for number, value in fields)
 
 
@@ -31,7 +31,7 @@ def _field(number: int, value: Any) -> bytes:
 
 
 def plane(name: str, lines: Mapping[str, Iterable[tuple[Any, ...]]], facts: Mapping[str, Any] | None = None) -> bytes:
-    """A plane of an XSpace: by line, events as name, start and duration in nanoseconds, and statistics.
+    """Return a plane of an XSpace: by line, events as name, start and duration in nanoseconds, and statistics.
 
     A line's name may end in ``@`` and its start in nanoseconds; text of a statistic is written once, as the name of
     another.
@@ -62,5 +62,5 @@ def plane(name: str, lines: Mapping[str, Iterable[tuple[Any, ...]]], facts: Mapp
 
 
 def space(*planes: bytes) -> bytes:
-    """An XSpace of planes."""
+    """Return an XSpace of planes."""
     return message(*((1, one) for one in planes), (4, "a host"))

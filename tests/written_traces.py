@@ -49,7 +49,7 @@ class Written:
         return self.event(name, begin, end, "kernel", 7, 0, **args)
 
     def memory(self, time: float, size: int, total: int | None, *device: int, reserved: int = 0) -> Written:
-        """An allocation or a free, on the CPU or a device of a kind and number."""
+        """Return an allocation or a free, on the CPU or a device of a kind and number."""
         kind, number = device or (0, -1)
         args = {"Addr": 4096, "Bytes": size, "Device Type": kind, "Device Id": number, "Total Reserved": reserved}
         args |= {} if total is None else {"Total Allocated": total}
@@ -64,7 +64,9 @@ class Written:
 
 
 def training(steps: int = 2) -> Written:
-    """Steps of a model with two layers: each takes 1000 µs, 500 forward, 30 loss, 220 backward, 150 optimizer."""
+    """Return steps of a model with two layers: each takes 1000 µs, 500 forward, 30 loss, 220 backward, 150
+    optimizer.
+    """
     trace = Written(deviceProperties=[{"id": 0, "name": "Small GPU"}], distributedInfo={"rank": 3, "world_size": 8})
     for number in range(steps):
         t, n = 2000.0 * number, 10 * number

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of a step by layer and by operator.
+"""Compute FLOPs and bytes of a step by layer and by operator.
 
 A layer's FLOPs are those of its operators that have a formula; `uncounted_ops` lists the time of the others.
 """
@@ -55,7 +55,7 @@ def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFr
 
 
 def _block_of_calls(recording: Recording, attribution: Attribution) -> pd.Series:
-    """Block of each counted operator's span, indexed by the operator's number."""
+    """Return the block of each counted operator's span, indexed by the operator's number."""
     names, host = recording.events["name"], attribution.host
     number = of_labels(names, partial(number_behind, OP_SPAN), NONE)[host.rows]
     # A user's range may have such a name.
@@ -65,15 +65,18 @@ def _block_of_calls(recording: Recording, attribution: Attribution) -> pd.Series
 
 
 def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict[str, Floats]:
-    """Work of each layer span without its children, indexed by block: ``forward_flops``, ``forward_bytes``,
-    ``forward_uncounted`` (calls without a formula), and the same for backward and recompute."""
+    """Return the work of each layer span without its children, indexed by block.
+
+    The columns are ``forward_flops``, ``forward_bytes``, ``forward_uncounted`` (calls without a formula), and the same
+    for backward and recompute.
+    """
     owned = counted[counted["span"] != NONE]
     sums = _by_direction(owned, "span", owned["direction"]).reindex(range(len(attribution.cells)), fill_value=0)
     return {str(name): values.to_numpy(dtype=np.float64) for name, values in sums.items()}
 
 
 def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
-    """The same sums for the rows of the layers' table that are not modules, by row."""
+    """Return the same sums for the rows of the layers' table that are not modules, by row."""
     rows = counted[(counted["span"] == NONE) & (counted["layer"] != "")]
     return _by_direction(rows, "layer", (rows["phase"] == "forward").map({True: "forward", False: "backward"}))
 
@@ -89,11 +92,11 @@ def _by_direction(calls: pd.DataFrame, by: str, direction: pd.Series) -> pd.Data
 
 
 def work_by(counted: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Work by ``layer`` (each row of the layers' table, child layers excluded) or by ``op``.
+    """Return the work by ``layer`` (each row of the layers' table, child layers excluded) or by ``op``.
 
-    ``calls`` of operators, how many were ``uncounted``, ``flops`` of the rest, ``bytes``, and the ``dtype`` of the most
-    FLOPs; ties go to the most bytes, then to the first name. FLOPs are missing if no call had a formula, or if those
-    that had one did nothing and others had none.
+    The columns are the ``calls`` of operators, how many were ``uncounted``, ``flops`` of the rest, ``bytes``, and the
+    ``dtype`` of the most FLOPs; ties go to the most bytes, then to the first name. FLOPs are missing if no call had a
+    formula, or if calls with a formula did nothing and others had none.
     """
     counted = counted[counted[by] != ""]
     unknown = counted["flops"].isna()
@@ -110,20 +113,23 @@ def work_by(counted: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def main_dtype(counted: pd.DataFrame) -> str | None:
-    """The dtype of most of a step's FLOPs; ``None`` if there are none."""
+    """Return the dtype of most of a step's FLOPs; ``None`` if there are none."""
     flops = counted.groupby("dtype")["flops"].sum()
     return str(flops.idxmax()) if len(flops) and flops.max() > 0 else None
 
 
 def time_by_layer(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """Self time per step of each row of the layers' table: host ``ms`` without tracing overhead, and ``gpu_ms``."""
+    """Return the self time per step of each row of the layers' table.
+
+    The columns are host ``ms`` without tracing overhead, and ``gpu_ms``.
+    """
     cells = attribution.cells[["corrected_ns", "gpu_ns"]]
     sums = cells.groupby(owner_names(recording, attribution)).sum() / 1e6 / max(attribution.steps, 1)
     return pd.DataFrame({"ms": sums["corrected_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("layer")
 
 
 def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[str]) -> pd.DataFrame:
-    """Time per traced step of each counted operator: ``ms`` on the host and ``gpu_ms``.
+    """Return the time per traced step of each counted operator: ``ms`` on the host and ``gpu_ms``.
 
     Operators call each other, so an operator's time includes everything inside its outermost call. Work around it, such
     as autograd's and the dispatcher's, belongs to none.
@@ -145,7 +151,7 @@ def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[s
 
 
 def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *, on_gpu: bool = False) -> pd.DataFrame:
-    """Operators without a formula: ``op``, ``calls``, ``ms`` and ``share`` of a step, slowest first.
+    """Return operators without a formula: ``op``, ``calls``, ``ms`` and ``share`` of a step, slowest first.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Cells: the own time of each block of the traced steps, with one phase and one owner."""
+"""Compute cells: the own time of each block of the traced steps, with one phase and one owner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfnb.trace_names import DEVICE_WORK, PIECE
 
 @dataclass(frozen=True)
 class Attribution:
-    """Who owns the time of the traced steps."""
+    """The owners of the time of the traced steps."""
 
     #: Events and blocks.
     host: Host
@@ -69,14 +69,14 @@ def _direction(blocks: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def _owning_span(blocks: pd.DataFrame, owner: Ints, layer: Ints) -> Ints:
-    """Layer span that owns each block: the block itself, or the one where a node's forward op ran."""
+    """Return the layer span that owns each block: the block itself, or the one where a node's forward op ran."""
     kind = blocks["kind"].to_numpy()
     span = np.where(kind == Kind.SPAN, np.arange(len(kind)), np.where(kind == Kind.NODE, owner, NONE))
     return np.where((span != NONE) & (layer[span] != NONE), span, NONE)
 
 
 def _special(cells: pd.DataFrame, blocks: pd.DataFrame, owner: Ints, accumulating: Bools) -> npt.NDArray[np.object_]:
-    """Row of the layers' table for forward and backward cells that no layer owns."""
+    """Return the row of the layers' table for forward and backward cells that no layer owns."""
     kind, phase = blocks["kind"].to_numpy(), blocks["phase"].to_numpy(dtype=object)
     row = np.full(len(kind), "", dtype=object)
     in_scope = (phase == "forward") | (phase == "backward")
@@ -88,15 +88,16 @@ def _special(cells: pd.DataFrame, blocks: pd.DataFrame, owner: Ints, accumulatin
 
 
 def _own_time(host: Host) -> Floats:
-    """Each block's duration without the blocks inside it, on any thread."""
+    """Return each block's duration without the blocks inside it, on any thread."""
     duration = (host.blocks["end"] - host.blocks["start"]).to_numpy(dtype=float)
     return np.maximum(duration - children_sums(host.forest.parent, duration), 0.0)
 
 
 def _part_that_counts(host: Host, own: Floats) -> Floats:
-    """Fraction of each block's own time that is time of the step: 1 on the step's thread, 0 on other threads.
+    """Return the fraction of each block's own time that counts for the step.
 
-    In backward, nodes that ran on several threads at once share the duration of their engine run.
+    It is 1 on the step's thread and 0 on other threads. In backward, nodes that ran on several threads at once share
+    the duration of their engine run.
     """
     kind, main = host.blocks["kind"].to_numpy(), host.blocks["main"].to_numpy(dtype=float)
     engine = outermost(host.forest, kind == Kind.ENGINE)
@@ -108,7 +109,7 @@ def _part_that_counts(host: Host, own: Floats) -> Floats:
 
 
 def _tracing_cost(ops: Ints, host: Host, recording: Recording) -> Floats:
-    """Tracing overhead in each block: that of its ops, nodes and layer spans directly inside it."""
+    """Return the tracing overhead in each block: that of its ops, nodes and layer spans directly inside it."""
     cost = recording.meta.get("cost", {})
     kind = host.blocks["kind"].to_numpy()
     traced = ~is_derived(recording, host)
@@ -119,7 +120,7 @@ def _tracing_cost(ops: Ints, host: Host, recording: Recording) -> Floats:
 
 
 def is_derived(recording: Recording, host: Host) -> Bools:
-    """Whether each block was added to the trace for a layer inside a compiled region."""
+    """Return whether each block was added to the trace for a layer inside a compiled region."""
     span = recording.derived_spans.reindex(host.blocks["span"], fill_value=False).to_numpy(dtype=bool)
     event = host.blocks["event"].to_numpy()
     piece = of_labels(recording.events["name"], PIECE.__eq__)[event] & (event != NONE)
@@ -127,7 +128,7 @@ def is_derived(recording: Recording, host: Host) -> Bools:
 
 
 def _spans_in_gaps(host: Host) -> Ints:
-    """Parents, except that a model's span counts in the gap before it, where the cost of opening it fell."""
+    """Return parents, except that a model's span counts in the gap before it, where the cost of opening it fell."""
     blocks, parent = host.blocks, host.forest.parent.copy()
     kind, start, end = (blocks[name].to_numpy() for name in ("kind", "start", "end"))
     gaps = np.flatnonzero(kind == Kind.GAP)
@@ -138,7 +139,7 @@ def _spans_in_gaps(host: Host) -> Ints:
 
 
 def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[np.object_]:
-    """Row of the layers' table that owns each block; empty if none does."""
+    """Return the row of the layers' table that owns each block; empty if none does."""
     span = attribution.cells["span"].to_numpy()
     layer = layer_of_spans(recording, attribution.host)[span]
     names = np.append(recording.modules["name"].to_numpy(dtype=object), "")
@@ -146,12 +147,15 @@ def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[n
 
 
 def layer_of_spans(recording: Recording, host: Host) -> Ints:
-    """Number of the layer that each block is a span of; -1 for other blocks, and for spans that count for none."""
+    """Return the number of the layer that each block is a span of.
+
+    The result is -1 for other blocks and for spans without a layer.
+    """
     return recording.span_layers.reindex(host.blocks["span"], fill_value=NONE).to_numpy()
 
 
 def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
-    """Block of each event: by time on the host, by the launching call on a device; -1 if unknown."""
+    """Return the block of each event: by time on the host, by the launching call on a device; -1 if unknown."""
     block = np.full(len(events), NONE, dtype=np.int64)
     block[host.rows] = host.block
     device, launch = _launches(events, host)
@@ -160,7 +164,7 @@ def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def _launches(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
-    """The rows of work on devices, and the place of the call that launched each in `host`; -1 if unknown."""
+    """Return the rows of work on devices, and the place of the call that launched each in `host`; -1 if unknown."""
     correlation = events["correlation"].to_numpy()
     places = np.flatnonzero(correlation[host.rows] != NONE)
     by_number = pd.Series(places, index=correlation[host.rows[places]])
@@ -170,7 +174,7 @@ def _launches(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
 
 
 def _on_device(recording: Recording, host: Host, own: Floats) -> tuple[Ints, Floats]:
-    """Number and duration of kernels launched from each block; copies and memsets count as kernels.
+    """Return number and duration of kernels launched from each block; copies and memsets count as kernels.
 
     Time launched by a kernel of compiled code is divided among the blocks of its layers as its time on the host was.
     """
@@ -200,11 +204,11 @@ def _on_device(recording: Recording, host: Host, own: Floats) -> tuple[Ints, Flo
 
 
 def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
-    """Parent of each layer span; a recomputed one gets the parent whose call it repeats.
+    """Return the parent of each layer span; a recomputed one gets the parent whose call it repeats.
 
     A recomputation runs inside a backward node. The layer that started the checkpointed call is the one whose forward
-    made that node, or one around it. A layer can be shared, so the right one is the layer that called the most of
-    what the node recomputes, and of several the innermost.
+    made that node, or one around it. A layer can be shared, so the right one is the layer that called most of the
+    recomputed layers, and of several the innermost.
     """
     blocks, layer = host.blocks, layer_of_spans(recording, host)
     is_span = (blocks["kind"] == Kind.SPAN).to_numpy()
@@ -220,7 +224,7 @@ def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
             break
         parent[callers.index] = callers.to_numpy()
         waiting = waiting[parent[waiting] == NONE]
-    # A trace without sequence numbers only tells where each layer ran in forward.
+    # A trace without sequence numbers only shows where each layer ran in forward.
     keys = pd.MultiIndex.from_arrays([blocks["step"], layer])
     forward = np.flatnonzero(is_span & ~in_backward)
     last_time = pd.Series(parent[forward], index=keys[forward])
@@ -230,7 +234,7 @@ def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
 
 
 def _callers(waiting: Ints, node: Ints, layer: Ints, made_in: Ints, parent: Ints) -> pd.Series:
-    """The span that called each recomputed span, for those of `waiting` where it can be found."""
+    """Return the span that called each recomputed span, for those of `waiting` where it can be found."""
     inside = np.flatnonzero(parent != NONE)
     calls = pd.DataFrame({"caller": parent[inside], "layer": layer[inside]}).drop_duplicates()
     spans = pd.DataFrame({"span": waiting, "node": node[waiting], "layer": layer[waiting]})

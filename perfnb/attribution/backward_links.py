@@ -1,4 +1,4 @@
-"""The forward op behind each node of a backward pass, by the sequence numbers that autograd gives both."""
+"""Find the forward op behind each node of a backward pass, by the sequence numbers that autograd gives both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb.trace_names import ACCUMULATE_GRAD
 
 
 def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
-    """For each backward node, the block where its forward op ran; `NONE` for other blocks.
+    """Return, for each backward node, the block where its forward op ran; `NONE` for other blocks.
 
     If that op itself ran in a backward node (double backward), the node's own forward op decides.
     """
@@ -27,7 +27,10 @@ def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def makers(events: pd.DataFrame, host: Host) -> Ints:
-    """For each backward node, the place in `host` of the forward op that created it; `NONE` for other blocks."""
+    """Return, for each backward node, the place in `host` of the forward op that created it.
+
+    The result is `NONE` for other blocks.
+    """
     result = np.full(len(host.blocks), NONE, dtype=np.int64)
     nodes = np.flatnonzero((host.blocks["kind"] == Kind.NODE).to_numpy())
     result[nodes] = forward_ops(events, host, _numbered_rows(events, host, nodes))
@@ -35,7 +38,10 @@ def makers(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def _numbered_rows(events: pd.DataFrame, host: Host, nodes: Ints) -> Ints:
-    """Rows of the events that carry the nodes' numbers: the node, or the op in it where a hook ran other ops first."""
+    """Return the rows of the events that carry the nodes' numbers.
+
+    That is the node, or the op in it if a hook ran other ops first.
+    """
     sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in ("sequence", "forward_thread"))
     places = np.flatnonzero((sequence != NONE) & (forward_thread > 0))
     places = places[np.argsort(host.starts[places], kind="stable")]
@@ -45,7 +51,7 @@ def _numbered_rows(events: pd.DataFrame, host: Host, nodes: Ints) -> Ints:
 
 
 def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """The forward op of events of a backward pass, as places among the host's events; `NONE` if not recorded.
+    """Return the forward op of events of a backward pass, as places among the host's events; `NONE` if not recorded.
 
     `rows` are those of backward nodes, or of the ops inside them that carry their numbers.
     """
@@ -66,7 +72,7 @@ def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
 
 
 def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
-    """Whether each block is a node that accumulates a parameter's gradient."""
+    """Return whether each block is a node that accumulates a parameter's gradient."""
     adds = of_labels(events["name"], lambda name: ACCUMULATE_GRAD in name)
     event = host.blocks["event"].to_numpy()
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
@@ -74,13 +80,13 @@ def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
 
 
 def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
-    """The trace's thread with most of these sequence numbers: torch has thread numbers of its own."""
+    """Return the trace's thread with most of these sequence numbers: torch has its own thread numbers."""
     threads = np.unique(op_thread).tolist()
     return max(threads, key=lambda one: np.isin(numbers, op_number[op_thread == one]).sum(), default=NONE)
 
 
 def _latest_before(number: Ints, start: Ints, wanted: Ints, before: Ints) -> Ints:
-    """Position of the last entry, by number and then start, up to each wanted number and time."""
+    """Return the position of the last entry, by number and then start, up to each wanted number and time."""
     # Sort entries and queries together: the answer is the last entry before each query.
     numbers, times = np.concatenate([number, wanted]), np.concatenate([start, before])
     is_entry = np.arange(len(numbers)) < len(number)

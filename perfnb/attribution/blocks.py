@@ -1,8 +1,8 @@
-"""The blocks of a trace, and how they nest: steps, waits for data and for collectives, layer spans, backward nodes,
-optimizer steps.
+"""Find the blocks of a trace, and how they nest.
 
-A block is an interval that owns the part of its time which no block inside it owns. The time between the blocks of a
-step becomes blocks too, with a phase of their own.
+Blocks are steps, waits for data and for collectives, layer spans, backward nodes and optimizer steps. A block is an
+interval that owns the part of its time that no block inside it owns. The time between the blocks of a step becomes
+blocks too, with a phase of their own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from perfnb.trace_names import (
 )
 
 _HOST_CATEGORIES = (*OPS, *RANGES, *CALLS, "overhead", "memory")
-#: An event that exceeds its step by no more than this is inside it: files round times to a microsecond.
+#: An event that exceeds its step by no more than this is inside it, because files round times to a microsecond.
 _ROUNDING_NS = 1000
 #: The columns needed here.
 _READ = (
@@ -56,7 +56,7 @@ _READ = (
 )
 _OLD_NODE = re.compile(r"\w+Backward[0-9]*|torch::autograd::\w+")
 _OPTIMIZER = (OPTIMIZER, "aten::_amp_")
-#: As py-spy writes it; making an optimizer, which may import half of torch, is no part of a step.
+#: The name that py-spy writes; making an optimizer, which may import half of torch, is not part of a step.
 _OPTIMIZER_MADE = "Optimizer.__init__"
 _COPY_TO_DEVICE = "HtoD"
 _TORCH_OP = "aten::"
@@ -87,24 +87,24 @@ class Kind(IntEnum):
 class Host:
     """The events on the host and their blocks."""
 
-    #: Row in the recording's events.
+    #: The row in the recording's events.
     rows: Ints
     #: Position of the innermost block at or around each event; -1 outside all blocks.
     block: Ints
     #: Whether each event is an operator: not a block, or one that copies to a device or is a loss.
     is_op: Bools
-    #: Nanoseconds; an event that ends later than its parent is cut there.
+    #: Start and end in nanoseconds; an event that ends later than its parent is cut there.
     starts: Ints
     ends: Ints
     #: A number for each thread, the same as in `blocks`.
     thread: Ints
-    #: How the events nest. Marks of steps, which may start in the middle of a call, are around none.
+    #: The nesting of the events. Marks of steps, which may start in the middle of a call, enclose none.
     calls: Forest
     #: ``kind``, ``event`` (row in the recording's events, -1 for gaps and engine runs), ``start``, ``end``, ``thread``,
     #: ``continued`` (the rest of a block that a step boundary cut), ``span``, ``step``, ``main`` (whether it is on the
     #: thread of its step), ``in_backward``.
     blocks: pd.DataFrame
-    #: How the blocks nest. Nodes on other threads than the step's are inside the engine run of that time.
+    #: The nesting of the blocks. Nodes on threads other than the step's are inside the engine run of that time.
     forest: Forest
 
 
@@ -124,11 +124,11 @@ class _Steps(NamedTuple):
         return cls(at, starts, np.minimum(ends, np.append(starts[1:], ends[-1:])), thread[at])
 
     def at_time(self, time: Ints) -> Ints:
-        """The last step that started by each time; -1 before the first."""
+        """Return the last step that started by each time; -1 before the first."""
         return np.searchsorted(self.starts, time, side="right") - 1
 
     def around(self, thread: Ints, time: Ints) -> Ints:
-        """The step on the given thread that contains each time; -1 if there is none."""
+        """Return the step on the given thread that contains each time; -1 if there is none."""
         step = step_of(time, self.starts, self.ends)
         return np.where(thread == np.append(self.threads, NONE)[step], step, NONE)
 
@@ -199,7 +199,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
 
 
 def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Ints]:
-    """Cut blocks at step boundaries, dropping the time between steps; also the step of each part.
+    """Cut blocks at step boundaries, dropping the time between steps. Also return the step of each part.
 
     A block that only touches a step, within rounding, has no part in it.
     """
@@ -220,7 +220,10 @@ def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Int
 
 
 def marks_step(events: pd.DataFrame) -> Bools:
-    """Whether each event marks a step that counts: as decided when a trace was loaded, else perfnb's own spans."""
+    """Return whether each event marks a step that counts.
+
+    That was decided when a trace was loaded; otherwise perfnb's own spans count.
+    """
     if "marks_step" in events:
         return np.asarray((events["marks_step"] != NONE).to_numpy(dtype=bool))
     return of_labels(events["name"], lambda name: number_behind(STEP_SPAN, name) != NONE) & is_one_of(
@@ -229,7 +232,7 @@ def marks_step(events: pd.DataFrame) -> Bools:
 
 
 def _kinds(host: pd.DataFrame) -> Ints:
-    """Kind of each event by name and category."""
+    """Return the kind of each event by name and category."""
     kind = of_labels(host["name"], _kind_of, Kind.OP)
     # A user's range with one of perfnb's or torch's names is only a range.
     is_range = is_one_of(host["category"], RANGES)
@@ -242,7 +245,7 @@ def _kinds(host: pd.DataFrame) -> Ints:
 
 
 def _is_old_node(host: pd.DataFrame) -> Bools:
-    """Whether each event is a backward node as torch before 1.9 traced it: only the node's op."""
+    """Return whether each event is a backward node as torch before 1.9 traced it: only the node's op."""
     named = found(host["name"], _OLD_NODE.fullmatch)
     numbered = ((host["sequence"] != NONE) & (host["forward_thread"] > 0)).to_numpy()
     return np.asarray((named | numbered) & is_one_of(host["category"], OPS))
@@ -296,7 +299,7 @@ def _mark_losses(host: pd.DataFrame, kind: Ints, forest: Forest, node_above: Int
 def _engine_runs(
     steps: _Steps, kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: Ints, silent: Bools
 ) -> pd.DataFrame:
-    """Runs of autograd's engine, on the thread of their step.
+    """Find the runs of autograd's engine, on the thread of their step.
 
     A run is a series of outermost backward nodes, on any threads, between which the step's thread started nothing else.
     """
@@ -328,7 +331,7 @@ def _waits_for_collectives(
     node_above: Ints,
     runs: pd.DataFrame,
 ) -> pd.DataFrame:
-    """The time when steps only wait for a collective, cut so that it nests in the other blocks."""
+    """Return the time when steps only wait for a collective, cut so that it nests in the other blocks."""
     on_device_alone, on_device = device_collectives_alone(events)
     own = host_collectives(host, on_device)
     parts: list[pd.DataFrame] = []
@@ -418,7 +421,7 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
 
 
 def _gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
-    """Parent, start, end and phase of each gap in a step or an optimizer step."""
+    """Return parent, start, end and phase of each gap in a step or an optimizer step."""
     kind, starts, ends, event, continued = (
         host.blocks[name].to_numpy() for name in ("kind", "start", "end", "event", "continued")
     )
@@ -455,7 +458,10 @@ def _gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
 
 
 def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
-    """Block of each event, with those directly in a step moved into the gap, or the wait, where they start."""
+    """Return the block of each event.
+
+    Events directly in a step are moved into the gap, or the wait, where they start.
+    """
     kind, above = filled["kind"].to_numpy(), forest.parent
     is_gap = kind == Kind.GAP
     is_gap |= (kind == Kind.COMMUNICATION) & (above != NONE) & np.isin(kind[above], (Kind.STEP, Kind.OPTIMIZER))

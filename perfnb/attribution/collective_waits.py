@@ -1,13 +1,13 @@
-"""Collectives: those that the host runs (gloo, MPI), and the time when a step only waits for one.
+"""Find collectives that the host runs (gloo, MPI), and the time when a step only waits for one.
 
 A collective on the host is an operator that starts it, such as ``c10d::allreduce_``, on a thread of the step, and a
 range on a thread of the backend, such as ``gloo:all_reduce``, that ends with it. It is in flight from the start of the
 first to the end of the second.
 
-A step waits for it where no operator runs while it is in flight. Python between two operators looks the same, but a
-wait lasts until a collective ends: where none ends, the host was busy. DDP learns of an end before the backend records
-it, and may wake up later, on a busy machine by milliseconds: there, a wait ends where DDP takes the result. On a GPU
-a step waits where the host is in a synchronising call while the device runs collectives and nothing else.
+A step waits for it when no operator runs while it is in flight. Python between two operators looks the same, but a wait
+lasts until a collective ends: if none ends, the host was busy. DDP learns of an end before the backend records it, and
+may wake up later, on a busy machine by milliseconds: in that case a wait ends when DDP takes the result. On a GPU a
+step waits when the host is in a synchronising call while the device runs only collectives.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from perfnb.trace_names import CALLS, COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST
 
 _WAITS = re.compile(r"(cuda|hip|cu|ze|sycl)\w*(Synchronize|Memcpy)", re.IGNORECASE)
 _RUN = re.compile(r"(\w+):(\w+)")
-#: Outside of other operators, this is how DDP looks at a bucket that has arrived.
+#: The op by which DDP, outside of other operators, looks at a bucket that has arrived.
 _VIEW = "aten::as_strided"
-#: Backends of devices whose collectives can be seen on the host only, if the trace has no kernels of theirs.
+#: Backends of devices whose collectives can only be seen on the host, if the trace has no kernels of theirs.
 _OFTEN_UNSEEN = ("xccl",)
 
 
@@ -48,7 +48,7 @@ class HostCollectives(NamedTuple):
 
 
 def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
-    """The collectives that the host runs; with `on_device`, for those of a device it only starts them."""
+    """Return the collectives that the host runs; with `on_device`, those of a device it only starts them."""
     issued, ran = _issued(events), _ran(events, on_device)
     start, duration = events["start_ns"].to_numpy(), events["duration_ns"].to_numpy()
     issued, ran = (rows[np.argsort(start[rows], kind="stable")] for rows in (issued, ran))
@@ -70,7 +70,7 @@ def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
 
 
 def starts_collective(events: pd.DataFrame) -> Bools:
-    """Whether each event is an operator that starts a collective, or waits for one."""
+    """Return whether each event is an operator that starts a collective, or waits for one."""
 
     def starts_or_waits(name: str) -> bool:
         known = COLLECTIVE_OP.match(name) and (collective_kind(name) or name.endswith("wait_tensor"))
@@ -80,7 +80,7 @@ def starts_collective(events: pd.DataFrame) -> Bools:
 
 
 def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
-    """The time when devices run collectives and nothing else, and whether they run any."""
+    """Return the time when devices run only collectives, and whether they run any."""
     work = work_alone(events)
     is_collective = work.sort == 1
     if not is_collective.any():
@@ -92,7 +92,7 @@ def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
 def waits_of_host(
     collectives: HostCollectives, steps: IntervalSet, busy: IntervalSet, calls: IntervalSet, received: Ints
 ) -> IntervalSet:
-    """The part of the steps when the host waits for a collective of its own.
+    """Return the part of the steps when the host waits for a collective of its own.
 
     Parameters
     ----------
@@ -123,18 +123,21 @@ def waits_of_host(
 
 
 def takes_results(events: pd.DataFrame, is_outer: Bools) -> Ints:
-    """Starts of DDP's looks at buckets that have arrived; `is_outer` marks operators that are in no other."""
+    """Return the starts of DDP's looks at buckets that have arrived.
+
+    `is_outer` marks operators that are in no other.
+    """
     rows = np.flatnonzero(is_outer & of_labels(events["name"], lambda name: name == _VIEW))
     return np.asarray(column(events, "start_ns")[rows])
 
 
 def synchronises(events: pd.DataFrame) -> Bools:
-    """Whether the host can wait for a device during each event."""
+    """Return whether the host can wait for a device during each event."""
     return np.asarray(found(events["name"], _WAITS.match) & is_one_of(events["category"], CALLS))
 
 
 def pieces(time: IntervalSet, borders: Ints) -> tuple[Ints, Ints]:
-    """A set of time cut at borders: starts and ends."""
+    """Return a set of time cut at borders: starts and ends."""
     if not len(time.start):
         return time.start, time.end
     points = np.unique(np.concatenate([*time, borders]))
@@ -144,7 +147,7 @@ def pieces(time: IntervalSet, borders: Ints) -> tuple[Ints, Ints]:
 
 
 def _issued(events: pd.DataFrame) -> Ints:
-    """The outermost operators that start a collective."""
+    """Return the outermost operators that start a collective."""
     rows = np.flatnonzero(starts_collective(events))
     rows = rows[collective_kinds(events.iloc[rows]) != ""]
     start = column(events, "start_ns")[rows]
@@ -163,7 +166,7 @@ def _ran(events: pd.DataFrame, on_device: bool) -> Ints:
 
 
 def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """Kind of collective by the event's argument, else by its name; empty for others."""
+    """Return the kind of collective by the event's argument, else by its name; empty for others."""
     named = of_labels(events["name"], collective_kind, "")
     if "collective" not in events:
         return np.asarray(named, dtype=object)
@@ -172,9 +175,9 @@ def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def _started_by(begin: Ints, kind: np.ndarray, started: Ints, started_kind: np.ndarray) -> Ints:
-    """The operator that started each run: a backend runs collectives in the order they are started.
+    """Return the operator that started each run: a backend runs collectives in the order they are started.
 
-    If a trace lacks some of either, the shift is used that fits most of them.
+    If a trace lacks some of either, the shift that fits most of them is used.
     """
     if not len(started):
         return np.full(len(begin), NONE, dtype=np.int64)

@@ -1,4 +1,7 @@
-"""The frame ``collectives``: what each collective of the traced steps sent, how long it took, and what nothing hid."""
+"""Make the frame ``collectives``.
+
+It has what each collective of the traced steps sent, how long it took, and the part that nothing hid.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _SAME = ["collective", "group", "dtype", "bytes", "layer", "bucket"]
 
 
 def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """Each collective of the traced steps, in order of time.
+    """Return each collective of the traced steps, in order of time.
 
     Returns
     -------
@@ -85,14 +88,14 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
     )
     frame = frame[step != NONE].sort_values(["step", "start_ns"], kind="stable", ignore_index=True)
     frame = _with_counted(recording, frame)
-    # What DDP sends apart from gradients, such as which parameters were used, is in integers.
+    # DDP sends data other than gradients, such as which parameters were used, as integers.
     gradients = frame["bucket"] & ~frame["dtype"].astype(TEXT).str.startswith("int", na=False).astype(bool)
     numbers = gradients.astype(np.int64).groupby(frame["step"]).cumsum() - 1
     return frame.assign(bucket=np.where(gradients, numbers, NONE))
 
 
 def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """The frame ``collectives``, per traced step, longest first.
+    """Return the frame ``collectives``, per traced step, longest first.
 
     Parameters
     ----------
@@ -132,7 +135,7 @@ def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:
 
 
 def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
-    """Nanoseconds of a set of time in each interval; of several that overlap, they count for the first to end."""
+    """Return nanoseconds of a set of time in each interval; time in several intervals counts for the first to end."""
     result = np.zeros(len(start), dtype=np.int64)
     if not len(start):
         return result
@@ -151,7 +154,10 @@ def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
 
 
 def _until_received(end: Ints, waiting: IntervalSet) -> Ints:
-    """Ends of collectives, the last in each wait at the end of that: the host may wake up late."""
+    """Return the ends of collectives.
+
+    The last one in each wait ends with the wait, because the host may wake up late.
+    """
     place = np.searchsorted(waiting.start, end, side="right") - 1
     inside = (place != NONE) & (end <= np.append(waiting.end, 0)[place])
     last = np.zeros(len(waiting.start), dtype=np.int64)
@@ -161,7 +167,7 @@ def _until_received(end: Ints, waiting: IntervalSet) -> Ints:
 
 
 def _steps(attribution: Attribution, block: Ints, begin: Ints) -> Ints:
-    """The traced step of each collective: that of the block that started it, else by time."""
+    """Return the traced step of each collective: that of the block that started it, else by time."""
     blocks = attribution.host.blocks
     marks = blocks[(blocks["kind"] == Kind.STEP).to_numpy()].sort_values("start")
     place = np.searchsorted(marks["start"].to_numpy(), begin, side="right") - 1
@@ -173,7 +179,7 @@ def _steps(attribution: Attribution, block: Ints, begin: Ints) -> Ints:
 def _of_fsdp(
     recording: Recording, events: pd.DataFrame, issued: Ints, names: npt.NDArray[np.object_]
 ) -> npt.NDArray[np.object_]:
-    """The layer that FSDP names in the range around each operator, where there is one."""
+    """Return the layer that FSDP names in the range around each operator, where there is one."""
     around = np.flatnonzero(found(events["name"], _FSDP.fullmatch) & is_one_of(events["category"], RANGES))
     called = np.flatnonzero(issued != NONE)
     rows = np.concatenate([around, issued[called]])
@@ -189,7 +195,7 @@ def _of_fsdp(
 
 
 def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
-    """Bytes and dtypes from the counted step, for the collectives of a live profile that can be found in it."""
+    """Return bytes and dtypes from the counted step, for the collectives of a live profile that can be found in it."""
     if recording.arithmetic is None or not len(frame):
         return frame
     calls = recording.arithmetic.calls.sort_index()
@@ -204,10 +210,10 @@ def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _matched(seen: Sequence[str], counted: Sequence[str], sent: Sequence[tuple[int, str]]) -> Ints:
-    """Which of the counted collectives each of a step's is, by their kinds; `NONE` where that is not certain.
+    """Return which of the counted collectives each of a step's is, by their kinds; `NONE` if that is not certain.
 
     One step may have collectives in one stretch that the other has not, such as those of logging. Where that stretch
-    can be in several places, a collective is certain if what it sent is the same for all of them.
+    can be in several places, a collective is certain if its message is the same for all of them.
     """
     shorter = min(len(seen), len(counted))
     pairs = list(zip(seen, counted, strict=False)), list(zip(seen[::-1], counted[::-1], strict=False))

@@ -1,4 +1,4 @@
-"""GPU work: its kind, and the call, operator and step that launched it."""
+"""Find GPU work: its kind, and the call, operator and step that launched it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Work:
 
 @dataclass(frozen=True)
 class DeviceWork(Work):
-    """GPU work with what launched it."""
+    """GPU work with the call that launched it."""
 
     #: Row of the launching call; -1 if the trace has none.
     call: Ints
-    #: Row of the innermost operator around that call, or without a call, of the one with the same external id; -1
-    #: if there is none.
+    #: Row of the innermost operator around that call or, without a call, of the one with the same external id; -1 if
+    #: there is none.
     op: Ints
     #: Number of the step that launched it; -1 outside all steps.
     step: Ints
@@ -77,7 +77,7 @@ def device_work(events: pd.DataFrame) -> DeviceWork:
 
 
 def column(events: pd.DataFrame, name: str) -> Ints:
-    """A column of integers, with -1 for missing values and for a missing column."""
+    """Return a column of integers, with -1 for missing values and for a missing column."""
     if name not in events.columns:
         return np.full(len(events), NONE, dtype=np.int64)
     values = events[name]
@@ -87,18 +87,18 @@ def column(events: pd.DataFrame, name: str) -> Ints:
 
 
 def is_in(events: pd.DataFrame, categories: tuple[str, ...]) -> Bools:
-    """Whether each event is of one of the categories."""
+    """Return whether each event is of one of the categories."""
     return is_one_of(events["category"], categories)
 
 
 def text(events: pd.DataFrame, name: str) -> tuple[Ints, pd.Index]:
-    """Codes and labels of a text column; the code is -1 for a missing text."""
+    """Return codes and labels of a text column; the code is -1 for a missing text."""
     values = as_categories(events[name])
     return values.cat.codes.to_numpy().astype(np.int64), values.cat.categories
 
 
 def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorical:
-    """The texts of some rows of a column; missing if the row is -1, or the text or the column is missing."""
+    """Return the texts of some rows of a column; missing if the row is -1, or the text or the column is missing."""
     if name not in events:
         return pd.Categorical.from_codes(np.full(len(rows), NONE), categories=pd.Index([], dtype=TEXT))
     codes, labels = text(events, name)
@@ -109,7 +109,10 @@ def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorica
 
 
 def texts(events: pd.DataFrame, name: str, *rows: Ints) -> npt.NDArray[np.object_]:
-    """The texts of some rows of a column as plain strings, empty if missing: then that of the next rows counts."""
+    """Return the texts of some rows of a column as plain strings.
+
+    If a text is missing, that of the next rows counts.
+    """
     if name not in events:
         return np.full(len(rows[0]), "", dtype=object)
     codes, labels = text(events, name)
@@ -118,17 +121,17 @@ def texts(events: pd.DataFrame, name: str, *rows: Ints) -> npt.NDArray[np.object
 
 
 def known_or_na(values: Ints) -> pd.arrays.IntegerArray:
-    """The values, missing where they are -1."""
+    """Return the values, missing where they are -1."""
     return pd.arrays.IntegerArray(values, values == NONE)
 
 
 def matching(events: pd.DataFrame, pattern: re.Pattern[str]) -> Bools:
-    """Whether the start of each event's name matches; each distinct name is tested once."""
+    """Return whether the start of each event's name matches; each distinct name is tested once."""
     return of_labels(events["name"], lambda name: pattern.match(name) is not None)
 
 
 def pairs(*columns: Ints) -> Ints:
-    """A number for each distinct combination of values."""
+    """Return a number for each distinct combination of values."""
     result = np.zeros(len(columns[0]), dtype=np.int64)
     for values in columns:
         if len(values) and (values == values[0]).all():
@@ -139,31 +142,37 @@ def pairs(*columns: Ints) -> Ints:
 
 
 def launches_of(events: pd.DataFrame, rows: Ints) -> Ints:
-    """The call that launched each of `rows`, by correlation id within the rank; -1 if unknown."""
+    """Return the call that launched each of `rows`, by correlation id within the rank; -1 if unknown."""
     correlation = column(events, "correlation")
     number = np.where(correlation != NONE, pairs(column(events, "rank"), correlation), NONE)
     return launched_by(number, ~is_in(events, DEVICE_EVENTS), rows)
 
 
 def thread_keys(events: pd.DataFrame) -> Ints:
-    """A number for each thread of each process of each rank."""
+    """Return a number for each thread of each process of each rank."""
     return pairs(column(events, "rank"), column(events, "process"), column(events, "thread"))
 
 
 def nested_ends(thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Ends cut so that the intervals of a thread nest (see `nest_cutting`), and the parent of each (-1 for none)."""
+    """Return ends cut so that the intervals of a thread nest, and the parent of each (-1 for none).
+
+    See `nest_cutting`.
+    """
     (parent, _), end = nest_cutting(thread, start, end)
     lost = (parent != NONE) & (end > end[parent])
     return end, np.where(lost, NONE, parent)
 
 
 def step_rows(events: pd.DataFrame) -> Bools:
-    """Whether each event is the mark of a step, perfnb's or torch's, also of one that does not count."""
+    """Return whether each event is the mark of a step, perfnb's or torch's, even of one that does not count."""
     return np.asarray((of_labels(events["name"], step_number, NONE) != NONE) & is_in(events, (*RANGES, *OPS)))
 
 
 def step_windows(events: pd.DataFrame) -> pd.DataFrame:
-    """The steps that `step_rows` finds, in order of time: ``event``, ``number``, ``rank``, ``start``, ``end``."""
+    """Return the steps that `step_rows` finds, in order of time.
+
+    The columns are ``event``, ``number``, ``rank``, ``start`` and ``end``.
+    """
     rows = np.flatnonzero(step_rows(events))
     start = column(events, "start_ns")[rows]
     frame = pd.DataFrame(
@@ -186,7 +195,7 @@ def _sorts(events: pd.DataFrame) -> Ints:
 
 
 def _ops_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
-    """The operator that launched each row of GPU work."""
+    """Return the operator that launched each row of GPU work."""
     is_op = is_in(events, OPS) & ~step_rows(events)
     start = column(events, "start_ns")
     used = np.unique(call[call != NONE])
@@ -205,7 +214,7 @@ def _ops_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
 
 
 def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
-    """The operator that has the external id of each row of GPU work; -1 if there is none."""
+    """Return the operator that has the external id of each row of GPU work; -1 if there is none."""
     external = column(events, "external_id")
     # Without an operator, Kineto writes the correlation id as the external id.
     known = (external[rows] != NONE) & (external[rows] != column(events, "correlation")[rows])
@@ -218,7 +227,7 @@ def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
 
 
 def steps_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
-    """Step of each row of GPU work: that of its launch, else by its own start."""
+    """Return the step of each row of GPU work: that of its launch, else by its own start."""
     windows, rank = step_windows(events), column(events, "rank")[rows]
     moments = moments_of(column(events, "start_ns"), rows, call)
     result = np.full(len(rows), NONE, dtype=np.int64)

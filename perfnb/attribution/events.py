@@ -1,4 +1,4 @@
-"""The frame ``events``, with the layer, phase and step of each event, and the Python calls in a trace."""
+"""Make the frame ``events``, with the layer, phase and step of each event, and the Python calls in a trace."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from perfnb.trace_names import PIECE, PYTHON_CALLS, SPAN_CATEGORY, own_word
 
 
 def python_calls(events: pd.DataFrame) -> Ints:
-    """Rows of Python calls."""
+    """Return rows of Python calls."""
     return np.flatnonzero(is_one_of(events["category"], PYTHON_CALLS))
 
 
 def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """Innermost block of the same thread where each call starts; `NONE` if it starts outside all."""
+    """Return the innermost block of the same thread where each call starts; `NONE` if it starts outside all."""
     thread, begin, end = (host.blocks[name].to_numpy() for name in ("thread", "start", "end"))
     above = host.forest.parent
     above = np.where((above != NONE) & (thread[above] == thread), above, NONE)
@@ -46,11 +46,11 @@ _TEXTS = ("shapes", "collective", "group")
 
 
 def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """The frame ``events``, in order of time; ``start_ns`` is relative to the start of the first traced step.
+    """Return the frame ``events``, in order of time; ``start_ns`` is relative to the start of the first traced step.
 
-    GPU work has the layer, phase and step of the call that launched it; a Python call has those of the moment at which
-    it starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans the names of
-    their layers. A loaded trace keeps its events outside all steps.
+    GPU work has the layer, phase and step of the call that launched it; a Python call has those of the moment when it
+    starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans the names of their
+    layers. A loaded trace keeps its events outside all steps.
     """
     events = recording.events
     block = blocks_of_events(events, attribution.host)
@@ -78,12 +78,12 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def all_events(recording: Recording, columns: Collection[str] | None = None) -> pd.DataFrame:
-    """Every event of the trace with its rank, in the trace's own columns, or only in those of `columns`."""
+    """Return every event of the trace with its rank, in the trace's own columns, or only in those of `columns`."""
     events = recording.events
     if columns is not None:
         events = events[[name for name in events.columns if name in columns]]
     rows = rows_of_trace(recording.events)
-    # A slice copies nothing, of perhaps millions of rows.
+    # A slice copies nothing, even of millions of rows.
     first = int(rows[0]) if len(rows) else 0
     behind = len(rows) == len(events) - first
     events = events.iloc[first:] if behind else events.iloc[rows]
@@ -102,7 +102,7 @@ def _columns(events: pd.DataFrame) -> dict[str, Any]:
 
 
 def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[str, pd.Categorical]:
-    """Layer and phase of each event, given its block."""
+    """Return layer and phase of each event, given its block."""
     cells = attribution.cells
     of_blocks = {
         "layer": owner_names(recording, attribution),
@@ -133,7 +133,7 @@ def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.ar
 
 
 def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categorical]:
-    """Names and categories, with perfnb's own spans named after what they stand for."""
+    """Return names and categories, with perfnb's own spans named after what they represent."""
     events = recording.events
     ours = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     name, category = events["name"].array, events["category"].array
@@ -152,7 +152,7 @@ def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categori
 def _replaced(
     texts: pd.Categorical, rows: npt.NDArray[np.bool_], labels: Sequence[str], codes: Ints | None = None
 ) -> pd.Categorical:
-    """The texts with new labels in some rows."""
+    """Return the texts with new labels in some rows."""
     new: pd.Index = pd.Index(list(labels), dtype=TEXT)
     whole = texts.categories.append(new.difference(texts.categories))
     places = whole.get_indexer(new)
@@ -171,7 +171,7 @@ def _with_others(table: pd.DataFrame, outside: pd.DataFrame) -> pd.DataFrame:
 
 
 def _joined(first: pd.Series, second: pd.Series) -> Any:
-    """Two columns as one, with the labels of both if they are text."""
+    """Return two columns as one, with the labels of both if they are text."""
     if isinstance(first.dtype, pd.CategoricalDtype):
         return pd.api.types.union_categoricals([first.array, second.array])
     return pd.concat([first, second], ignore_index=True).array

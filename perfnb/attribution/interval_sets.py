@@ -1,4 +1,4 @@
-"""Sets of time as sorted, disjoint intervals: union, intersection, difference, overlap.
+"""Represent sets of time as sorted, disjoint intervals: union, intersection, difference, overlap.
 
 Intervals are half-open and in whole nanoseconds, so lengths are exact. Empty intervals are dropped.
 """
@@ -28,7 +28,7 @@ class IntervalSet(NamedTuple):
         return int((self.end - self.start).sum())
 
     def until(self, times: Ints) -> Ints:
-        """Nanoseconds of the set before each of `times`."""
+        """Return nanoseconds of the set before each of `times`."""
         if len(self.start) == 0:
             return np.zeros(len(times), dtype=np.int64)
         before = np.concatenate(([0], np.cumsum(self.end - self.start)))
@@ -37,7 +37,7 @@ class IntervalSet(NamedTuple):
         return np.where(place > 0, before[last] + np.minimum(times, self.end[last]) - self.start[last], 0)
 
     def within(self, start: Ints, end: Ints) -> Ints:
-        """Nanoseconds of the set inside each of the given intervals, which may overlap."""
+        """Return nanoseconds of the set inside each of the given intervals, which may overlap."""
         return self.until(np.maximum(start, end)) - self.until(start)
 
 
@@ -45,7 +45,7 @@ EMPTY = IntervalSet(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
 
 
 def union(start: Ints, end: Ints) -> IntervalSet:
-    """The time covered by at least one of the given intervals, in any order."""
+    """Return the time covered by at least one of the given intervals, in any order."""
     real = end > start
     start, end = start[real], end[real]
     if len(start) == 0:
@@ -58,19 +58,19 @@ def union(start: Ints, end: Ints) -> IntervalSet:
 
 
 def intersection(a: IntervalSet, b: IntervalSet) -> IntervalSet:
-    """The time in both sets."""
+    """Return the time in both sets."""
     if len(a.start) == 0 or len(b.start) == 0:
         return EMPTY
     return _where(a, b, lambda in_a, in_b: in_a & in_b)
 
 
 def difference(a: IntervalSet, b: IntervalSet) -> IntervalSet:
-    """The time in `a` but not in `b`."""
+    """Return the time in `a` but not in `b`."""
     return _where(a, b, lambda in_a, in_b: in_a & ~in_b)
 
 
 def _where(a: IntervalSet, b: IntervalSet, wanted: _Rule) -> IntervalSet:
-    """The time at which `wanted` holds: cut at every border of both sets, then joined again."""
+    """Return the time when `wanted` holds: cut at every border of both sets, then joined again."""
     borders = np.unique(np.concatenate((*a, *b)))
     if len(borders) == 0:
         return EMPTY

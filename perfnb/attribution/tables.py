@@ -1,4 +1,4 @@
-"""The frames of times: ``phases``, ``layers``, ``ops``, ``layer_ops`` and ``kernels``."""
+"""Make the frames of times: ``phases``, ``layers``, ``ops``, ``layer_ops`` and ``kernels``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from perfnb.trace_names import CALLS, DEVICE_WORK
 
 
 def phase_table(attribution: Attribution) -> pd.DataFrame:
-    """The frame ``phases``: time of each phase per traced step, and its share of the step.
+    """Return the frame ``phases``: time of each phase per traced step, and its share of the step.
 
     ``ms`` is as traced and adds up to the traced step; ``share`` is corrected for tracing overhead.
     """
@@ -42,7 +42,7 @@ def phase_table(attribution: Attribution) -> pd.DataFrame:
 
 
 def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tuple[str, int, int]]:
-    """The phases from the start to the end of a step (ns), in order: name, start and end of each stretch."""
+    """Return the phases from the start to the end of a step (ns), in order: name, start and end of each stretch."""
     blocks = attribution.host.blocks
     inside = blocks["main"] & (blocks["start"] >= begin) & (blocks["end"] <= end)
     rows = blocks[inside.to_numpy() & (attribution.host.forest.depth == 1)].sort_values("start")
@@ -56,10 +56,11 @@ def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tupl
 
 
 def own_losses(recording: Recording, attribution: Attribution) -> list[str]:
-    """The models in whose calls every backward pass of the traced steps starts: they compute the loss in forward.
+    """Return the models that compute the loss in forward.
 
-    The first node of a backward pass belongs to the tensor on which it was called, the loss. Models whose loss ops were
-    recognised by name are left out, because these are in the phase loss.
+    Every backward pass of the traced steps starts in their calls. The first node of a backward pass belongs to the
+    tensor on which it was called, the loss. Models whose loss ops were recognised by name are left out, because these
+    are in the phase loss.
     """
     blocks, forest, cells = attribution.host.blocks, attribution.host.forest, attribution.cells
     kind, parent = blocks["kind"].to_numpy(), forest.parent
@@ -84,7 +85,7 @@ _COLUMNS = {"own": "ns", "corrected": "corrected_ns", "ops": "ops", "kernels": "
 
 
 def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """The frame ``layers``: one row per layer in model order, then the rows in parentheses that are not modules.
+    """Return the frame ``layers``: one row per layer in model order, then the rows in parentheses that are not modules.
 
     Times are per traced step and include children, except those that begin with ``self``. A layer's children are those
     that ran inside it, so a shared layer counts in each of its parents; a container that is never called
@@ -151,7 +152,7 @@ def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapp
 
 
 def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
-    """Whether a layer ran unseen: inside a compiled one, or on a thread that the profiler does not record."""
+    """Return whether a layer ran unseen: inside a compiled one, or on a thread that the profiler does not record."""
     called = np.isin(np.arange(len(total)), recording.span_layers.to_numpy())
     seen = np.isin(np.arange(len(total)), layer)
     modules = recording.modules
@@ -160,7 +161,7 @@ def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
 
 
 def _loss_calls(recording: Recording, attribution: Attribution) -> Ints:
-    """Calls of each layer as a loss, in all steps."""
+    """Return calls of each layer as a loss, in all steps."""
     blocks = attribution.host.blocks
     of_losses = recording.spans["layer"].where(recording.spans["loss"], NONE)
     layer = of_losses.reindex(blocks["span"], fill_value=NONE).to_numpy()
@@ -169,7 +170,7 @@ def _loss_calls(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def _only_loss(recording: Recording, layer: Ints, losses: Ints) -> Bools:
-    """Whether the only calls of a layer and its children were as losses."""
+    """Return whether the only calls of a layer and its children were as losses."""
     tree = forest_of(recording.modules["parent"].to_numpy())
     seen = np.isin(np.arange(len(losses)), layer)
     lossy, visible = (subtree_sums(tree, values.astype(float)) > 0 for values in (losses, seen))
@@ -177,12 +178,12 @@ def _only_loss(recording: Recording, layer: Ints, losses: Ints) -> Bools:
 
 
 def inside_compiled(modules: pd.DataFrame) -> Bools:
-    """Whether each layer is inside a compiled one."""
+    """Return whether each layer is inside a compiled one."""
     return np.asarray(innermost(forest_of(modules["parent"].to_numpy()), modules["compiled"].to_numpy()) != NONE)
 
 
 def _per_span(attribution: Attribution) -> dict[str, Floats]:
-    """Measures of each layer span without its children, indexed by block."""
+    """Return measures of each layer span without its children, indexed by block."""
     cells = attribution.cells[attribution.cells["span"] != NONE]
     parts = {name: (cells[cells["direction"] == name], "ns") for name in DIRECTIONS}
     parts |= {name: (cells, column) for name, column in _COLUMNS.items()}
@@ -197,7 +198,7 @@ def _by_layer(layer: Ints, values: Floats, length: int) -> Floats:
 
 
 def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools) -> dict[int, list[int]]:
-    """For each layer that is never called, the outermost spans of the layers below it."""
+    """Return, for each layer that is never called, the outermost spans of the layers below it."""
     above = np.where(attribution.spans.parent != NONE, layer[attribution.spans.parent], NONE)
     # Each layer and its ancestors by name; parents come first.
     lines: dict[int, list[int]] = {NONE: []}
@@ -213,7 +214,7 @@ def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools
 
 
 def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.DataFrame:
-    """Rows for the time that no layer owns; rows without time are left out."""
+    """Return rows for the time that no layer owns; rows without time are left out."""
     cells = attribution.cells[attribution.cells["special"] != ""]
     sums = cells.groupby("special")[["ns", "corrected_ns", "ops", "kernels", "gpu_ns"]].sum()
     forward = cells[cells["phase"] == "forward"].groupby("special")["ns"].sum()
@@ -245,9 +246,10 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
 
 
 def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame | None = None) -> pd.DataFrame:
-    """`op_times` with ``layer`` (a row of the layers' table, empty outside forward and backward) and ``direction``.
+    """Return `op_times` with ``layer`` and ``direction``.
 
-    `times` are the `op_times` of the attribution's host, if they are known.
+    ``layer`` is a row of the layers' table, and empty outside forward and backward. `times` are the `op_times` of the
+    attribution's host, if they are known.
     """
     times = op_times(recording, attribution.host) if times is None else times
     block = times["block"].to_numpy()
@@ -258,7 +260,7 @@ def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame
 
 
 def op_times(recording: Recording, host: Host) -> pd.DataFrame:
-    """One row per operator call: ``op``, ``block``, ``self_ns``, ``total_ns``, ``gpu_ns``.
+    """Return one row per operator call: ``op``, ``block``, ``self_ns``, ``total_ns``, ``gpu_ns``.
 
     ``total_ns`` is 0 for a call inside another of the same operator, so that sums count no time twice.
     """
@@ -285,7 +287,7 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
 
 
 def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
-    """The frame ``ops``, per traced step, slowest first."""
+    """Return the frame ``ops``, per traced step, slowest first."""
     sums = calls.groupby("op", observed=True)[["self_ns", "total_ns", "gpu_ns"]].sum() / 1e6 / steps
     table = pd.DataFrame(
         {
@@ -302,7 +304,7 @@ def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
 
 
 def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
-    """The frame ``layer_ops``: operators by layer and direction, per traced step, slowest first."""
+    """Return the frame ``layer_ops``: operators by layer and direction, per traced step, slowest first."""
     owned = calls[calls["layer"] != ""]
     groups = owned.groupby(["layer", "op", "direction"], observed=True, sort=False)
     table = groups.agg(
@@ -317,7 +319,7 @@ def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFram
 
 
 def kernel_table(recording: Recording) -> pd.DataFrame:
-    """The frame ``kernels``: GPU kernels, copies and memsets by name, per traced step, slowest first."""
+    """Return the frame ``kernels``: GPU kernels, copies and memsets by name, per traced step, slowest first."""
     events, steps = recording.events, int((recording.steps["pass"] == "traced").sum())
     kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))]
     duration = kernels.groupby("name", observed=True)["duration_ns"].agg(["size", "sum", "mean", "max"])
@@ -334,7 +336,7 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
 
 
 def _inside_same(name: Ints, above: Ints) -> Bools:
-    """Whether each operator or layer span is inside another of the same name."""
+    """Return whether each operator or layer span is inside another of the same name."""
     result = np.zeros(len(name), dtype=bool)
     outer = above
     while (outer != NONE).any():
@@ -344,7 +346,7 @@ def _inside_same(name: Ints, above: Ints) -> Bools:
 
 
 def _device_time(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.float64]:
-    """GPU time that each of these host events launched, by correlation id."""
+    """Return the GPU time that each of these host events launched, by correlation id."""
     device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (events["correlation"] != NONE).to_numpy())
     if len(device) == 0:
         return np.zeros(len(rows))

@@ -1,4 +1,4 @@
-"""Whether to accept a change, given the verdict on its times, its losses, and what it uses."""
+"""Decide whether to accept a change, given the verdict on its times, its losses, and the resources it uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNJUDGED, UNMEASURED, UNSURE, GAIN = "quality unknown", "limit unchecked", "at a
 
 @dataclass(frozen=True)
 class Resource:
-    """Something the candidate uses, and its limit."""
+    """A resource that the candidate uses, and its limit."""
 
     name: str
     value: float | None  # ``None`` if unknown
@@ -38,7 +38,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do, and why."""
+    """A decision, and its reason."""
 
     decision: str  # "accept", "reject" or "inconclusive"
     cause: str  # the most important reason

@@ -1,4 +1,4 @@
-"""Experiments: how long to warm up, how many rounds or blocks to run, and their order.
+"""Design experiments: how long to warm up, how many rounds or blocks to run, and their order.
 
 A `Bench` or `InputTrial` that is passed in runs the steps; nothing here needs torch.
 """
@@ -23,18 +23,18 @@ from perfnb.step.budget import FEWEST, WARMUP_SHARE, is_steady, require_passing_
 MOST_WARMUP = 200
 #: Rounds of the pilot, which do not count towards the result, and the share of the budget by which it has ended.
 PILOT_PAIRS, PILOT_SHARE = 10, 0.4
-#: Greatest number of pairs, however short the steps, and where a pilot of one pair says nothing about the spread.
+#: Greatest number of pairs, however short the steps, and the number if a pilot of one pair gives no spread.
 MOST_PAIRS, MOST_UNPLANNED = 10_000, 100
-#: Least duration of the counted part of a block; most turns in it (more turns average out prefetched batches better)
-#: as long as this many rounds still fit; and the most rounds.
+#: Least duration of the counted part of a block; most turns in it (more turns average out prefetched batches better) as
+#: long as this many rounds still fit; and the most rounds.
 BLOCK_MS, LONGEST_BLOCK, ROUNDS_WANTED, MOST_BLOCKS = 20.0, 64, 12, 40
 #: To detect prefetching that cannot be seen: pairs, parts of a run of turns back to back, its most turns, its share of
 #: the budget, and how many times as long a turn must take back to back.
 ROW_PAIRS, ROW_PARTS, LONGEST_ROW, ROW_SHARE, SLOWER_BACK_TO_BACK = 8, 4, 64, 0.1, 1.3
 #: Seeds of the order within rounds, so that a run can be repeated.
 SEED, INPUT_SEED = 20260101, 20260102
-#: Of a trial of the input: shares of the budget by which the warm-up and the measurement of the loader's pace have
-#: ended, most rounds, most steps of the warm-up, and most steps of a block.
+#: For a trial of the input: the shares of the budget by which the warm-up and the measurement of the loader's pace have
+#: ended, the most rounds, the most steps of the warm-up, and the most steps of a block.
 INPUT_WARMUP_SHARE, PACE_SHARE, MOST_ROUNDS, MOST_INPUT_WARMUP, MOST_STEPS = 0.15, 0.25, 40, 30, 64
 
 
@@ -85,7 +85,7 @@ def planned_rounds(
     count = bench.count
     orders = random_orders(PILOT_PAIRS, count, SEED + 1)
     pilot = bench.rounds(orders, pass_name="pilot", until=begin + PILOT_SHARE * budget_s)
-    # The median: one slow round must not shrink the experiment to a tenth of what the budget allows.
+    # The median, because one slow round must not shrink the experiment to a tenth of the budget.
     round_s, left_s = float(np.median(pilot.sum(axis=0))) / 1e3, max(0.0, begin + budget_s - time.perf_counter())
     logs = np.log(pilot)
     differences = [logs[b] - logs[a] for a, b in itertools.combinations(range(count), 2)] or [logs[0]]
@@ -109,12 +109,12 @@ def planned_blocks(
     Parameters
     ----------
     turn_ms : ndarray, optional
-        Milliseconds a turn of each step takes back to back, where that has been measured already.
+        Milliseconds per turn of each step back to back, if already measured.
 
     Returns
     -------
     Planned, BlockPlan, ndarray
-        Milliseconds a turn: a row per step, a column per round.
+        Milliseconds per turn: a row per step, a column per round.
     """
     __tracebackhide__ = True
     if turn_ms is None:
@@ -141,7 +141,7 @@ def planned_blocks(
 
 
 def _pilot_blocks(bench: Any, begin: float, budget_s: float, lead: int) -> Floats | None:
-    """Milliseconds a turn of each step once prefetched batches are used up; ``None`` if there is no time."""
+    """Return milliseconds per turn of each step once prefetched batches are used up; ``None`` if there is no time."""
     __tracebackhide__ = True
     size = 1
     while True:  # ever longer blocks: how long a turn takes is not known yet
@@ -164,7 +164,7 @@ def slower_back_to_back(bench: Any, budget_s: float) -> tuple[Prefetching, Float
     Returns
     -------
     Prefetching, ndarray
-        The array has milliseconds a turn of each step back to back.
+        The array has milliseconds per turn of each step back to back.
     """
     __tracebackhide__ = True
 
@@ -197,7 +197,7 @@ def input_rounds(
     Returns
     -------
     dict of str to list of float, int
-        By kind, milliseconds a step in each round; and the steps in a block.
+        By kind, milliseconds per step in each round, and the steps in a block.
     """
     __tracebackhide__ = True
     end = begin + budget_s
@@ -224,7 +224,7 @@ def input_rounds(
 
 
 def _warm_up_input(trial: Any, until: float, progress: Callable[..., object]) -> float:
-    """Run the model until its steps are steady; milliseconds of the last one."""
+    """Run the model until its steps are steady. Return milliseconds of the last one."""
     __tracebackhide__ = True
     times: list[float] = []
     while len(times) < MOST_INPUT_WARMUP and (len(times) < 2 or time.perf_counter() < until):

@@ -1,8 +1,9 @@
-"""How far results are from each other: what two steps return, part by part, and results by name from the truth.
+"""Measure how far results are from each other.
 
-A difference is measured in one place, relative to the size of what is compared with. The size is the largest value if
-two results should agree, so that no element hides behind others. It is the root mean square if rounding is compared
-with rounding, because single elements of that vary by chance.
+These are the return values of two steps, part by part, or results by name and their true values. A difference is always
+measured here, relative to the size of the reference. The size is the largest value if two results should agree, so that
+no element hides behind others. It is the root mean square if rounding is compared with rounding, because single
+elements of that vary by chance.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from perfnb.bench.values import TOLERANCES, Errors
 
-#: Results of which the numbers are so many times smaller than the largest of their kind are judged by that size.
+#: Results whose numbers are this many times smaller than the largest of their kind are judged by that size.
 _SMALL = 1e-3
 #: Below this share of that size they count as zero.
 _NOISE = 1e-3
@@ -28,7 +29,7 @@ Results = dict[str, Tensor | None]
 
 
 class Difference(NamedTuple):
-    """How one part of a result differs."""
+    """The difference in one part of a result."""
 
     relative: float  # largest difference divided by the largest value; infinite if structure or type differ
     words: str  # description of the difference
@@ -42,15 +43,16 @@ class Difference(NamedTuple):
 
 
 def worst_difference(first: Any, second: Any, tolerance: float | None = None) -> Difference:
-    """The part of two results that exceeds `tolerance` the most, by default that of its own dtype.
+    """Return the part of two results that exceeds `tolerance` the most, by default that of its dtype.
 
-    If none exceeds it, a part that could not be compared. Without any number the difference is not known either.
+    If none exceeds it, return a part that could not be compared. Without any number, the difference is not known
+    either.
     """
 
     def excess(part: Difference) -> float:
         allowed = part.tolerance if tolerance is None else tolerance
         if not part.known:
-            return 1.0  # ranks above what agrees and below what does not
+            return 1.0  # ranks above parts that agree and below parts that do not
         if allowed > 0:
             return part.relative / allowed
         return math.inf if part.relative > 0 else 0.0
@@ -154,9 +156,9 @@ def _mean_square_root(value: Tensor) -> float:
 def _distance(
     first: Tensor, second: Tensor, where: str = "", size: Callable[[Tensor], float] = _largest, floor: float = 0.0
 ) -> Difference:
-    """The size of the difference relative to that of the first, at least `floor`; what is infinite in both is left out.
+    """Return the size of the difference relative to that of the first, at least `floor`.
 
-    Infinite if only one of two elements is finite.
+    Elements that are infinite in both are left out. The result is infinite if only one of two elements is finite.
     """
     if first.shape != second.shape:
         return Difference(math.inf, f"{where} has shape {tuple(second.shape)} instead of {tuple(first.shape)}")
@@ -178,28 +180,28 @@ def _distance(
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In float64 on the CPU."""
+    """Return a tensor in float64 on the CPU."""
     dense = tensor.detach()
     dtype = torch.complex128 if tensor.is_complex() else torch.float64
     return (dense if dense.layout is torch.strided else dense.to_dense()).to("cpu", dtype)
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """A copy in float64 on the CPU."""
+    """Return a copy in float64 on the CPU."""
     return _wide(tensor).clone()
 
 
 def errors_between(
     own: Results, found: Results, truth: Results, *, random: bool = False, kind_of: Callable[[str], str] = str
 ) -> Errors:
-    """How far some results are from the truth, and how far the original's own are.
+    """Return how far some results are from the truth, and how far the original's own are.
 
     Parameters
     ----------
     random : bool
         Whether the original draws random numbers.
     kind_of : callable
-        The kind of a result by its name; those of one kind are of one size.
+        Gives the kind of a result by its name; results of one kind are of similar size.
     """
     floors = _floors(truth, kind_of)
     return Errors(
@@ -217,9 +219,10 @@ def errors_between(
 
 
 def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
-    """By kind, the size of numbers that are small compared with the others: anything smaller may only be noise.
+    """Return, by kind, the size of numbers that are small compared with the others: anything smaller may only be noise.
 
-    The gradient of a bias before a batch norm is zero, and in float32 the rounding of numbers that cancel.
+    For example, the gradient of a bias before a batch norm is zero; in float32 it is the rounding of numbers that
+    cancel.
     """
     floors: dict[str, float] = defaultdict(float)
     for name, value in truth.items():
@@ -229,7 +232,7 @@ def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
 
 
 def _error(found: Tensor | None, truth: Tensor | None, floor: float) -> float:
-    """Distance from the truth; infinite if one of the two is missing."""
+    """Return the distance from the truth; infinite if one of the two is missing."""
     if found is None or truth is None:
         return 0.0 if found is truth else math.inf
     return _distance(truth, found, size=_mean_square_root, floor=floor).relative
@@ -240,7 +243,7 @@ def _finite_size(value: Tensor) -> float:
 
 
 def differ(a: Results, b: Results) -> bool:
-    """Whether any result differs in any bit; NaN equals NaN."""
+    """Return whether any result differs in any bit; NaN equals NaN."""
     return a.keys() != b.keys() or any(not _same(a[name], b[name]) for name in a)
 
 

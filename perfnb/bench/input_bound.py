@@ -56,7 +56,7 @@ def confirm_input_bound(
     batches : iterable, or callable returning one
         For example a DataLoader with any number of workers; restarted when exhausted.
     model : Module, list of Module, or dict of name to Module
-        Required: what to replace. If the step calls modules inside it instead, those are replaced.
+        Required: the model to replace. If the step calls modules inside it instead, those are replaced.
     budget_s : float
         Seconds for the whole test. At least one round is run, which takes about ten steps, or seven per worker.
 

@@ -1,4 +1,4 @@
-"""Loader alone, model alone, together: what a step waits for, and what a perfect loader would save."""
+"""Compare the loader alone, the model alone, and both: what a step waits for, and what a perfect loader would save."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
 }
 #: Share of a step below which a saving does not matter.
 MATTERS = 0.05
-#: How many times as large one saving must be to decide the verdict alone.
+#: The ratio by which one saving must exceed the other to decide the verdict alone.
 DECIDES = 2.0
 
 
@@ -33,9 +33,9 @@ class InputBound:
     Attributes
     ----------
     rounds_ms : mapping of str to sequence of float
-        By kind, milliseconds a step in the block of each round.
+        By kind, milliseconds per step in the block of each round.
     steps, executed : int
-        Steps in a block, and how often the step ran in all.
+        Steps in a block, and the number of steps in all.
     unforeseen_ms : float
         Time of real models in blocks without a model, for batches of new shapes; already subtracted.
     noise : mapping
@@ -56,12 +56,12 @@ class InputBound:
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """A row per round: milliseconds a step in its block of each kind."""
+        """A row per round: milliseconds per step in its block of each kind."""
         return pd.DataFrame({kind: self.rounds_ms[kind] for kind in KINDS}).rename_axis("round")
 
     @property
     def times(self) -> pd.DataFrame:
-        """A row per kind of run, times a step: ``together``, ``loader``, ``model``, ``rest``, ``iteration``.
+        """A row per kind of run, with times per step: ``together``, ``loader``, ``model``, ``rest``, ``iteration``.
 
         Columns: ``ran`` (a description), ``median_ms`` with its 95 % interval ``low_ms`` to ``high_ms`` (missing below
         6 blocks), ``blocks`` and ``steps``. Medians are over blocks, because a loader's workers deliver in bursts.
@@ -75,17 +75,17 @@ class InputBound:
 
     @cached_property
     def saved_by_loader(self) -> Centre:
-        """Milliseconds a step that a perfect loader would save: together minus the model alone, round by round."""
+        """Milliseconds per step that a perfect loader would save: together minus the model alone, round by round."""
         return hodges_lehmann(self._of("together") - self._of("model"))
 
     @cached_property
     def saved_by_model(self) -> Centre:
-        """Milliseconds a step that a model taking no time would save: together minus the loader alone."""
+        """Milliseconds per step that a model taking no time would save: together minus the loader alone."""
         return hodges_lehmann(self._of("together") - self._of("loader"))
 
     @property
     def saved_ms(self) -> float:
-        """The most a perfect loader could save, in milliseconds a step: together minus the model alone."""
+        """The most that a perfect loader could save, in milliseconds per step: together minus the model alone."""
         return self.saved_by_loader.estimate
 
     @property
@@ -162,7 +162,7 @@ class InputBound:
         return "input-bound" if by_loader else "compute-bound"
 
     def _outweighs(self, one: str, other: str) -> bool:
-        """Whether one takes at least twice as long as the other, interval included."""
+        """Return whether one takes at least twice as long as the other, interval included."""
         one_ms, other_ms = (self._of(kind) - self._of("rest") for kind in (one, other))
         return hodges_lehmann(one_ms - DECIDES * other_ms).low > 0
 
@@ -172,7 +172,7 @@ class InputBound:
         return self._median("rest") >= (1 - 2 * MATTERS) * self.together_ms
 
     def _matters(self, saved: Centre) -> bool | None:
-        """Whether a saving is large enough to matter; ``None`` if the interval leaves it open."""
+        """Return whether a saving is large enough to matter; ``None`` if the interval leaves it open."""
         least = MATTERS * self.together_ms
         if not saved.bounded:
             return None

@@ -37,14 +37,14 @@ _INSTANT_NS = 50_000
 #: Most kinds of inputs (by shape) whose outputs are kept; the oldest is dropped first.
 _MOST_KINDS = 64
 
-#: What runs when a module is called; the second exists after ``module.compile()``.
+#: The attributes that run when a module is called; the second exists after ``module.compile()``.
 _CALLED = ("forward", "_compiled_call_impl")
 
 _ABSENT = object()
 
 
 class InputTrial(Bench):
-    """Context manager that runs blocks of steps; what they change is put back on exit.
+    """Context manager that runs blocks of steps and restores everything that they change on exit.
 
     Workers prefetch while other blocks run, and deliver in bursts. So whole blocks are timed, not steps. Before a block
     that uses the loader, prefetched batches are used up and one uncounted burst of steps runs: otherwise the last step
@@ -78,7 +78,7 @@ class InputTrial(Bench):
         self._loaders = [value for value in reachable([batches]) if issubclass(type(value), DataLoader)]
         own = getattr(batches, "num_workers", 0)  # other libraries' loaders use this name too
         own = own if isinstance(own, int) and not isinstance(own, bool) else 0
-        # How many workers deliver at once; 0 if there are none or they are unknown.
+        # The number of workers that deliver at once; 0 if there are none or they are unknown.
         self.workers: int = max([own, *(loader.num_workers for loader in self._loaders)])
         self.parallel = True  # whether anything can load while the model runs; known after `learn`
         self._is_list = isinstance(batches, (list, tuple))
@@ -126,7 +126,10 @@ class InputTrial(Bench):
         self.parallel = works or not (self._loaders or self._is_list)
 
     def find_pace(self, until: float) -> float:
-        """Only take batches, until the time `until` (`time.perf_counter`); milliseconds a batch in the later half."""
+        """Only take batches, until the time `until` (`time.perf_counter`).
+
+        Return milliseconds per batch in the later half.
+        """
         __tracebackhide__ = True
         taken: list[int] = []
         with self._gate.opened():
@@ -139,7 +142,7 @@ class InputTrial(Bench):
         return self._pace_ns / 1e6
 
     def block(self, kind: str, steps: int) -> float:
-        """Run a block of `steps` steps of one of the `KINDS`; milliseconds a step."""
+        """Run a block of `steps` steps of one of the `KINDS`. Return milliseconds per step."""
         __tracebackhide__ = True
         with ExitStack() as stack:
             if kind in _WITHOUT_MODEL:
@@ -187,7 +190,10 @@ class InputTrial(Bench):
 
 
 def _compiled(models: list[nn.Module], namespace: Mapping[str, Any]) -> list[nn.Module]:
-    """Modules that ``torch.compile`` made from the models, among the step's variables: the step may call those."""
+    """Return the modules that ``torch.compile`` made from the models, among the step's variables.
+
+    The step may call those instead of the models.
+    """
     known = {id(model) for model in models}
     named = [module for _, module in named_modules(namespace) if id(module) not in known]
     return [module for module in named if id(module._modules.get(COMPILED_CHILD)) in known]
@@ -305,7 +311,10 @@ class StandIn:
         return _Joined.apply(self._anchor(module), _Kept(part.detach()))  # type: ignore[no-untyped-call]
 
     def _anchor(self, module: nn.Module) -> Tensor:
-        """The smallest trained parameter, so that an optimizer has something to update; else a tensor of our own."""
+        """Return the smallest trained parameter, or else a tensor made here.
+
+        It gives an optimizer something to update.
+        """
         if id(module) not in self._anchors:
             trained = [weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight)]
             own = torch.zeros((), requires_grad=True)
@@ -329,7 +338,10 @@ def _put_back(own: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def _kind(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Key of an output: the module, whether gradients are enabled, and the shapes and dtypes of its inputs."""
+    """Return the key of an output.
+
+    It is the module, whether gradients are enabled, and the shapes and dtypes of its inputs.
+    """
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     return id(module), torch.is_grad_enabled(), tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
 

@@ -1,4 +1,4 @@
-"""A step with and without its loader and its model, as a document."""
+"""Show a step with and without its loader and its model, as a document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _WORDS = {
 }
 #: From this many batches per start of the loader's workers on, the starts hardly matter.
 _FEW_A_START = 20
-#: Overlap from which loader and model overlap fully, where its interval must end, and up to which they do not.
+#: The overlap above which loader and model overlap fully, where its interval must end, and the overlap up to which they
+#: do not.
 _MOSTLY, _HALF, _HARDLY = 0.75, 0.5, 0.25
 _VERDICTS: dict[str, tuple[State, str]] = {
     "input-bound": ("bad", "Input-bound"),
@@ -36,7 +37,7 @@ _VERDICTS: dict[str, tuple[State, str]] = {
 
 
 def input_bound_document(figures: InputBound) -> Document:
-    """The answer, and the time of a step in each kind of run."""
+    """Return the answer, and the time of a step in each kind of run."""
     rounds = fmt.counted(len(figures.rounds), "round")
     state, word = _VERDICTS[figures.verdict]
     saved = _saved(figures)
@@ -51,7 +52,7 @@ def input_bound_document(figures: InputBound) -> Document:
         why = few if is_short else "The intervals are too wide for a verdict."
         advice = "Raise budget_s." if is_short else "Raise budget_s, or use a quieter machine."
     elif figures.verdict == "compute-bound" and figures.mostly_rest:
-        advice = "Nearly all of the step is neither loader nor model: look at what else it does."
+        advice = "Nearly all of the step is neither loader nor model: look at its other work."
     rows = []
     for kind, row in figures.times.iterrows():
         label, phase = _WORDS[str(kind)]
@@ -93,7 +94,7 @@ def _notes(figures: InputBound) -> Iterator[str]:
 
 
 def _saved(figures: InputBound) -> str:
-    """What a perfect loader would save; only a bound if the interval contains 0."""
+    """Return the saving of a perfect loader, which is only a bound if the interval contains 0."""
     saved, whole = figures.saved_by_loader, f"of {fmt.duration(figures.together_ms)} per step"
     if not saved.bounded:
         seen = fmt.duration(saved.estimate) if saved.estimate > 0 else "nothing"
@@ -107,7 +108,7 @@ def _saved(figures: InputBound) -> str:
 
 
 def _overlap_words(figures: InputBound) -> str | None:
-    """How loader and model share the time; ``None`` if the interval leaves it open."""
+    """Return how loader and model share the time; ``None`` if the interval leaves it open."""
     overlap, bounds = figures.overlap, figures.overlap_bounds
     if overlap is None or bounds is None:
         return None

@@ -1,4 +1,7 @@
-"""What pairs of times of two steps say: the statistics of an A/B test. Pure."""
+"""Compute the statistics of an A/B test from pairs of times of two steps.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from perfnb.stats.step_times import StepTimes
 class BlockPlan:
     """Turns of a step back to back, used when something prefetches for a step while the other runs."""
 
-    who: str  # what prefetches: "worker processes", "processes", "threads", or "something" that was not seen
+    who: str  # who prefetches: "worker processes", "processes", "threads", or "something" that was not seen
     lead: int  # uncounted turns before each block
     turns: int  # turns that count
     # seconds a round takes, with one block of each step; ``None`` if there was no time to find out
@@ -109,7 +112,10 @@ class PairedTimes:
         return StepTimes(self.b_ms, self.batch_size, steady=self.steady, noise=self.noise)
 
     def detectable_in(self, seconds: float) -> float | None:
-        """Smallest relative difference that a test this long detects in 9 of 10 runs; ``None`` if unknown."""
+        """Return the smallest relative difference that a test this long detects in 9 of 10 runs.
+
+        The result is ``None`` if unknown.
+        """
         pairs, detectable = len(self.a_ms), self.smallest_detectable
         if pairs < 2 or not math.isfinite(detectable):
             return None

@@ -1,4 +1,4 @@
-"""Time two steps in randomised pairs, or in blocks where something prefetches for one while the other runs."""
+"""Time two steps in randomised pairs, or in blocks if something prefetches for one while the other runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def time_pairs(
 ) -> PairedTimes:
     """Run two steps in pairs or blocks, and compare their times.
 
-    `compare` is called with what the two returned last in the warm-up, when both have run equally often.
+    `compare` is called with the last return values of the two in the warm-up, when both have run equally often.
     """
     from perfnb.bench.rounds import Bench
 
@@ -40,7 +40,7 @@ def time_pairs(
         if prefetching is None:
             plan, times = planned_rounds(bench, begin, budget_s, equal_within)
         else:
-            steady = None  # the warm-up was interleaved, which says nothing about turns back to back
+            steady = None  # the warm-up was interleaved, so it has no times of turns back to back
             plan, blocks, times = planned_blocks(bench, begin, budget_s, prefetching, turn_ms)
     sizes = set(bench.sizes)
     return paired_times(

@@ -1,4 +1,4 @@
-"""Two steps timed in pairs: the words and the picture for the documents that show them."""
+"""Show two steps timed in pairs: the words and the picture for documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfnb.stats.planning import MOST_NEEDED
 if TYPE_CHECKING:
     from perfnb.bench.paired_times import PairedTimes
 
-#: Of what pairs show.
+#: The confidence of the result of pairs.
 STATES: dict[str, State] = {"faster": "good", "slower": "bad", "same": "none", "inconclusive": "open"}
 _WHO = {
     "worker processes": "Worker processes prefetch batches for one step while the other runs",
@@ -24,14 +24,14 @@ _WHO = {
     "threads": "Threads may work for one step while the other runs",
     "something": "A step is slower back to back than interleaved, as if something worked for it while the other runs",
 }
-#: No larger factor is named as one that pairs can detect.
+#: The largest factor that is named as one that pairs can detect.
 _FACTOR = 10.0
 #: Most pairs that are drawn.
 _MOST_DOTS = 1000
 
 
 def effect_words(times: PairedTimes) -> str:
-    """The effect on the time: ``0.900 × [0.895, 0.905], 10 % less time``."""
+    """Return the effect on the time: ``0.900 × [0.895, 0.905], 10 % less time``."""
     ratio = times.ratio
     effect = fmt.with_interval(fmt.ratio(ratio), ratio, times.ratio_ci)
     if times.verdict not in ("faster", "slower"):
@@ -40,7 +40,7 @@ def effect_words(times: PairedTimes) -> str:
 
 
 def pairs_answer(times: PairedTimes) -> tuple[State, str, str]:
-    """What the pairs say about the candidate's time: the state, a sentence, and what to do."""
+    """Return the result of the pairs on the candidate's time: the state, a sentence, and a recommendation."""
     state, within = STATES[times.verdict], fmt.share(times.comparison.equal_within)
     if times.ratio_ci is None:
         return (state, *_too_few(times))
@@ -64,7 +64,7 @@ def _too_few(times: PairedTimes) -> tuple[str, str]:
 
 
 def pairs_words(times: PairedTimes) -> str:
-    """How many pairs there are, and which difference they would have shown."""
+    """Return how many pairs there are, and which difference they would have shown."""
     pairs = f"{fmt.counted(len(times.a_ms), 'pair')}{'' if times.blocks is None else ' of blocks'} in random order"
     least = times.smallest_detectable
     if times.ratio_ci is None or not math.isfinite(least):
@@ -77,7 +77,7 @@ def pairs_words(times: PairedTimes) -> str:
 
 
 def pairs_strip(times: PairedTimes) -> Strip:
-    """Pairs as dots, of very many some."""
+    """Return pairs as dots, or some of them if there are very many."""
     every = math.ceil(len(times.a_ms) / _MOST_DOTS)
     title = "Every pair" if every == 1 else f"One of every {every} pairs"
     mark = Mark("pair" if times.blocks is None else "pair of blocks", BLUE, "█", "solid")
@@ -87,7 +87,7 @@ def pairs_strip(times: PairedTimes) -> Strip:
 
 
 def pairs_notes(times: PairedTimes) -> Iterator[str]:
-    """How the pairs were measured, and what may have disturbed them."""
+    """Yield how the pairs were measured, and what may have disturbed them."""
     blocks = times.blocks
     if blocks is not None and blocks.lead:
         lead, turns = (fmt.counted(count, "turn") for count in (blocks.lead, blocks.turns))

@@ -1,4 +1,4 @@
-"""Losses that show if results are still good enough, and the limits on them and on what a step uses."""
+"""Judge losses that show whether results are still good enough, with limits on them and on resources."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from perfnb.arguments import shown, storable
 
-#: Without a limit, how much larger the candidate's loss may be, relative to the baseline's.
+#: The excess of the candidate's loss over the baseline's that is accepted without a limit, as a share.
 SLACK = 1e-3
 
-#: What `limits` may contain besides losses: figures of the candidate that should be small.
+#: The other keys of `limits` besides losses: figures of the candidate that should be small.
 RESOURCES = ("peak_memory_bytes", "median_ms", "p95_ms")
 #: The loss used without a quality function: the largest difference between what the steps return.
 DIFFERENCE = "difference"
@@ -74,15 +74,15 @@ def require_quality(given: Any) -> None:
 
 
 def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
-    """Largest accepted values by name, validated as far as possible before anything runs.
+    """Return the largest accepted values by name, validated as far as possible before anything runs.
 
-    `judged` says that a quality function will return losses, whose names are not known yet; `profiled`, that memory
+    `judged` means that a quality function will return losses, whose names are not known yet, and `profiled` that memory
     will be measured.
 
     Raises
     ------
     TypeError, ValueError
-        For invalid limits, and for limits on what will not be measured.
+        For invalid limits, and for limits on figures that will not be measured.
     """
     limits = _numbers({} if given is None else given, "limits", "limits must be a mapping such as {'loss': 0.32}")
     for name, limit in limits.items():
@@ -103,7 +103,7 @@ def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
 
 
 def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
-    """The losses that the quality function returned: the candidate's by name, or such a mapping for each side.
+    """Return the losses that the quality function returned: the candidate's by name, or such a mapping for each side.
 
     Raises
     ------

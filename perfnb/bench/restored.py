@@ -1,4 +1,4 @@
-"""Put back what training steps change in models, optimizers and random numbers."""
+"""Restore what training steps change in models, optimizers and random numbers."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ PLAIN = (bool, int, float, complex, str, np.float64, np.float32, np.int64, np.in
 #: Containers that steps may add to, such as the losses of an epoch; subclasses may do more than hold values.
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _CONTAINERS = (list, set, deque, *_MAPPINGS)
-#: Values of a container, and containers in containers, that are searched for more.
+#: The most values of a container, and containers in containers, that are searched for more.
 _MOST_SEARCHED, _DEEPEST = 1000, 4
 _MODULES_OWN = frozenset(vars(nn.Module()))
-#: What holds the numbers of a sparse tensor, by its layout: methods that give strided tensors.
+#: The parts that hold the numbers of a sparse tensor, by its layout: methods that give strided tensors.
 _PARTS: dict[torch.layout, tuple[str, ...]] = {
     torch.sparse_coo: ("_indices", "_values"),
     **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
     **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
 }
-#: Puts one thing back. It holds the thing, so that no other object can take its id.
+#: Restores one thing. It holds the thing, so that no other object can take its id.
 PutBack = Callable[[], object]
 
 
 class Restored:
-    """Context manager that puts back, bit by bit, what steps change.
+    """Context manager that restores, bit by bit, what steps change.
 
-    Restored are parameters and buffers of models with their gradients, modes, and attributes that are plain values,
+    It restores parameters and buffers of models with their gradients, modes, and attributes that are plain values,
     tensors, or lists, sets and dicts of anything, which stay the same objects; states and groups of optimizers and the
     parameters they train; learning-rate schedulers, gradient scalers and random generators; and the global random state
-    of Python, NumPy and torch. Other objects, such as counters outside a model, are not.
+    of Python, NumPy and torch. Other objects, such as counters outside a model, are not restored.
 
     Parameters
     ----------
     models : iterable of Module
     roots : iterable
-        What the steps see. Everything reachable from there is restored too, such as averaged weights or a second model.
-        Other optimizers are saved when they first step.
+        The objects that the steps see. Everything reachable from them is restored, too, such as averaged weights or a
+        second model. Other optimizers are saved when they first step.
     """
 
     def __init__(self, models: Iterable[nn.Module], roots: Iterable[Any]) -> None:
@@ -82,7 +82,7 @@ class Restored:
         failed: Exception | None = None
         with torch.no_grad():
             for put_back in self._saved.values():
-                try:  # one thing that cannot be written to must not keep all others from being put back
+                try:  # one thing that cannot be written to must not prevent all others from being restored
                     put_back()
                 except Exception as error:
                     failed = failed or error
@@ -111,7 +111,7 @@ class Restored:
 
 @contextmanager
 def kept_attributes(owner: Any) -> Iterator[None]:
-    """Put back the attributes of an object that is no module, as those of a module are."""
+    """Restore the attributes of an object that is not a module, as those of a module are."""
     put_back = _attributes(owner)
     try:
         yield
@@ -122,11 +122,11 @@ def kept_attributes(owner: Any) -> Iterator[None]:
 
 @contextmanager
 def kept_positions(loaders: Iterable[Any]) -> Iterator[None]:
-    """Put loaders that know their position back to it."""
+    """Restore the position of loaders that know it."""
     positions = []
     for loader in loaders:
         if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-            # Accelerate's loaders have both, but a state only if asked for: state_dict then raises AttributeError.
+            # Accelerate's loaders have both, but a state only on request: state_dict then raises AttributeError.
             with suppress(AttributeError):
                 positions.append((loader, copy.deepcopy(loader.state_dict())))
     try:
@@ -173,7 +173,7 @@ def _attributes(owner: Any) -> PutBack:
 
 
 def plain_attributes(owner: Any) -> dict[str, Any]:
-    """The attributes that an object's own code sets and that are plain values, tensors or containers.
+    """Return the attributes that an object's own code sets and that are plain values, tensors or containers.
 
     Torch's wrappers, such as DistributedDataParallel, keep such values in step with others that are out of sight.
     """
@@ -191,7 +191,7 @@ def plain_attributes(owner: Any) -> dict[str, Any]:
 
 
 def contents(values: Iterable[Any]) -> list[Any]:
-    """Some values, each once, and those in the containers among them; their depth and number are limited."""
+    """Return some values, each once, and those in the containers among them; their depth and number are limited."""
     waiting = deque((value, 0) for value in values)
     found: dict[int, Any] = {}
     while waiting:
@@ -203,14 +203,14 @@ def contents(values: Iterable[Any]) -> list[Any]:
 
 
 def _entries(container: Any) -> list[Any]:
-    """What a container holds, in an order that does not change while it holds the same."""
+    """Return the contents of a container, in an order that does not change while they are the same."""
     if type(container) in _MAPPINGS:
         return [*container.keys(), *container.values()]
     return sorted(container, key=id) if type(container) is set else list(container)
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers can be copied and written back.
+    """Return whether a tensor's numbers can be copied and written back.
 
     Meta and nested tensors, other subclasses with a storage of their own, and tensors whose elements share memory, such
     as expanded ones, have none.
@@ -223,7 +223,10 @@ def _is_wrapped(tensor: Tensor) -> bool:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether elements share memory, as those of an expanded tensor do, so that nothing can be written to them."""
+    """Return whether elements share memory, so that the tensor cannot be written to.
+
+    Those of an expanded tensor do.
+    """
     if tensor.is_meta or tensor.is_nested or _is_wrapped(tensor) or tensor.layout is not torch.strided:
         return False
     steps = [(step, length) for step, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]
@@ -232,7 +235,7 @@ def _overlaps(tensor: Tensor) -> bool:
 
 
 def _attribute(tensor: Tensor) -> PutBack:
-    """Put back the numbers of a tensor that is no parameter, if they have changed.
+    """Restore the numbers of a tensor that is not a parameter, if they have changed.
 
     Tensors that have not changed are not written to: a graph may hold them, or their memory may be read-only.
     """
@@ -252,7 +255,7 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def bits(tensor: Tensor) -> list[Tensor]:
-    """The bits of a tensor's numbers; of a sparse one, those of its indices and of its values."""
+    """Return the bits of a tensor's numbers; for a sparse one, those of its indices and of its values."""
     tensor = tensor.detach()
     if tensor.is_quantized:
         tensor = tensor.int_repr()  # torch crashes when it compares quantized bits through a view
@@ -302,7 +305,7 @@ def _optimizer(optimizer: Optimizer) -> PutBack:
 
 
 def _other(value: Any) -> PutBack | None:
-    """Schedulers, gradient scalers and random generators; ``None`` for anything else."""
+    """Keep the state of schedulers, gradient scalers and random generators; ``None`` for anything else."""
     kind = type(value)
     if issubclass(kind, (LRScheduler, torch.amp.GradScaler)):
         state = copy.deepcopy(value.state_dict())

@@ -1,6 +1,6 @@
 """Time steps side by side without instruments, in rounds: each step runs once per round, or many times back to back.
 
-Also here: what prefetches for a step while another one runs, and copies of what a step returns.
+This module also finds what prefetches for a step while another one runs, and copies return values of steps.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _OTHER_THREADS = ("ipykernel", "IPython", "zmq", "tornado", "traitlets", "tqdm",
 class Bench:
     """Context manager that runs steps in rounds.
 
-    In a round each step runs once, on the same batch and with the same random numbers, so that the order favours none
-    of them. Interrupts and errors propagate after everything perfnb installed has been removed.
+    In a round each step runs once, on the same batch and with the same random numbers, so the order favours none of
+    them. Interrupts and errors propagate after everything perfnb installed has been removed.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Bench:
         keep_results: bool = False,
         repeat: int = 1,
     ) -> Floats:
-        """Run rounds; milliseconds, a row per step and a column per round.
+        """Run rounds. Return milliseconds, a row per step and a column per round.
 
         Parameters
         ----------
@@ -113,7 +113,7 @@ class Bench:
         until : float, optional
             Time (`time.perf_counter`) after which no round starts, except the first.
         keep_results : bool
-            Keep what the steps return in `results`.
+            Keep the return values of the steps in `results`.
         repeat : int
             How often the step runs in a round, timed as one; only for a single step without batches.
         """
@@ -141,11 +141,11 @@ class Bench:
         planned: int | None = None,
         until: float | None = None,
     ) -> Floats:
-        """Run rounds of many turns back to back, all on one batch; milliseconds a turn, a row per step.
+        """Run rounds of many turns back to back, all on one batch. Return milliseconds per turn, a row per step.
 
-        Batches that a step's own loader prefetched while others ran are used up first: `lead` turns do not count. Where
-        the loader's queue can be read, the count of turns is corrected by how many prefetched batches it gained or
-        lost.
+        Batches that a step's own loader prefetched while others ran are used up first: `lead` turns do not count. If
+        the loader's queue can be read, the count of turns is corrected by the number of prefetched batches that it
+        gained or lost.
 
         Parameters
         ----------
@@ -171,11 +171,11 @@ class Bench:
                     made[number] += [self._counted(number, arguments, turns, clocks[number]) for _ in range(parts)]
             self.sizes.append(common_size(arguments[0]) if arguments else None)
             self._progress(pass_name, done, planned)
-        counted = [each or [1.0] * max(map(len, made)) for each in made]  # of a step in no order
+        counted = [each or [1.0] * max(map(len, made)) for each in made]  # for a step in no order
         return np.divide(self._durations(clocks), counted)
 
     def prefetching(self) -> Prefetching | None:
-        """What prefetches batches for one step while another runs; call it once each has run."""
+        """Return what prefetches batches for one step while another runs; call it once each has run."""
         return prefetching(self._steps, self._source)
 
     def _durations(self, clocks: list[StepClock]) -> Floats:
@@ -185,7 +185,7 @@ class Bench:
         return np.asarray([row or never for row in durations], dtype=np.float64) / 1e6
 
     def _counted(self, number: int, arguments: tuple[Any, ...], turns: int, clock: StepClock) -> float:
-        """Time turns back to back; return how many batches were made for them in that time."""
+        """Time turns back to back. Return how many batches were made for them in that time."""
         __tracebackhide__ = True
         before = batches_ready(self._steps[number])
         synchronize()
@@ -198,7 +198,7 @@ class Bench:
         self.conditions.ended(begin, end)
         after = batches_ready(self._steps[number])
         drawn = 0 if before is None or after is None else before - after
-        # Never subtract more than half: the lead was then too short to use up what was prefetched.
+        # Never subtract more than half: the lead was then too short to use up the prefetched batches.
         return max(turns - drawn, turns / 2)
 
     def _repeat(self, number: int, arguments: tuple[Any, ...], times: int) -> None:
@@ -270,7 +270,7 @@ def _copy(part: Any) -> Any:
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to each tensor and array in a value; containers and objects around them are copied.
 
-    Enters the containers that torch knows, mappings, data classes, and objects whose attributes hold tensors.
+    This enters the containers that torch knows, mappings, data classes, and objects whose attributes hold tensors.
     """
 
     def leaf(part: Any) -> Any:
@@ -285,7 +285,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
                 if isinstance(fresh, Mapping):
                     fresh[name] = new  # type: ignore[index]
                 else:
-                    object.__setattr__(fresh, name, new)  # also if the class is frozen
+                    object.__setattr__(fresh, name, new)  # even if the class is frozen
         except Exception:  # it cannot be copied or changed
             return part
         return fresh
@@ -294,7 +294,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _inside(part: Any) -> dict[Any, Any]:
-    """What to enter in an object, by key or attribute."""
+    """Return the values to enter in an object, by key or attribute."""
     if isinstance(part, Mapping):
         return dict(part)
     if isinstance(part, (type, nn.Module)):
@@ -309,9 +309,9 @@ def _inside(part: Any) -> dict[Any, Any]:
 def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Prefetching | None:
     """Find what prefetches for one of the steps while another runs; ``None`` if nothing is found.
 
-    Searches what a step can reach for live loader workers, processes, threads and queues, and then the children of
-    `multiprocessing`. Call it after each step has run: a generator holds nothing before.
-    `shared` is the source of batches common to all steps, whose workers favour none of them.
+    This searches everything that a step can reach for live loader workers, processes, threads and queues, and then the
+    children of `multiprocessing`. Call it after each step has run: a generator holds nothing before. `shared` is the
+    source of batches common to all steps, whose workers favour none of them.
     """
     of_all = list({id(value): value for value in reachable([shared])}.values())
     ignored = {id(value) for value in of_all}
@@ -331,7 +331,7 @@ def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Pref
 
 
 def batches_ready(step: Callable[..., Any]) -> int | None:
-    """Number of prefetched batches in the queue of a step's loader; ``None`` if unknown.
+    """Return the number of prefetched batches in the queue of a step's loader; ``None`` if unknown.
 
     With several loaders, the smallest number counts: each turn takes one batch from each.
     """
@@ -350,13 +350,13 @@ def _is_working(value: Any) -> bool:
 
 
 def _most_ahead(iterator: Any) -> int:
-    """Most batches that a loader's workers prefetch."""
+    """Return the most batches that a loader's workers prefetch."""
     workers, factor = getattr(iterator, "_num_workers", None), getattr(iterator, "_prefetch_factor", None)
     return workers * factor if isinstance(workers, int) and isinstance(factor, int) else UNKNOWN_AHEAD
 
 
 def _ready(iterator: Any) -> int | None:
-    """Batches that workers delivered and nobody took: in the queue, or set aside because out of order."""
+    """Return batches that were delivered but not taken: in the queue, or set aside because they are out of order."""
     try:
         queues = {id(queue): queue for queue in (iterator._data_queue, iterator._worker_result_queue)}
         waiting = int(sum(queue.qsize() for queue in queues.values()))
@@ -366,14 +366,14 @@ def _ready(iterator: Any) -> int | None:
 
 
 def _fetches(value: Any) -> bool:
-    """Whether this is a thread that may load for a step."""
+    """Return whether this is a thread that may load for a step."""
     if not _is_a(value, threading.Thread) or value in (threading.main_thread(), threading.current_thread()):
         return False
     return value.is_alive() and type(value).__module__.partition(".")[0] not in _OTHER_THREADS
 
 
 def _pids(value: Any) -> list[int]:
-    """ID of a live process that this one started."""
+    """Return the ID of a live process that this one started."""
     if not _is_a(value, BaseProcess):
         return []
     try:

@@ -1,4 +1,4 @@
-"""`time_step`: how long a step takes, and how precisely that is known."""
+"""`time_step`: measure how long a step takes, and how precisely that is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.profile.timing import Timing, shown
 from perfnb.stats.planning import plan_steps, steps_in_block, still_needed
 from perfnb.stats.step_times import timing_of_batches
 
-#: Last steps of the warm-up, from which the number of steps is planned.
+#: The last steps of the warm-up, which the number of steps is planned from.
 PILOT = 20
 #: Most samples, whatever the budget: the clock may stand still.
 MOST_SAMPLES = 100_000
@@ -105,7 +105,10 @@ def time_step(
 def _until_known(
     bench: Any, samples: list[float], pilot: list[float], end: float, block: int
 ) -> tuple[list[float], int]:
-    """Time steps until the interval is narrow enough or time is up; the samples, and how many steps are needed."""
+    """Time steps until the interval is narrow enough or time is up.
+
+    Return the samples, and how many steps are needed.
+    """
     __tracebackhide__ = True
     left_s = max(0.0, end - time.perf_counter())
     needed = count = PILOT
@@ -128,7 +131,7 @@ def _until_known(
 
 
 def _run(bench: Any, count: int, pass_name: str, until: float | None = None, block: int = 1) -> list[float]:
-    """Time `count` steps, or as many blocks; milliseconds a step."""
+    """Time `count` steps, or as many blocks. Return milliseconds per step."""
     __tracebackhide__ = True
     (durations,) = bench.rounds(
         itertools.repeat((0,), count), pass_name=pass_name, planned=count, until=until, repeat=block

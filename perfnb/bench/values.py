@@ -1,6 +1,7 @@
-"""Whether something computes the same as the step or model it replaces: verdicts on distances from the truth. Pure.
+"""Judge whether something computes the same as the step or model that it replaces, by distances from the truth.
 
-The yardstick is the original in float64: a replacement may be at most some times as far from it as the original is.
+All functions here are pure. The yardstick is the original in float64: the distance of a replacement from it may be at
+most a few times that of the original.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 #: Distance of two results, relative to the largest value, that a different order of rounding explains, by dtype.
 #: Everything else, such as integers, must be equal.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
-#: What keeps the dtype may be so many times as far from float64 as the original, plus the tolerance of float32:
-#: PyTorch's own benchmark suite allows 3 times and a tenth of 1e-3.
+#: A replacement with the same dtype may be this many times as far from float64 as the original, plus the tolerance of
+#: float32: PyTorch's own benchmark suite allows 3 times and a tenth of 1e-3.
 FARTHER = 3.0
-#: What lower precision may cost, in units of the dtype's rounding (the gap between 1 and the next number).
+#: The allowed cost of lower precision, in units of the dtype's rounding (the gap between 1 and the next number).
 ROUNDINGS = 64
 _EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
 
@@ -25,7 +26,7 @@ FROM_EXACT = (SAME, NOISE, REDUCED, UNCHECKED, DIFFERENT)
 
 @dataclass(frozen=True)
 class Errors:
-    """Distances from the truth by result, of the original and of what replaces it."""
+    """Distances from the truth by result, of the original and of its replacement."""
 
     equal: bool  # whether all results are the same bit by bit
     own: Mapping[str, float]
@@ -36,13 +37,13 @@ class Errors:
 
     @property
     def worst(self) -> float:
-        """The largest distance of what replaces it."""
+        """The largest distance of the replacement."""
         return max(self.other.values(), default=0.0)
 
 
 @dataclass(frozen=True)
 class Values:
-    """A verdict on values, and why."""
+    """A verdict on values, and its reason."""
 
     verdict: str
     error: float | None = None
@@ -50,7 +51,7 @@ class Values:
 
 
 def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Values:
-    """Whether it computes the same.
+    """Return whether it computes the same.
 
     Parameters
     ----------

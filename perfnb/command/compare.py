@@ -4,9 +4,9 @@ A, the baseline, and B, the candidate, are two profiles, traces, runs, host prof
 times. Step times are compared by their medians, with a 95 % interval of the ratio.
 
 --fail-if-slower PERCENT fails if the whole interval is above the limit: with 5, if its lower bound
-is above 1.05. A change that noise explains does not fail. The interval covers the noise within
-each run, not what changed on the machine in between, so leave room for that. Both need at least
-six steps: timed ones, or traced ones where A or B is a trace.
+is above 1.05. A change that noise explains does not fail. The interval covers the noise within each
+run, not changes on the machine in between, so leave room for that. Both need at least six steps:
+timed ones, or traced ones if A or B is a trace.
 
 examples:
   perfnb compare before.perfnb after.perfnb
@@ -60,7 +60,7 @@ class _Compared:
 
     result: Documented
     ratio_ci: tuple[float, float] | None
-    too_few: str  # why there is no interval
+    too_few: str  # the reason why there is no interval
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``perfnb run`` in front of a launcher: each process that it starts runs the script under ``perfnb run``."""
+"""Support ``perfnb run`` in front of a launcher: each process that it starts runs the script under ``perfnb run``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb.command.sub_command import WrongUse
 
 
 class Launcher(NamedTuple):
-    """A command that starts scripts: the module that is the command, and where its parser is."""
+    """A command that starts scripts: the module of the command, and the place of its parser."""
 
     module: str
     words: tuple[str, ...]  # of its own, before its options
@@ -29,12 +29,12 @@ _MODULE = ("-m", "--module")
 
 
 def is_launched(program: Sequence[str]) -> bool:
-    """Whether a program begins with a launcher."""
+    """Return whether a program begins with a launcher."""
     return bool(program) and Path(program[0]).name in _LAUNCHERS
 
 
 def launched(program: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The program to run instead of ``LAUNCHER OPTIONS SCRIPT ARGS``.
+    """Return the program to run instead of ``LAUNCHER OPTIONS SCRIPT ARGS``.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def launched(program: Sequence[str], options: Sequence[str]) -> list[str]:
     if getattr(parsed, "run_path", False):
         raise WrongUse("perfnb run profiles scripts in processes of their own: leave out --run-path.")
     at = len(given) - len(parsed.training_script_args) - 1
-    while given[at] != parsed.training_script:  # argparse takes out a -- behind it
+    while given[at] != parsed.training_script:  # argparse drops a -- after it
         at -= 1
     own = [word for word in given[:at] if word not in _MODULE]
     script = ["-m", parsed.training_script] if parsed.module else [parsed.training_script]

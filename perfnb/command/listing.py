@@ -1,4 +1,4 @@
-"""What several things in a folder are, newest first."""
+"""List the saved things in a folder, newest first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 30
 
 
 class Entry(NamedTuple):
-    """One of them."""
+    """One of the saved things."""
 
     path: Path
     saved: float
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 def saved_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
-    """The newest of several saved things, newest first, and how many others there are."""
+    """Return the newest of several saved things, newest first, and how many others there are."""
     from perfnb.profile.loading import load
 
     newest = sorted(((_saved(path), path) for path in paths), reverse=True)
@@ -45,7 +45,7 @@ def saved_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
 
 
 def unrelated_traces(found: Ranks, folder: Path) -> list[Entry]:
-    """The traces of a folder, newest first, if nothing says that they are ranks of one job."""
+    """Return the traces of a folder, newest first, if nothing indicates that they are ranks of one job."""
     files = {rank: profile.meta.get("trace", {}) for rank, profile in zip(found.ranks, found, strict=True)}
     names = [str(facts.get("file", "")) for facts in files.values()]
     if len(files) < 2 or not all(names) or all(facts.get("rank_known") for facts in files.values()):
@@ -60,14 +60,14 @@ def unrelated_traces(found: Ranks, folder: Path) -> list[Entry]:
 
 
 def _numbered(names: list[str]) -> bool:
-    """Whether names differ only in a number, which counts from 0."""
+    """Return whether names differ only in a number, which counts from 0."""
     numbers = sorted({int(number) for name in names for number in re.findall(r"\d{1,9}", name)})
     made = {re.sub(r"\d+", "0", name) for name in names}
     return len(made) == 1 and set(range(len(names))) <= set(numbers)
 
 
 def verdict_of(found: Any) -> str:
-    """The verdict on something that was loaded, or else what it is, in a line."""
+    """Return in a line the verdict on something that was loaded, or else its kind."""
     findings = getattr(getattr(found, "_summary", None), "findings", None)
     if (verdict := getattr(findings, "verdict", None)) is not None:
         return str(verdict.verdict)
@@ -75,7 +75,7 @@ def verdict_of(found: Any) -> str:
 
 
 def folder_document(folder: str, entries: Sequence[Entry], rest: int) -> Document:
-    """What is in a folder, newest first."""
+    """Return a document of the contents of a folder, newest first."""
     first = shlex.quote(str(entries[0].path))
     rows = [(_below(entry.path, folder), entry.kind, _when(entry.saved)) for entry in entries]
     table = Table(
@@ -103,7 +103,7 @@ def _when(saved: float) -> str:
 
 
 def _saved(path: Path) -> float:
-    """When it was last written, in seconds since 1970."""
+    """Return when it was last written, in seconds since 1970."""
     times = [path.stat().st_mtime]
     if path.is_dir():
         times += [file.stat().st_mtime for file in list(path.iterdir())[:100]]

@@ -1,4 +1,4 @@
-"""``perfnb`` and ``python -m perfnb``: parse the words, run the sub-command, and tell errors in a sentence.
+"""``perfnb`` and ``python -m perfnb``: parse the words, run the sub-command, and report errors in a sentence.
 
 examples:
   perfnb show trace.json.gz                      the report of a trace that somebody sent
@@ -42,13 +42,13 @@ def main(words: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     words : sequence of str, optional
-        What follows ``perfnb``, by default the words of this process.
+        The words after ``perfnb``, by default those of this process.
 
     Returns
     -------
     int
-        The exit code: 0, 1 if a check failed that was asked for, 2 for wrong use and for what cannot be read; a
-        sub-command that starts a program returns the program's.
+        The exit code: 0, 1 if a requested check failed, 2 for wrong use and for files that cannot be read; a
+        sub-command that starts a program returns the program's exit code.
     """
     given = list(sys.argv[1:] if words is None else words)
     commands: dict[str, SubCommand] = {command.name: command for command in map(resolve_name, SUB_COMMANDS)}
@@ -75,14 +75,14 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return end_by(signal.SIGINT)
     if isinstance(ended, BaseException):
-        raise ended  # the program's own: Python says and does with it what it would without perfnb
+        raise ended  # the program's own: Python prints it and ends as it would without perfnb
     return ended
 
 
 def split_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split words into perfnb's own options and the program behind them, which may have options of the same names.
+    """Split words into perfnb's own options and the program after them, which may have options of the same names.
 
-    The program starts behind ``--``, at the first word that is no option, or at ``-m``, as Python's own.
+    The program starts after ``--``, at the first word that is not an option, or at ``-m``, as for Python itself.
     """
     place = 0
     while place < len(words):
@@ -106,7 +106,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
-    """The parser of ``perfnb`` itself, which knows the names of the sub-commands."""
+    """Return the parser of ``perfnb`` itself, which knows the names of the sub-commands."""
     parser = _new_parser("perfnb", "perfnb COMMAND ...", _WHAT, __doc__)
     parser.add_argument("--version", action="version", version=f"perfnb {perfnb.__version__}")
     names = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -116,7 +116,10 @@ def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
 
 
 def _new_parser(name: str, usage: str, summary: str, docstring: str | None) -> argparse.ArgumentParser:
-    """A parser whose help has what is below the first line of a docstring; nothing where Python drops docstrings."""
+    """Return a parser whose help contains the text below the first line of a docstring.
+
+    The help lacks it if Python drops docstrings.
+    """
     more = (docstring or "").partition("\n\n")[2].rstrip()
     return argparse.ArgumentParser(
         name, usage=usage, description=summary, epilog=more, formatter_class=_Help, allow_abbrev=False

@@ -1,4 +1,4 @@
-"""Documents at the width of the terminal, JSON and pages; a reader that closes its pipe is no error."""
+"""Print documents at the width of the terminal, JSON and pages; a reader that closes its pipe is not an error."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 #: Sentences and the help are at most this wide.
 WIDEST = 100
-#: Most profiles of a run that are named.
+#: The most profiles of a run that are named.
 _MOST_NAMED = 10
 
 
 def columns() -> int:
-    """The width of sentences and of the help."""
+    """Return the width of sentences and of the help."""
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
@@ -43,19 +43,19 @@ def say(text: str) -> None:
 
 
 def _give_up_output() -> None:
-    # What is still buffered would fail again when Python exits.
+    # Buffered output would fail again when Python exits.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def sentences(*texts: str) -> str:
-    """Sentences as lines for a terminal."""
+    """Return sentences as lines for a terminal."""
     from perfnb.draw import escape
 
     return "\n".join(line for text in texts for line in escape.wrapped(escape.plain(text, 2000), columns()))
 
 
 def say_document(document: Document, as_json: bool, **more: Any) -> None:
-    """Print a document as text, or with what else there is to tell as JSON."""
+    """Print a document as text, or, with further data, as JSON."""
     from perfnb.draw.as_json import document_data
     from perfnb.draw.as_text import document_text, terminal_width
 
@@ -67,7 +67,7 @@ def say_document(document: Document, as_json: bool, **more: Any) -> None:
 
 
 def _without_pictures(document: Document) -> Document:
-    """The document without what scripts draw, which has no documented form."""
+    """Return the document without the parts that scripts draw, which have no documented form."""
     from perfnb.draw.document import Picture
 
     sections = [replace(part, data=None) if isinstance(part, Picture) else part for part in document.sections]
@@ -92,7 +92,10 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
 
 
 def say_result(result: Documented, options: argparse.Namespace) -> bool:
-    """Print a result as JSON, write its page, or print its text, as the options say; whether it was the text."""
+    """Print a result as JSON, write its page, or print its text, according to the options.
+
+    Return whether it was the text.
+    """
     if options.html is not None:
         say(f"Written to {write_page(result, options.html)}.")
         return False

@@ -6,7 +6,7 @@ of whole runs, which rank waits for its data.
 examples:
   perfnb ranks traces/                           a folder with a trace per rank
   perfnb ranks rank0.json.gz rank1.json.gz
-  perfnb ranks runs/                             what perfnb run --save runs/ left of each rank
+  perfnb ranks runs/                             each rank of perfnb run --save runs/
   perfnb ranks traces/ --html ranks.html
 
 exit codes: 0 shown; 2 there are no ranks, or they cannot be read

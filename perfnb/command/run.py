@@ -5,9 +5,9 @@ the run, each executed once. Its output, arguments, exit code, tracebacks and Ct
 python SCRIPT. The report follows on standard error when the script has ended, or was interrupted.
 
 A step ends when the first optimizer that stepped has stepped again, and the next one starts where
-the loop asks its DataLoader for the next batch; without a DataLoader, right there. With one, what
-the loop does after optimizer.step(), such as logging, is in no step. --steps-by last
-ends it with the optimizer that came last, as a GAN with two needs; --steps-by batch with the next
+the loop asks its DataLoader for the next batch; without a DataLoader, it starts immediately. With a
+DataLoader, work after optimizer.step(), such as logging, belongs to no step. --steps-by last ends a
+step with the optimizer that came last, as a GAN with two needs, and --steps-by batch with the next
 batch, as a loop without an optimizer needs.
 
 --try switches remedies on and off after the profile, over random blocks of the script's own
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from perfnb.loop.driver import LoopProfiler
     from perfnb.loop.script_steps import ScriptSteps
 
-#: Those whose open run is found; the module that finds it takes long to import.
+#: The trackers whose open run is found; the module that finds it takes long to import.
 _TRACKERS = ("mlflow", "wandb")
 
 
@@ -66,7 +66,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         default=[100],
         help="Steps before the profiled ones (default: 100); several with commas: 100,5000.",
     )
-    parser.add_argument("--every", metavar="N", type=int, help="Profile again after this many steps, over and over.")
+    parser.add_argument("--every", metavar="N", type=int, help="Profile again after this many steps, repeatedly.")
     parser.add_argument(
         "--save", metavar="DIR", help="Folder for the profiles (default: runs/SCRIPT_DATE_TIME, in this folder)."
     )
@@ -90,8 +90,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _levers(names: str) -> list[str] | None:
-    """The levers that the command line names."""
-    from perfnb.remedies.blocks import levers_for_loops  # loads pandas, which other scripts should not pay for
+    """Return the levers that the command line names."""
+    from perfnb.remedies.blocks import levers_for_loops  # this loads pandas, which other scripts should not pay for
 
     try:
         return levers_for_loops(names if names == "auto" else names.split(","))
@@ -118,7 +118,7 @@ def _run(options: argparse.Namespace) -> int | BaseException:
     if is_launched(options.program):
         program = launched(options.program, _for_each(options))
         sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, *program])  # a launcher is a process of its own, with its signals
+        os.execv(sys.executable, [sys.executable, *program])  # a launcher is a separate process with its own signals
     require_program(options.program)
     report = _Report(options)
     steps = ScriptSteps(report.start, options.steps_by)
@@ -130,7 +130,7 @@ def _run(options: argparse.Namespace) -> int | BaseException:
 
 
 def _for_each(options: argparse.Namespace) -> list[str]:
-    """The options for each process of a launcher, which share a folder."""
+    """Return the options for each process of a launcher; the processes share a folder."""
     given = ["--at", ",".join(map(str, options.at)), "--steps-by", options.steps_by]
     given += [] if options.every is None else ["--every", str(options.every)]
     given += [] if options.levers is None else [f"--try={','.join(options.levers) or 'auto'}"]
@@ -144,7 +144,7 @@ def _dated(name: str) -> Path:
 
 
 def _new_folder(folder: Path) -> Path:
-    """Make a folder for this run alone, also if another one starts in the same second; ranks of a job share one."""
+    """Make a folder for this run alone, even if another one starts in the same second; ranks of a job share one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     shared = os.environ.get("WORLD_SIZE", "1") != "1"
     for name in itertools.chain([folder.name], (f"{folder.name}_{number}" for number in itertools.count(2))):
@@ -155,7 +155,7 @@ def _new_folder(folder: Path) -> Path:
 
 
 class _Report:
-    """What is said when the script has ended."""
+    """The report when the script has ended."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         program = options.program
@@ -246,7 +246,10 @@ class _Report:
         return path.relative_to(self._start) if path.is_relative_to(self._start) else path
 
     def tell(self) -> None:
-        """Print the report: of several ranks the first one's, and none in a process that the script has forked."""
+        """Print the report.
+
+        Of several ranks, only the first one prints, and a process that the script has forked does not.
+        """
         if self._text and os.getpid() == self._process and self._is_first:
             with suppress(OSError, ValueError, AttributeError):  # the script may have closed it
                 print(f"\n{self._text}", file=sys.stderr, flush=True)

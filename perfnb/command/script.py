@@ -1,4 +1,4 @@
-"""Runs a script or module in this process as ``python`` would."""
+"""Run a script or module in this process as ``python`` would."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _OWN = (str(Path(__file__).resolve().parents[1]) + os.sep, str(Path(__file__).pa
 
 
 def run_as_main(program: Sequence[str]) -> BaseException | None:
-    """Run ``FILE ARGS`` or ``-m MODULE ARGS`` as ``__main__``; return what ended it, if not its last line.
+    """Run ``FILE ARGS`` or ``-m MODULE ARGS`` as ``__main__``. Return the exception that ended it, if any.
 
-    Raise that for Python to handle: the exit code is then the script's own, and so is the traceback, whose frames of
-    perfnb's are left out.
+    Raise that for Python to handle: the exit code and the traceback are then the script's own, without perfnb's frames.
     """
     try:
         if program[0] == "-m":
@@ -40,7 +39,7 @@ def run_as_main(program: Sequence[str]) -> BaseException | None:
 
 
 def require_program(program: Sequence[str]) -> None:
-    """Refuse what is neither a script nor a module.
+    """Refuse anything that is neither a script nor a module.
 
     Raises
     ------
@@ -60,7 +59,7 @@ def _run_module(name: str, args: Sequence[str]) -> None:
 
 
 def _require_module(name: str) -> None:
-    """Refuse a module that does not exist; whatever else its package raises is for the user."""
+    """Refuse a module that does not exist; any other error of its package is for the user."""
     try:
         found = find_spec(name) is not None
     except ModuleNotFoundError as error:
@@ -74,7 +73,10 @@ def _require_module(name: str) -> None:
 
 
 def _run_file(program: Sequence[str]) -> None:
-    """As Python runs a script: the module stays ``__main__`` to the end, for workers and for what runs at exit."""
+    """Run a file as Python runs a script.
+
+    The module stays ``__main__`` to the end, for workers and for code that runs at exit.
+    """
     path = os.path.abspath(program[0])
     sys.argv[:] = list(program)
     _set_first_path(os.path.dirname(os.path.realpath(path)))
@@ -93,7 +95,7 @@ def _set_first_path(folder: str) -> None:
 
 
 def _leave_out_own_frames() -> None:
-    """Have Python print the traceback to come without perfnb's frames."""
+    """Have Python print the coming traceback without perfnb's frames."""
     hook = sys.excepthook
 
     def without_own_frames(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -105,7 +107,7 @@ def _leave_out_own_frames() -> None:
 
 
 def _stripped(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the script's first frame on, without those of perfnb in between."""
+    """Return a traceback from the script's first frame on, without perfnb's frames in between."""
     entries = []
     while trace is not None:
         entries.append(trace)

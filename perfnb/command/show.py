@@ -36,7 +36,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", metavar="NAME", type=_name, help="Name of the range that marks the steps of a trace."
     )
-    parser.add_argument("--rank", metavar="N", type=int, help="Show this rank alone, of a file or folder with several.")
+    parser.add_argument("--rank", metavar="N", type=int, help="Show only this rank of a file or folder with several.")
     add_page_options(parser)
     parser.add_argument("--open", action="store_true", help="Open the page in a browser, with --html or without.")
 
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _one_rank(found: Documented, options: argparse.Namespace) -> Documented:
-    """The profile or run of the rank that was asked for."""
+    """Return the profile or run of the requested rank."""
     from perfnb.loop.rank_runs import RankRuns
     from perfnb.ranks.ranks import Ranks
 

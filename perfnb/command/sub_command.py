@@ -1,4 +1,4 @@
-"""What a sub-command consists of."""
+"""`SubCommand`: the parts of a sub-command."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from perfnb.errors import PerfnbError
 
-#: Exit codes: the check that was asked for failed; wrong use, or something that cannot be read.
+#: Exit codes: the requested check failed; wrong use, or something that cannot be read.
 FAILED, WRONG = 1, 2
 
 
 class WrongUse(PerfnbError):
-    """The words on the command line make no sense; the message has the reason."""
+    """Raised if the words on the command line make no sense; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class SubCommand:
     ----------
     name : str
     summary : str
-        What it does, in one line.
+        Its purpose, in one line.
     usage : str
         Its words, as the help shows them.
     more : str or None
-        Its module's docstring: what is below the first line follows the options in the help.
+        Its module's docstring: the text below the first line follows the options in the help.
     add_options : callable
         Adds its options to its parser.
     run : callable
-        Does it, given the options; returns the exit code, or the exception that ended a program. Imports what it needs
-        itself, so that help comes at once.
+        Runs it, given the options, and returns the exit code, or the exception that ended a program. It imports what it
+        needs itself, so that help is shown at once.
     starts_a_program : bool
-        Whether what follows its own options is a program and its arguments, which are left alone: ``options.program``.
+        Whether its own options are followed by a program and its arguments, which are left alone: ``options.program``.
     """
 
     name: str
@@ -52,7 +52,7 @@ class SubCommand:
 
 
 def end_by(signum: int) -> int:
-    """End this process as the signal would, so that a shell sees it as for any other program."""
+    """End this process as the signal would, so that a shell sees the same as for any other program."""
     sys.stdout.flush()
     sys.stderr.flush()
     with suppress(OSError):  # SIGKILL has no handler

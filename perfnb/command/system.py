@@ -1,4 +1,4 @@
-"""``perfnb system``: is the machine set up well?
+"""``perfnb system``: check whether the machine is set up well.
 
 Checks what slows steps down or makes timings unsteady: clocks, threads, limits, memory, the disk
 of the data, GPUs. Problems come first. Nothing is changed.

@@ -1,8 +1,9 @@
-"""``perfnb watch``: telemetry while a command runs, which sees and does what it would without.
+"""``perfnb watch``: record telemetry while a command runs, without affecting it.
 
-CPU, memory, disk, network and GPUs while COMMAND runs, and what it and the processes below it use.
-Its output, its input and its exit code are its own; the summary follows on standard error. Ctrl-C
-and other signals reach COMMAND. The history is saved to a folder: perfnb show shows it again.
+Records CPU, memory, disk, network and GPUs while COMMAND runs, and the usage of it and the
+processes below it. Its output, its input and its exit code are its own; the summary follows on
+standard error. Ctrl-C and other signals reach COMMAND. The history is saved to a folder: perfnb
+show shows it again.
 
 examples:
   perfnb watch -- python train.py --epochs 3
@@ -25,11 +26,11 @@ from contextlib import contextmanager, suppress
 from perfnb.command.sub_command import SubCommand, WrongUse, end_by
 from perfnb.errors import PerfnbError
 
-#: What a terminal or a scheduler sends to end a program; a terminal sends the first two to all processes in front.
+#: Signals by which a terminal or a scheduler ends a program; a terminal sends the first two to all processes in front.
 _OF_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _PASSED_ON = (*_OF_TERMINAL, signal.SIGTERM, signal.SIGHUP)
 _NOT_FOUND, _NOT_RUN = 127, 126
-#: What a shell does to wait before it becomes the command, so that this is watched from its first instruction.
+#: A shell command that waits before it becomes the command, so that this is watched from its first instruction.
 _HELD = 'kill -STOP $$; exec "$@"'
 
 
@@ -52,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"perfnb watch: {command}: {why}.", file=sys.stderr)
         return _NOT_RUN if there else _NOT_FOUND
     words = ["sh", "-c", _HELD, "sh", *options.program]
-    # Python ignores these, not whoever started it.
+    # Python ignores these, whatever started it.
     pid = os.posix_spawn("/bin/sh", words, os.environ, setsigdef=(signal.SIGPIPE, signal.SIGXFSZ))
     with _passed_on_to(pid):
         os.waitpid(pid, os.WUNTRACED)
@@ -66,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _watched(pid: int, options: argparse.Namespace) -> int:
-    """Watch a held program from its start to its end; save and show the history, and end as it did."""
+    """Watch a held program from its start to its end; save and show the history, and end in the same way."""
     from perfnb.files import usable
     from perfnb.telemetry.watcher import Watcher
     from perfnb.watching.saved import WATCH
@@ -84,7 +85,7 @@ def _watched(pid: int, options: argparse.Namespace) -> int:
         os.kill(pid, signal.SIGCONT)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         watcher.stop()
-        # That the command has ended is no news; the watch keeps what it knows when it ends.
+        # The end of the command is not worth a note; the watch keeps its data when it ends.
         watcher.notes[:] = [note for note in watcher.notes if f"process {pid} has ended" not in note]
     with suppress(BrokenPipeError):
         print(f"\n{watch}", file=sys.stderr)
@@ -97,14 +98,14 @@ def _watched(pid: int, options: argparse.Namespace) -> int:
 
 @contextmanager
 def _passed_on_to(pid: int) -> Iterator[None]:
-    """Signals to this process are for the command, which decides what they mean."""
+    """Pass signals to this process on to the command, which decides what they mean."""
 
     def handle(signum: int, _: object) -> None:
         if signum not in _OF_TERMINAL or not _in_front():
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
-    # What is ignored stays so, as under nohup.
+    # Ignored signals stay ignored, as under nohup.
     before = {signum: signal.getsignal(signum) for signum in _PASSED_ON}
     handled = {signum: handler for signum, handler in before.items() if handler is not signal.SIG_IGN}
     for signum in handled:
@@ -117,7 +118,7 @@ def _passed_on_to(pid: int) -> Iterator[None]:
 
 
 def _in_front() -> bool:
-    """Whether this process is in the foreground of a terminal, and so whether the command got its Ctrl-C too."""
+    """Return whether this process is in the foreground of a terminal, so that the command got its Ctrl-C, too."""
     with suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
         return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     return False

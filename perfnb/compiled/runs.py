@@ -1,8 +1,9 @@
-"""The executions of compiled regions, and what lies between them: what a step loses by running several instead of one.
+"""Compute the executions of compiled regions and the seams between them.
 
-Without a graph break, all regions inside another one would be part of it, forward and backward. The seams between them
-cost the code from one to the next, the entry of each region but one, and the passes over memory of generated kernels
-next to a seam, which one kernel could replace.
+The seams show what a step loses by running several regions instead of one. Without a graph break, all regions inside
+another one would be part of it, forward and backward. The seams between them cost the code from one to the next, the
+entry of each region except one, and the passes over memory of generated kernels next to a seam, which one kernel could
+replace.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from perfnb.recording.text import is_one_of, of_labels
 from perfnb.trace.trace_steps import step_of
 from perfnb.trace_names import ACCUMULATE_GRAD, BACKWARD_NODE, GRAPH_CALL, OPS, RANGES, REGION, REGION_LOOKUP
 
-#: What autograd calls a region that has a backward pass; its node's name starts like this, too.
+#: Autograd's name for a region that has a backward pass; the name of its node starts like this, too.
 _FUNCTION = "CompiledFunction"
 #: A kernel of a library, such as ``extern_kernels.mm``: generated code has no dot in its name.
 _LIBRARY = "."
@@ -50,9 +51,10 @@ class RegionRuns:
     kernels: pd.DataFrame
 
     def beside_ns(self, following: Ints) -> Floats:
-        """By run: its generated kernels that one kernel could replace together with some of a run that follows.
+        """Return by run its generated kernels that one kernel could replace together with some of a run that follows.
 
-        Only where both have such kernels next to the seam, in forward or in backward, which goes the other way.
+        They count only if both runs have such kernels next to the seam, in forward or in backward, which runs in
+        reverse order.
 
         Parameters
         ----------
@@ -75,7 +77,7 @@ class RegionRuns:
 
 
 def region_runs(recording: Recording, record: CompiledRecord) -> RegionRuns:
-    """What the traced steps ran of compiled regions."""
+    """Return the runs of compiled regions in the traced steps."""
     host = _Host(recording.events, record)
     node_of = host.nodes()
     graphs = np.flatnonzero(host.is_graph)
@@ -117,11 +119,11 @@ class _Host:
         self.step = step_of(self.start, begins, begins + marks["duration_ns"].to_numpy())
 
     def starts(self, word: str) -> Bools:
-        """Which events have a name that starts with a word."""
+        """Return which events have a name that starts with a word."""
         return np.array([str(name).startswith(word) for name in self.names], dtype=bool)
 
     def forward(self) -> pd.DataFrame:
-        """By run, what is known of its forward pass."""
+        """Return what is known of each run's forward pass."""
         rows, graphs = self.rows, self.is_graph & (self.region != NONE)
         start, end, step, thread = (each[rows] for each in (self.start, self.end, self.step, self.thread))
         of_graphs = pd.DataFrame(
@@ -152,7 +154,7 @@ class _Host:
         )
 
     def nodes(self) -> Ints:
-        """By event, the run whose backward node it is, by the number that autograd gave it; `NONE` for others."""
+        """Return by event the run whose backward node it is, by the number that autograd gave it; `NONE` for others."""
         is_forward = self.starts(_FUNCTION) & (self.region != NONE) & (self.sequence != NONE)
         run = pd.Series(self.place[self.region[is_forward]], index=self.sequence[is_forward])
         node_of = np.full(len(self.names) + 1, NONE)
@@ -162,7 +164,7 @@ class _Host:
         return node_of
 
     def backward(self, node_of: Ints) -> pd.DataFrame:
-        """By run, what is known of its backward pass."""
+        """Return what is known of each run's backward pass."""
         nodes, graphs = np.flatnonzero(node_of != NONE), self.is_graph & (self.node != NONE)
         in_graph = pd.DataFrame(
             {
@@ -173,7 +175,7 @@ class _Host:
         )[graphs]
         table = in_graph.groupby("node").sum().reindex(nodes)
         table["back_enter_ns"] += self.duration[nodes]
-        # What adds up a parameter's gradient between two of them would run without a seam, too.
+        # Kernels that add up a parameter's gradient between two of them would run without a seam, too.
         adds = np.array([ACCUMULATE_GRAD in str(name) for name in self.names], dtype=bool) & self.is_node
         added = np.cumsum(np.where(adds, self.duration, 0.0))[nodes]
         gaps = self.start[nodes][1:] - self.end[nodes][:-1] - np.diff(added)
@@ -184,7 +186,7 @@ class _Host:
 
 
 def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
-    """Nanoseconds of the kernels that start in each interval."""
+    """Return nanoseconds of the kernels that start in each interval."""
     at, duration = (record.calls[name].to_numpy() for name in ("start_ns", "duration_ns"))
     order = np.argsort(at, kind="stable")
     sums = np.concatenate([[0], np.cumsum(duration[order])])
@@ -193,13 +195,13 @@ def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
 
 
 def _first_kernel(start: Ints, end: Ints, record: CompiledRecord) -> Ints:
-    """When the first kernel in each interval starts; without one, the end of the interval."""
+    """Return when the first kernel in each interval starts; without one, the end of the interval."""
     at = np.append(np.sort(record.calls["start_ns"].to_numpy()), np.iinfo(np.int64).max)
     return np.asarray(np.minimum(at[np.searchsorted(at, start)], end), dtype=np.int64)
 
 
 def _generated(record: CompiledRecord, start: Ints, end: Ints, run: Ints, backward: Bools) -> pd.DataFrame:
-    """The executions of generated kernels while some graphs are called, which do not overlap."""
+    """Return the executions of generated kernels while some graphs are called, which do not overlap."""
     calls = record.calls.sort_values("start_ns", kind="stable")
     at = calls["start_ns"].to_numpy()
     graph = np.searchsorted(start, at, side="right") - 1

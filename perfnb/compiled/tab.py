@@ -1,4 +1,4 @@
-"""The tab of compiled code: its kernels with the layers behind them, and where graphs break."""
+"""Show the tab of compiled code: its kernels with the layers behind them, and where graphs break."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MUCH = 0.3
 
 
 def compiled_document(summary: CompiledSummary) -> Document:
-    """What compiled code did in a step."""
+    """Return the document of what compiled code did in a step."""
     return Document(
         "compiled",
         verdict=compiled_verdict(summary),
@@ -31,7 +31,7 @@ def compiled_document(summary: CompiledSummary) -> Document:
 
 
 def compiled_verdict(summary: CompiledSummary) -> Verdict:
-    """Whether graphs break, and how much of the regions' time is overhead."""
+    """Return the verdict: whether graphs break, and how much of the regions' time is overhead."""
     regions = summary.regions
     broken = regions[regions["broke"].notna() & regions["calls"].notna()]
     left = regions[regions["broke"].notna() & regions[["guards", "calls"]].isna().all(axis="columns")]
@@ -56,7 +56,7 @@ def compiled_verdict(summary: CompiledSummary) -> Verdict:
         )
     whole, overhead = regions["ms"].sum(), fmt.known(regions["overhead_ms"].sum(min_count=1))
     if overhead is None or not whole:
-        return Verdict("none", "The trace does not tell which kernels compute which layers.")
+        return Verdict("none", "The trace does not record which kernels compute which layers.")
     part = f"{fmt.share(overhead / whole)} of the forward regions' time is spent outside kernels"
     if overhead > _MUCH * whole:
         return Verdict("bad", f"{part}: their kernels are small.", "Larger batches or larger regions amortise it.")
@@ -132,7 +132,7 @@ def _regions(regions: pd.DataFrame) -> Table:
 
 
 def _happened(row: Any) -> str:
-    """Why a region was compiled again, and where its graph breaks."""
+    """Return the reason why a region was compiled again, and where its graph breaks."""
     parts = []
     if pd.notna(row.broke):
         parts.append(f"Graph break at {place_in_words(row.broke_at)}: {row.broke}")
@@ -142,7 +142,7 @@ def _happened(row: Any) -> str:
 
 
 def _lines(source: Any) -> str:
-    """The user's first line behind a kernel."""
+    """Return the user's first line behind a kernel."""
     lines = [] if pd.isna(source) else str(source).splitlines()
     more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
     place, _, code = lines[0].partition(": ") if lines else ("", "", "")

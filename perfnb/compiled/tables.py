@@ -1,4 +1,4 @@
-"""The frames of compiled code: its kernels with the layers behind them, and its regions with what they cost."""
+"""Compute the frames of compiled code: its kernels with the layers behind them, and its regions with their costs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
 
-#: A share of a kernel's time that is all of it, in spite of rounding.
+#: A share that counts as all of a kernel's time, in spite of rounding.
 _WHOLE = 1 - 1e-9
 
 
 @dataclass(frozen=True)
 class CompiledSummary:
-    """What a report shows of compiled code.
+    """The facts of a report about compiled code.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class CompiledSummary:
 
 
 def place_in_words(place: str) -> str:
-    """A file and line without the folder; of a notebook's cell, whose file has no name, only the line."""
+    """Return a file and line without the folder; for a notebook's cell, whose file has no name, only the line."""
     file, _, line = place.replace("\\", "/").rpartition(":")
     return (
         f"line {line} of a cell"
@@ -45,7 +45,7 @@ def place_in_words(place: str) -> str:
 
 
 def compiled_summary(recording: Recording) -> CompiledSummary | None:
-    """What a report shows of compiled code; ``None`` if the traced steps ran none."""
+    """Return the facts of a report about compiled code; ``None`` if the traced steps ran none."""
     record = recording.compiled
     if record is None or not len(record.code):
         return None
@@ -54,13 +54,13 @@ def compiled_summary(recording: Recording) -> CompiledSummary | None:
 
 
 def compiled_kernel_table(recording: Recording) -> pd.DataFrame:
-    """The frame ``compiled``: the kernels of compiled code per traced step, slowest first."""
+    """Return the frame ``compiled``: the kernels of compiled code per traced step, slowest first."""
     record = recording.compiled
     return conform(pd.DataFrame(), "compiled") if record is None else _kernels(recording, record)[0]
 
 
 def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The frame ``compiled``, and the share of each layer in each of its rows."""
+    """Return the frame ``compiled``, and the share of each layer in each of its rows."""
     kernels, steps = record.kernels, max(recording.traced_steps, 1)
     times = (
         record.calls.groupby("kernel")["duration_ns"].agg(["size", "sum"]).reindex(range(len(kernels)), fill_value=0)
@@ -100,7 +100,10 @@ def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame
 
 
 def fused_ms(recording: Recording) -> Floats:
-    """For each layer, the time per step from kernels that it shares with layers outside it, child layers included."""
+    """Return, for each layer, the time per step of kernels that it shares with layers outside it.
+
+    Child layers are included.
+    """
     record, parent = recording.compiled, recording.modules["parent"].to_numpy()
     if record is None:
         return np.full(len(parent), np.nan)
@@ -120,9 +123,9 @@ def fused_ms(recording: Recording) -> Floats:
 
 
 def region_table(recording: Recording) -> pd.DataFrame:
-    """The frame ``compiled_regions``: each version of compiled code that the traced steps ran, slowest first.
+    """Return the frame ``compiled_regions``: each version of compiled code that the traced steps ran, slowest first.
 
-    ``gap_ms`` is the time from a region whose graph breaks at its end to the next region of the step: what runs there
+    ``gap_ms`` is the time from a region whose graph breaks at its end to the next region of the step: the code there
     runs uncompiled.
     """
     record = recording.compiled
@@ -139,7 +142,7 @@ def region_table(recording: Recording) -> pd.DataFrame:
     texts = {
         name: code[name].mask(code[name] == "") for name in ("function", "line", "recompiled", "broke", "broke_at")
     }
-    kernels = sums["kernel_ns"].where(sums["kernel_ns"] > 0)  # without any, its graphs do not tell them
+    kernels = sums["kernel_ns"].where(sums["kernel_ns"] > 0)  # without any, its graphs do not report them
     table = code[["guards", "compile_s"]].assign(
         **texts,
         calls=sums["calls"],

@@ -1,4 +1,4 @@
-"""`ProfileComparison`: what `Profile.compare` gives."""
+"""`ProfileComparison`: the result of `Profile.compare`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfnb.recording.schema import conform
 
 
 def not_comparable(other: object) -> str:
-    """The error for comparing a profile with something else, such as the profiles of several ranks."""
+    """Return the error for comparing a profile with something else, such as the profiles of several ranks."""
     kind = type(other).__name__
     hint = " Compare one rank with one: a[0].compare(b[0])." if kind == "Ranks" else ""
     return f"compare takes another profile, not {kind}.{hint}"
@@ -52,10 +52,10 @@ class ProfileComparison(Documented):
     def ops(self) -> pd.DataFrame:
         """One row per operator of either, by layer, phase and input shapes: calls and times in both.
 
-        Operators are matched from the outermost inwards. ``matched`` says by what: ``layer`` (the same operator in the
-        same layer), ``shapes`` (the same operator and shapes), ``name`` (the same operator, in the order of execution),
-        or ``only a``, ``only b``. An operator without a partner, such as a vendor's own (``aten::cudnn_convolution``),
-        has no row if it is inside one that has: it is part of that.
+        Operators are matched from the outermost inwards. ``matched`` names the criterion: ``layer`` (the same operator
+        in the same layer), ``shapes`` (the same operator and shapes), ``name`` (the same operator, in the order of
+        execution), or ``only a``, ``only b``. An operator without a partner, such as a vendor's own
+        (``aten::cudnn_convolution``), has no row if it is inside one that has: it is part of that.
 
         ``gpu_ms`` is the sum of the durations of all work launched inside, ``host_ms`` the time on the host;
         ``self_gpu_ms`` and ``self_host_ms`` exclude the rows inside and add up to the whole, with the row
@@ -65,7 +65,7 @@ class ProfileComparison(Documented):
         and ``is_range`` marks an annotated range.
 
         ``grew_ms`` includes what is inside, so a change appears in the row of its operator and of each one around it:
-        do not sum it over all rows. What adds up to the change of the step is
+        do not sum it over all rows. The change of the step is
         ``(ops["self_gpu_ms_b"].fillna(0) - ops["self_gpu_ms_a"].fillna(0)).sum()`` (``self_host_ms`` for the host), or
         `by_op`.
         """
@@ -75,10 +75,10 @@ class ProfileComparison(Documented):
     def by_op(self) -> pd.DataFrame:
         """Outermost operators with all layers summed, largest change first: what the display lists.
 
-        One row per operator and input shapes, including all that is inside it; ``layers`` is in how many it occurs. An
-        annotated range is listed with what no operator inside it took, and ``(no known op)`` with the work launched by
-        an unknown operator. Each moment and each kernel is in one row, so ``grew_ms`` can be summed. Columns as in
-        `ops`, and ``kernels_a``, ``kernels_b`` (lists of names, heaviest first).
+        One row per operator and input shapes, including all that is inside it; ``layers`` is the number of layers where
+        it occurs. An annotated range is listed with the time that no operator inside it took, and ``(no known op)``
+        with the work launched by an unknown operator. Each moment and each kernel is in one row, so ``grew_ms`` can be
+        summed. Columns as in `ops`, and ``kernels_a``, ``kernels_b`` (lists of names, heaviest first).
         """
         return self._frame("operators", "diff_by_op")
 
@@ -94,15 +94,15 @@ class ProfileComparison(Documented):
 
     @property
     def gpu_time(self) -> pd.DataFrame:
-        """What one GPU did per step in both, in milliseconds: the mean over steps and GPUs.
+        """The work of one GPU per step in both, in milliseconds: the mean over steps and GPUs.
 
-        ``total`` runs from the start of a step's first work to the end of its last, ``idle`` is the part of it in which
+        ``total`` runs from the start of a step's first work to the end of its last, ``idle`` is the part of it when
         nothing ran. Each is the length of a union of intervals. Empty if either has no GPU work.
         """
         return self._frame("gpu_time", "diff_gpu_time")
 
     def _frame(self, name: str, schema: str) -> pd.DataFrame:
-        """One of the frames of the traces; empty where it is not known."""
+        """Return one of the frames of the traces; empty where it is not known."""
         found: pd.DataFrame | None = getattr(self._traces, name, None)
         return conform(pd.DataFrame(), schema) if found is None else found.copy()
 

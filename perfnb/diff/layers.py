@@ -1,4 +1,4 @@
-"""Two profiles side by side: which layer of one matches which of the other, and what changed."""
+"""Match the layers of two profiles, and find what changed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from perfnb.recording.text import TEXT
 FIGURES = ("forward_ms", "backward_ms", "total_ms", "self_ms", "share", "activation_bytes", "forward_flops")
 GPU_FIGURES = ("gpu_ms", "self_gpu_ms")
 NAME, PLACE = "name", "place"
-#: Longest path of a layer's name that is looked up: a hostile name may have thousands of dots.
+#: Longest path of a layer's name that is looked up, because a hostile name may have thousands of dots.
 _DEEPEST = 100
-#: A change below this share of the times is the rounding of their sums.
+#: A change below this share of the times is rounding of their sums.
 _ROUNDING = 1e-12
 
 
@@ -42,7 +42,7 @@ class Tables(Protocol):
 
 @dataclass(frozen=True)
 class ProfileDiff:
-    """Profile b against profile a.
+    """Profile b compared with profile a.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class ProfileDiff:
     phases : DataFrame
         By phase: ``ms_a``, ``ms_b``, ``grew_ms``.
     findings : DataFrame
-        By what holds either back: ``ms_a``, ``ms_b``, the most that removing it could save, missing if it costs no
+        By the bottleneck of either: ``ms_a``, ``ms_b``, the most that removing it could save, missing if it costs no
         time; ``in_a``, ``in_b``: whether it was found there.
     step : StepChange or None
         The step times, if they are compared.
@@ -131,19 +131,19 @@ def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     if not on_gpu(a, b):
         grew_gpu = grew_gpu.mask(grew_gpu.notna())
     grew = own[1] - own[0]
-    same = (grew.abs() < _ROUNDING * (own[0] + own[1])).fillna(False)  # what is not known stays unknown
+    same = (grew.abs() < _ROUNDING * (own[0] + own[1])).fillna(False)  # unknown values stay unknown
     return table.assign(grew_ms=grew.mask(same, 0.0), grew_gpu_ms=grew_gpu)
 
 
 def on_gpu(a: pd.DataFrame, b: pd.DataFrame) -> bool:
-    """Whether two frames ``layers`` both have GPU work."""
+    """Return whether two frames ``layers`` both have GPU work."""
     return all(bool((side["self_gpu_ms"].fillna(0) > 0).any()) for side in (a, b))
 
 
 def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> list[tuple[int | None, int | None, str | None]]:
-    """Rows of a and b that are the same layer: place in a, place in b, and how they were matched; in the order of a.
+    """Return rows of a and b that are the same layer: place in a, place in b, and how they were matched.
 
-    By name first; the rest by class and depth, the n-th with the n-th.
+    Rows are in the order of a. By name first; the rest by class and depth, the n-th with the n-th.
     """
     places = {name: place for place, name in reversed(list(enumerate(map(str, b.index))))}
     found: dict[int, tuple[int, str]] = {}
@@ -168,7 +168,7 @@ def _key(layers: pd.DataFrame, place: int) -> tuple[str, int]:
 
 
 def layer_tree(diff: ProfileDiff) -> tuple[list[int], list[float]]:
-    """The row of each layer's parent, -1 for none, and how much own times changed in it and the layers inside."""
+    """Return the row of each layer's parent, -1 for none, and the change of own times in its subtree."""
     table = diff.layers
     places: dict[str, dict[str, int]] = {"a": {}, "b": {}}
     parents = []

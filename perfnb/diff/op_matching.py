@@ -1,10 +1,10 @@
-"""Which operator of one trace is which of another: two trees of operators matched from the top, and their rows.
+"""Match the operators of two traces: two trees of operators are matched from the top, and given common rows.
 
 A unit is all calls of one operator with the same shapes, in the same layer and phase, inside the same matched operator.
-Units are matched one to one, level by level. One without a partner is opened, and what is inside it looks for partners
-beside it: a wrapper that only one of the two has does not separate what is below it. Each row of the result stands for
-the same operator of both, or for one that only one has; every moment in an operator on the host, and every piece of GPU
-work, counts in one row.
+Units are matched one to one, level by level. A unit without a partner is opened, and the units inside it look for
+partners next to it: a wrapper that only one of the two has does not separate the units below it. Each row of the result
+represents the same operator of both, or an operator that only one has; every moment in an operator on the host, and
+every piece of GPU work, counts in one row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfnb.recording.nesting import NONE, Bools, Forest, Ints, forest_of, inner
 _WORDS = ("name", "shapes", "layer", "phase", "forward_op")
 _BACKWARD = re.compile(r"(?:Cudnn|Miopen|Mkldnn|Native)?([A-Za-z0-9_]*?Backward)[0-9]*")
 _KEYS = ("context", "name", "shapes", "layer", "phase")
-#: What two units must agree in, from the best match to the poorest; if several do, the n-th is matched with the n-th.
+#: What two units must share, from the best match to the poorest; if several do, the n-th is matched with the n-th.
 _TIERS = (
     _KEYS,
     ("context", "name", "layer", "phase"),
@@ -47,7 +47,7 @@ class MatchedOps:
         ``name``, ``shapes``, ``layer``, ``phase`` of each node as codes, -1 if missing; ``partner``: the layer again,
         but a layer of b has the code of the layer of a it was matched with.
     labels : dict of str to Index
-        What the codes stand for.
+        The meaning of the codes.
     row : ndarray
         The row each node counts in; -1 for a range that only one of the two has.
     is_head : ndarray of bool
@@ -74,7 +74,7 @@ class MatchedOps:
     around: Ints
 
     def joined(self, column: str) -> np.ndarray:
-        """A column of the nodes."""
+        """Return a column of the nodes."""
         return np.concatenate([tree.nodes[column].to_numpy() for tree in self.trees])
 
 
@@ -148,18 +148,18 @@ def _codes(
     layer = columns["layer"]
     pairs = layers[layers["a"].notna() & layers["b"].notna()]
     a, b = (labels["layer"].get_indexer(pd.Index(pairs[side].astype(object))) for side in ("a", "b"))
-    # A layer of b without a partner is none of a's, whatever its name.
+    # A layer of b without a partner is not a layer of a, whatever its name.
     partner = np.append(np.arange(len(labels["layer"])) + len(labels["layer"]), NONE)
     partner[b[(a != NONE) & (b != NONE)]] = a[(a != NONE) & (b != NONE)]
     return pd.DataFrame({**columns, "partner": np.where(second, partner[layer], layer)}), labels
 
 
 def _keys(codes: pd.DataFrame, labels: dict[str, pd.Index], second: Bools) -> pd.DataFrame:
-    """What nodes are matched by.
+    """Return the keys that nodes are matched by.
 
-    A backward node whose name only one of the two has (``MiopenBatchNormBackward0``) goes by the operator that made it,
-    or if the traces do not say, by its name without vendor and number. If one of the two has no shapes for any operator
-    of a name, shapes of that name are ignored.
+    A backward node whose name only one of the two has (``MiopenBatchNormBackward0``) is matched by the operator that
+    made it or, if the traces do not record that, by its name without vendor and number. If one of the two has no shapes
+    for any operator of a name, shapes of that name are ignored.
     """
     name, shapes = codes["name"].to_numpy(), codes["shapes"].to_numpy()
     alias = codes["forward_op"].to_numpy()
@@ -175,14 +175,14 @@ def _keys(codes: pd.DataFrame, labels: dict[str, pd.Index], second: Bools) -> pd
 
 
 def _without_maker(names: pd.Index) -> Ints:
-    """A code for each backward node's name without vendor and version; -1 for other names."""
+    """Return a code for each backward node's name without vendor and version; -1 for other names."""
     found = [_BACKWARD.fullmatch(str(name)) for name in names]
     codes = pd.factorize(np.array([match and match[1] for match in found], dtype=object))[0].astype(np.int64)
     return np.append(codes, NONE)
 
 
 def _kept(trees: tuple[OpTree, OpTree], name: Ints, is_range: Bools, second: Bools) -> Bools:
-    """All nodes but those that would separate what is inside from its partner.
+    """Return all nodes except those that would separate nodes inside from their partners.
 
     These are ranges that only one of the two has, and the engine's marks around backward nodes if the other trace is
     too old to have any.
@@ -194,10 +194,10 @@ def _kept(trees: tuple[OpTree, OpTree], name: Ints, is_range: Bools, second: Boo
 
 
 def _rows(matched: Matched, forest: Forest, is_range: Bools, layer: Ints) -> tuple[Ints, Bools]:
-    """The row each node counts in, and whether it is one of the row's calls.
+    """Return the row each node counts in, and whether it is one of the row's calls.
 
     A node without a partner counts in the closest operator around it that has a row, if that is in the same layer: it
-    is how that operator is implemented. Otherwise it gets a row of its own.
+    is how that operator is implemented. Otherwise it gets its own row.
     """
     alone = matched.unit + matched.group.max(initial=NONE) + 1
     row = np.where(matched.group != NONE, matched.group, alone)
@@ -277,7 +277,7 @@ def _chosen(units: dict[str, Ints], which: Bools | Ints) -> dict[str, Ints]:
 
 
 def _pairs(units: dict[str, Ints], tier: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Units of the first and of the second tree that agree, in order."""
+    """Return units of the first and of the second tree that agree, in order."""
     if "shapes" not in tier and "layer" in tier:
         units = _chosen(units, units["layer"] != NONE)
     second = units["side"] == 1
@@ -291,7 +291,7 @@ def _pairs(units: dict[str, Ints], tier: tuple[str, ...]) -> tuple[Ints, Ints]:
 
 
 def _place_among_equals(values: Ints) -> Ints:
-    """How many equal values precede each."""
+    """Return how many equal values precede each."""
     order = np.argsort(values, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(values[order]) != 0))
     run = np.repeat(starts, np.diff(np.append(starts, len(values))))

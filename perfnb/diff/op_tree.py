@@ -1,4 +1,4 @@
-"""The tree of operators of the traced steps: nesting, layer, phase, host time and GPU work of each.
+"""Build the tree of operators of the traced steps: nesting, layer, phase, host time and GPU work of each.
 
 Down to the operators that only one vendor has, it looks the same on every machine, so two traces can be compared by it.
 """
@@ -36,7 +36,7 @@ _NODES = (*OPS, *RANGES)
 #: Ranges that older versions of torch traced as operators.
 _RANGE = re.compile("|".join(map(re.escape, (OPTIMIZER, LOADER, "DistributedDataParallel."))))
 _ENGINE = re.compile(f"{BACKWARD_NODE}: ")
-#: Marks of perfnb's own.
+#: perfnb's own marks.
 _OURS = re.compile(rf"{STEP_SPAN}|{DATA_SPAN}$|{OP_SPAN}|{PIECE}$")
 
 
@@ -52,7 +52,7 @@ class OpTree:
         ``is_range``, ``is_engine`` (the engine's mark around such a node), ``self_ns`` (host time without the nodes
         inside).
     forest : Forest
-        How they nest.
+        Their nesting.
     work : DataFrame
         One row per kernel, copy or memset: ``name``, ``duration_ns``, ``node`` (the innermost one around the call that
         launched it, -1 if not known).
@@ -66,12 +66,12 @@ class OpTree:
     steps: int
 
     def lacks(self, word: str) -> bool:
-        """Whether no node has shapes, or a layer."""
+        """Return whether no node has shapes, or a layer."""
         return bool(self.nodes[word].isna().all())
 
 
 def op_tree(recording: Recording) -> OpTree:
-    """The tree of a recording; without nodes if no step was traced."""
+    """Return the tree of a recording; without nodes if no step was traced."""
     attribution = attribute(recording)
     host = attribution.host
     members = _members(recording, host)
@@ -104,15 +104,15 @@ def op_tree(recording: Recording) -> OpTree:
 
 
 def _members(recording: Recording, host: Host) -> Ints:
-    """Places in `host` of the operators, ranges and calls of the steps."""
+    """Return places in `host` of the operators, ranges and calls of the steps."""
     chosen = is_in(recording.events, (*_NODES, *CALLS))[host.rows]
     if not recording.is_from_trace:
-        chosen &= host.block != NONE  # a live one may include what other threads did
+        chosen &= host.block != NONE  # a live one may include work of other threads
     return np.flatnonzero(chosen)
 
 
 def _is_node(events: pd.DataFrame, host: Host, rows: Ints) -> Bools:
-    """Whether each of the rows is an operator or range, and not a step, layer or mark of perfnb's."""
+    """Return whether each of the rows is an operator or range, and not a step, layer or mark of perfnb's."""
     is_step = np.zeros(len(events) + 1, dtype=bool)
     is_step[host.blocks["event"].to_numpy()[(host.blocks["kind"] == Kind.STEP).to_numpy()]] = True
     mark = is_step[:-1] | step_rows(events) | (matching(events, _OURS) & is_in(events, OPS))
@@ -121,7 +121,7 @@ def _is_node(events: pd.DataFrame, host: Host, rows: Ints) -> Bools:
 
 
 def _forward_ops(events: pd.DataFrame, host: Host, node_of: Ints, rows: Ints, top: Ints) -> Ints:
-    """The node of the outermost operator that made each backward node; -1 for all others."""
+    """Return the node of the outermost operator that made each backward node; -1 for all others."""
     block = np.full(len(events), NONE, dtype=np.int64)
     block[host.rows] = host.block
     of_blocks = makers(events, host)
@@ -131,7 +131,7 @@ def _forward_ops(events: pd.DataFrame, host: Host, node_of: Ints, rows: Ints, to
 
 
 def _words(recording: Recording, attribution: Attribution, rows: Ints, block: Ints) -> dict[str, pd.Categorical]:
-    """Name, shapes, layer and phase of each node."""
+    """Return the name, shapes, layer and phase of each node."""
     events, cells = recording.events, attribution.cells
     owner = owner_names(recording, attribution)
     layer = np.where(cells["span"].to_numpy() != NONE, owner, "")
@@ -146,7 +146,7 @@ def _words(recording: Recording, attribution: Attribution, rows: Ints, block: In
 
 
 def _of_blocks(texts: np.ndarray, block: Ints) -> pd.Categorical:
-    """The text of each node's block; missing if empty."""
+    """Return the text of each node's block; missing if empty."""
     codes, labels = pd.factorize(np.append(texts, ""))
     empty = int(codes[-1])
     codes = codes[block]

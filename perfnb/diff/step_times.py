@@ -1,4 +1,4 @@
-"""The step times of two profiles: how much slower is the second, and is it slower than a limit allows?"""
+"""Compare the step times of two profiles, with each other and with a limit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class StepChange:
     a, b : StepTimes
         Of the first and the second.
     kind : str
-        Which steps these are: ``timed``, or ``traced`` where one of them has no timed steps.
+        The kind of steps: ``timed``, or ``traced`` if one of them has no timed steps.
     found : UnpairedComparison or None
-        The second against the first; ``None`` if one of them has no steps.
+        The second compared with the first; ``None`` if one of them has no steps.
     """
 
     a: StepTimes
@@ -31,7 +31,7 @@ class StepChange:
 
 
 def slower_by_more_than(ratio_ci: tuple[float, float] | None, percent: float) -> bool | None:
-    """Whether the whole interval of a ratio of step times is above a limit; ``None`` without an interval."""
+    """Return whether the whole interval of a ratio of step times is above a limit; ``None`` without an interval."""
     return None if ratio_ci is None else ratio_ci[0] > 1 + percent / 100
 
 

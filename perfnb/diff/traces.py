@@ -1,4 +1,4 @@
-"""Two traces side by side: operators matched through their trees, the kernels that each launched, and their sums.
+"""Compare two traces: operators matched through their trees, the kernels that each launched, and their sums.
 
 Kernels of two vendors share no names, and neither do the operators that call their libraries. So GPU work belongs to
 the closest operator around its launch that both traces have.
@@ -31,12 +31,12 @@ GPU_FIGURES = ("total", "busy", "computation", "communication", "memcpy", "idle"
 
 @dataclass(frozen=True)
 class TraceDiff:
-    """Traced steps of b against those of a. Every figure is per step.
+    """Traced steps of b compared with those of a. Every figure is per step.
 
     Attributes
     ----------
     ops : DataFrame
-        The frame ``diff_ops``, in a's order of execution, then what only b has.
+        The frame ``diff_ops``, in a's order of execution, then rows that only b has.
     kernels : DataFrame
         The frame ``diff_kernels``, largest change first.
     operators : DataFrame
@@ -88,7 +88,7 @@ def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff |
     on_gpu = all(len(tree.work) for tree in trees)
     what = "gpu_ms" if on_gpu else "host_ms"
     table, forest = _rows_of(both), forest_of(both.around)
-    # The outermost operator around each row; a range in no operator stands for itself.
+    # The outermost operator around each row; a range in no operator represents itself.
     top = outermost(forest, ~table["is_range"].to_numpy(dtype=bool))
     top = np.where(top != NONE, top, np.arange(len(top)))
     ops = _with_times_inside(table, both)
@@ -114,7 +114,7 @@ def _unmarked(recording: Recording) -> bool:
 
 
 def _alike(table: pd.DataFrame, time: str) -> float | None:
-    """Share of the time in rows that are the same operator in the same layer, or with the same shapes."""
+    """Return the share of the time in rows that are the same operator in the same layer, or with the same shapes."""
     own = table[time].fillna(0.0).to_numpy(dtype=float)
     untold = table["shapes_a"].isna() | table["shapes_b"].isna()
     same = table["matched"].isin([LAYER, SHAPES]) | ((table["matched"] == NAME) & untold)
@@ -128,7 +128,7 @@ def _gpu_times(a: Recording, b: Recording) -> pd.DataFrame:
 
 
 def _gpu_time_of(recording: Recording) -> dict[str, float]:
-    """What a device did per step: the mean over steps and devices."""
+    """Return the work of a device per step: the mean over steps and devices."""
     events = all_events(recording)
     table = gpu_time_by_step(events)
     if table.empty:  # no step is marked
@@ -138,7 +138,7 @@ def _gpu_time_of(recording: Recording) -> dict[str, float]:
 
 
 def _rows_of(both: MatchedOps) -> pd.DataFrame:
-    """What each row is, how it was matched, and its own calls and times, without those of the rows inside it."""
+    """Return what each row is, how it was matched, and its own calls and times, without those of the rows inside it."""
     length, head = len(both.head), both.head
     names = both.labels["name"].to_numpy(dtype=object)
     table = pd.DataFrame({"op": names[both.codes["name"].to_numpy()[head]]}, index=pd.RangeIndex(length))
@@ -166,7 +166,7 @@ def _rows_of(both: MatchedOps) -> pd.DataFrame:
 
 
 def _own(both: MatchedOps, place: int, heads: Ints) -> pd.DataFrame:
-    """Calls and own times of each row in one of the two, per step; missing if it does not have the row."""
+    """Return calls and own times of each row in one of the two, per step; missing if it does not have the row."""
     length, tree = len(both.head), both.trees[place]
     has = both.found | (both.second[both.head] == bool(place))
     inside = np.flatnonzero((both.second == bool(place)) & (both.row != NONE))
@@ -184,7 +184,7 @@ def _own(both: MatchedOps, place: int, heads: Ints) -> pd.DataFrame:
 
 
 def _common(codes: Ints, row: Ints, length: int) -> Ints:
-    """The code that all calls of a row share; -1 if they have none or differ."""
+    """Return the code that all calls of a row share; -1 if they have none or differ."""
     low, high = np.full(length, np.iinfo(np.int64).max), np.full(length, NONE, dtype=np.int64)
     np.minimum.at(low, row, codes)
     np.maximum.at(high, row, codes)
@@ -196,7 +196,7 @@ def _summed(row: Ints, ns: Floats, length: int, steps: int) -> Floats:
 
 
 def _ops_around(around: Ints, is_range: np.ndarray) -> Ints:
-    """Number of operators around each row; ranges do not count."""
+    """Return the number of operators around each row; ranges do not count."""
     depth, forest = np.zeros(len(around), dtype=np.int64), forest_of(around)
     for level in forest.by_depth()[1:]:
         above = around[level]
@@ -218,7 +218,10 @@ def _with_times_inside(table: pd.DataFrame, both: MatchedOps) -> pd.DataFrame:
 
 
 def _work_of(both: MatchedOps) -> pd.DataFrame:
-    """Work by row, side and kernel name: ``calls`` and ``ms`` per step; row -1 if its operator is not known."""
+    """Return the work by row, side and kernel name: ``calls`` and ``ms`` per step.
+
+    The row is -1 if its operator is not known.
+    """
     parts = []
     for side, tree, row in zip(SIDES, both.trees, both.work_row, strict=True):
         keys = pd.DataFrame({"row": row, "name": tree.work["name"].astype(object), "ns": tree.work["duration_ns"]})
@@ -229,7 +232,7 @@ def _work_of(both: MatchedOps) -> pd.DataFrame:
 
 
 def _lost(work: pd.DataFrame) -> pd.DataFrame:
-    """The row of work launched by an unknown operator; empty if there is none."""
+    """Return the row of work launched by an unknown operator; empty if there is none."""
     lost = work[work["row"] == NONE]
     row: dict[str, object] = {"op": NO_OP_ROW}
     for side in SIDES:
@@ -247,7 +250,7 @@ def _with_lost(ops: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
 
 
 def _kernels_of(work: pd.DataFrame, table: pd.DataFrame, top: Ints) -> pd.DataFrame:
-    """The kernels of each row on both sides; those launched by an unknown operator have one row per name."""
+    """Return the kernels of each row on both sides; those launched by an unknown operator have one row per name."""
     lost = (work["row"] == NONE).to_numpy()
     key = work["row"].to_numpy().copy()
     key[lost] = len(table) + pd.factorize(work["name"][lost])[0]
@@ -268,7 +271,7 @@ def _kernels_of(work: pd.DataFrame, table: pd.DataFrame, top: Ints) -> pd.DataFr
 
 
 def _by_side(work: pd.DataFrame, key: Ints, index: pd.Index) -> pd.DataFrame:
-    """For each key in the index and side: kernel names, heaviest first, and the sums of their calls and times."""
+    """Return kernel names, heaviest first, and the sums of calls and times, for each key and side."""
     columns = {}
     for side in SIDES:
         mine = (work["side"] == side).to_numpy()
@@ -319,6 +322,6 @@ def _grown(table: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def _changed_most(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows by their change, largest first, unknown ones last."""
+    """Return the rows by their change, largest first, unknown ones last."""
     order = np.argsort(-table["grew_ms"].abs().fillna(-1.0).to_numpy(dtype=float), kind="stable")
     return table.iloc[order].reset_index(drop=True)

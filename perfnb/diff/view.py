@@ -1,4 +1,4 @@
-"""Two profiles, traces or step times next to each other, as a document: what grew and what shrank."""
+"""Show two profiles, traces or step times next to each other, as a document: what grew and what shrank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from perfnb.draw.document import (
     Verdict,
 )
 
-#: If less than this share of either's time is in operators that both have alike, they may not run the same model.
+#: Two traces may not run the same model if less than this share of either's time is in operators that both have alike.
 _ALIKE = 0.5
 _VERDICTS: dict[str, tuple[State, str]] = {
     "faster": ("good", "Faster"),
@@ -57,12 +57,12 @@ _CHANGE = (
 )
 _SHAPE = re.compile(r"\[([0-9][0-9, ]*)\]")
 _NAMELESS = re.compile(r"\(anonymous namespace\)::|at::native::|^void |^_ZN?[A-Za-z0-9_]*?\d+(?=[a-z])")
-#: Where a compiler wrote arguments, at whatever depth.
+#: The place where a compiler wrote arguments, at whatever depth.
 _OPENERS = re.compile(r"[<(]")
 
 
 def step_verdict(change: StepChange) -> Verdict:
-    """The change of the step time, which was not measured in pairs."""
+    """Return the change of the step time, which was not measured in pairs."""
     found, step = change.found, "a traced step" if change.kind == "traced" else "a step"
     if found is None:
         return Verdict("none", "Nothing to compare: there are no step times of both")
@@ -80,7 +80,7 @@ def step_verdict(change: StepChange) -> Verdict:
 
 
 def step_document(change: StepChange, names: tuple[str, str]) -> Document:
-    """Two step times, which have nothing but a verdict and figures."""
+    """Return the document of two step times, which has only a verdict and figures."""
     return Document(
         "comparison of step times",
         " against ".join(reversed(names)),
@@ -97,7 +97,7 @@ def _step_figures(change: StepChange) -> Iterator[Figure]:
 
 
 def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> Document:
-    """The answer, the phases, the layers, and if both have traced steps, the operators.
+    """Return the answer, the phases, the layers, and if both have traced steps, the operators.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> D
 
 
 def _with_phase(verdict: Verdict, phases: pd.DataFrame) -> Verdict:
-    """The verdict with the phase that changed most."""
+    """Return the verdict with the phase that changed most."""
     changes = phases["grew_ms"].dropna().abs()
     if changes.empty or not changes.max() > 0:
         return verdict
@@ -183,7 +183,7 @@ def _effects(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Effect]:
 
 
 def _layers(diff: ProfileDiff) -> Table:
-    """All layers as a tree, those in which most changed first."""
+    """Return all layers as a tree, those that changed most first."""
     table = diff.layers
     both, own = ("gpu_ms", "grew_gpu_ms") if diff.on_gpu else ("total_ms", "grew_ms")
     parents, weights = layer_tree(diff)
@@ -214,7 +214,7 @@ def _layers(diff: ProfileDiff) -> Table:
 
 
 def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
-    """The cells of two times and their change; what one of them lacks took no time there."""
+    """Return the cells of two times and their change; a part that one of them lacks took no time there."""
     times = fmt.known(a), fmt.known(b)
     before, after = (time or 0.0 for time in times)
     change = None if times == (None, None) else after - before
@@ -223,7 +223,7 @@ def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
 
 
 def _unlike(operators: pd.DataFrame) -> pd.DataFrame:
-    """The operators that take another time, or are called another number of times."""
+    """Return the operators that take another time, or are called another number of times."""
     calls = operators[["calls_a", "calls_b"]].astype("Float64").fillna(0.0)
     return operators[(operators["grew_ms"].fillna(0.0) != 0) | ((calls["calls_a"] - calls["calls_b"]).abs() > 1e-9)]
 
@@ -270,7 +270,7 @@ def _where(row: Any) -> str:
 
 
 def _findings(table: pd.DataFrame) -> Table:
-    """What holds either back: what the candidate gained and lost."""
+    """Return what holds either back: the findings that the candidate gained and lost."""
     words = {(True, True): "in both", (True, False): "gone", (False, True): "new"}
     rows = [
         (str(name), words[bool(row["in_a"]), bool(row["in_b"])], fmt.known(row["ms_a"]), fmt.known(row["ms_b"]))
@@ -313,18 +313,18 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
 
 
 def _arrow(words: Iterable[str]) -> str:
-    """``first → second``, or one word if both say the same."""
+    """Return ``first → second``, or one word if both are the same."""
     return " → ".join(dict.fromkeys(words))
 
 
 def _kernel_list(names: Sequence[str]) -> str:
-    """The first two kernels' short names, and how many more there are; ``none`` without any."""
+    """Return the first two kernels' short names, and how many more there are; ``none`` without any."""
     shown = ", ".join(dict.fromkeys(map(_short_kernel, names[:2])))
     return shown + (f" and {len(names) - 2:,} more" if len(names) > 2 else "") if names else "none"
 
 
 def _short_kernel(name: object) -> str:
-    """A kernel's name without return type, namespace and arguments.
+    """Return a kernel's name without return type, namespace and arguments.
 
     A template whose name says little (``Kernel``, ``Kernel2``) keeps the start of its first argument.
     """

@@ -1,4 +1,4 @@
-"""Series of documents as a matplotlib figure, for papers."""
+"""Draw series of documents as a matplotlib figure, for papers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT = 8.8, 2.1
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (7, 2, 1, 2)))
-#: Most lines that the legend names.
+#: The most lines that the legend names.
 _MOST_WORDS = 8
 
 
 def series_figure(charts: Sequence[Series], across: int = 1) -> Figure:
-    """The charts, so many next to each other; a figure that says so if there are none."""
+    """Return the charts, this many next to each other; without any, a figure with a note."""
     rows = math.ceil(len(charts) / across)
     return figure_of(partial(_draw, charts=charts, rows=rows, across=across), (_WIDTH, max(1.0, _HEIGHT * rows)))
 
@@ -62,6 +62,6 @@ def _chart(axes: Axes, chart: Series) -> None:
     top = axes.get_ylim()[1]
     base = fmt.byte_unit(top)[0] if chart.y.unit.startswith("bytes") else 1
     axes.set_yticks([base * tick for tick in MaxNLocator(4).tick_values(0, top / base)])
-    axes.set_ylim(0, top)  # so that twice as high is twice as much
+    axes.set_ylim(0, top)  # so that twice the height is twice the value
     axes.yaxis.grid(True, color=LINE, linewidth=0.6)
     axes.tick_params(labelsize=7)

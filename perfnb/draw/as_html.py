@@ -1,4 +1,4 @@
-"""Documents as HTML without scripts, which reads well even where a host strips its style sheet and its SVG."""
+"""Render documents as HTML without scripts that reads well even where a host strips its style sheet and its SVG."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ from perfnb.draw.document import (
 from perfnb.draw.frame import framed, notes_html
 from perfnb.draw.palette import BLUE, Mark
 
-#: Pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
+#: The pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
 _BAR, _LONGEST, _SCALE = 72, 240, 150
-#: A band is drawn up to so many times the highest value.
+#: A band is drawn up to this many times the highest value.
 _BANDED = 1.5
-#: Size of a chart, and of its margins.
+#: The size of a chart, and of its margins.
 _WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
-#: Height of a scatter plot, and most points in it that are named.
+#: The height of a scatter plot, and the most points in it that are named.
 _TALL, _NAMED = 260, 5
-#: How much room a logarithmic axis has beyond its first and last point, as a factor.
+#: The room that a logarithmic axis has beyond its first and last point, as a factor.
 _ROOM = 10**0.1
 STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
 
@@ -162,19 +162,19 @@ def _effects(section: Effects) -> str:
 
 
 def _row_head(name: str, body: str) -> str:
-    """The name of a row, which is only broken if it is long."""
+    """Return the name of a row, which is only broken if it is long."""
     least = min(24, escape.cells(escape.plain(name)))
-    cell = 'th scope="row"' if name.strip() else "td"  # a head without words is none
+    cell = 'th scope="row"' if name.strip() else "td"  # a head without words is not a head
     return f'<{cell} align="left" style="text-align:left;min-width:{least}ch">{body}</{cell[:2]}>'
 
 
 def _across(columns: int, body: str) -> str:
-    """A row below another one, across the table."""
+    """Return a row below another one, across the table."""
     return f'<tr><td colspan="{columns}" {tables.LEFT}>&nbsp;&nbsp;<em>{body}</em></td></tr>'
 
 
 def _tabled(caption: str, heads: str, lines: Sequence[str]) -> str:
-    """A table of rows as HTML; nothing without rows."""
+    """Return a table of rows as HTML; nothing without rows."""
     if not lines:
         return ""
     title = f"<caption>{escape.html_sentence(caption)}</caption>" if caption else ""
@@ -182,7 +182,7 @@ def _tabled(caption: str, heads: str, lines: Sequence[str]) -> str:
 
 
 def _on_scale(row: Effect, place: Callable[[float], float]) -> str:
-    """The ratio as a dot with its interval, on a scale with 1 × in the middle."""
+    """Return the ratio as a dot with its interval, on a scale with 1 × in the middle."""
     placed = ends_on_scale(row, place)
     if placed is None:
         return ""
@@ -252,7 +252,10 @@ def _cell(cell: Cell, column: Column) -> str:
 
 
 def _inline_bar(cell: Cell, marks: Sequence[Mark], most: float) -> str:
-    """A bar of characters, which no host strips; the style sheet draws it as a box, in the colours of its parts."""
+    """Return a bar of characters, which no host strips.
+
+    The style sheet draws it as a box, in the colours of its parts.
+    """
     value = number_of(cell)
     if not value > 0 or not most > 0:
         return ""
@@ -264,7 +267,7 @@ def _inline_bar(cell: Cell, marks: Sequence[Mark], most: float) -> str:
 
 
 def _stops(cell: Split, marks: Sequence[Mark], value: float) -> str:
-    """The parts of a bar as stops of a gradient."""
+    """Return the parts of a bar as stops of a gradient."""
     stops, begin = [], 0.0
     for part, mark in zip(cell.parts, marks, strict=False):
         end = min(100.0, begin + 100 * (fmt.known(part) or 0.0) / value)
@@ -324,10 +327,10 @@ def _band(section: Series, line: Line, across: Callable[[float], float], up: Cal
 
 def _level(name: str, value: float, up: Callable[[float], float]) -> str:
     y = up(value)
-    beside = y - 3 if y > 15 else y + 12
+    height = y - 3 if y > 15 else y + 12
     return (
         f'<path d="M{_LEFT} {y:.1f}H{_WIDE}" stroke="currentColor" stroke-dasharray="4 3" stroke-opacity=".6"/>'
-        f'<text x="{_LEFT + 4}" y="{beside:.1f}" font-size="11" fill="currentColor">{escape.html(name)}</text>'
+        f'<text x="{_LEFT + 4}" y="{height:.1f}" font-size="11" fill="currentColor">{escape.html(name)}</text>'
     )
 
 
@@ -337,7 +340,10 @@ def _placed(low: float, high: float, begin: float, end: float) -> Callable[[floa
 
 
 def _on_axis(axis: Axis, low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
-    """As `_placed`, on a logarithmic scale where the axis has one; what lies outside is drawn at the edge."""
+    """Place a number as `_placed` does, on a logarithmic scale if the axis has one.
+
+    Numbers outside are drawn at the edge.
+    """
     placed = _placed(on_axis(axis, low), on_axis(axis, high), begin, end)
     return lambda value: min(max(placed(on_axis(axis, value)), min(begin, end)), max(begin, end))
 
@@ -362,7 +368,7 @@ def _scatter(section: Scatter) -> str:
 
 
 def _scattered(section: Scatter) -> str:
-    """The points and lines; nothing if fewer than two points have a place."""
+    """Return the points and lines; nothing if fewer than two points have a place."""
     dots = [dot for dot in section.dots if _has_place(dot.x, section.x) and _has_place(dot.y, section.y)]
     ends = [end for _, line in section.lines for end in line]
     if len(dots) + len(ends) < 2:
@@ -397,7 +403,7 @@ def _has_place(value: float, axis: Axis) -> bool:
 def _scale(
     axis: Axis, values: Sequence[float], begin: float, end: float
 ) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
-    """What places a number on an axis, and the places of its ticks: powers of ten, or the ends."""
+    """Return a function that places a number on an axis, and the places of its ticks: powers of ten, or the ends."""
     low, high = min(values), max(values)
     if not axis.log:
         place = _on_axis(axis, low, high, begin, end)
@@ -412,7 +418,7 @@ def _rule(path: str) -> str:
 
 
 def _names_of(dots: Sequence[Dot], placed: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Names of the first points, beside them, unless they would cover each other."""
+    """Yield the names of the first points, next to them, unless they would cover each other."""
     taken: list[tuple[float, float]] = []
     for dot, (x, y) in zip(dots, placed, strict=True):
         if len(taken) == _NAMED or any(abs(x - a) < 170 and abs(y - b) < 13 for a, b in taken):
@@ -462,7 +468,7 @@ def _heat(section: Heat) -> str:
 
 
 def _heated(value: float | None, most: float) -> str:
-    """The ground of a cell, the stronger the larger its number."""
+    """Return the background of a cell, stronger the larger its number is."""
     strength = 60 * max(0.0, fmt.known(value) or 0.0) / most if most > 0 else 0.0
     return f'style="background:color-mix(in srgb,{BLUE} {strength:.0f}%,transparent)"'
 
@@ -489,7 +495,10 @@ def _card(card: Card) -> Iterator[str]:
 
 
 def _choice(section: Choice) -> str:
-    """Where nothing can be chosen, the first alternative stands open and the others are folded below it."""
+    """Return alternatives on a page where nothing can be chosen.
+
+    The first is open, and the others are folded below it.
+    """
     bodies = [(escape.html(name), "".join(map(section_html, parts))) for name, parts in section.options.items()]
     folded = "".join(
         f"<details{' open' * (not place)}><summary>{name}</summary>{body}</details>"

@@ -1,7 +1,7 @@
-"""Documents as plain data: what the live view draws, and what ``--json`` of the command line prints.
+"""Convert documents to plain data, which the live view draws and ``--json`` prints on the command line.
 
 Each section has its ``type``, the lower-case name of its class in `perfnb.draw.document`, and the fields of that class.
-Numbers are as measured, in the unit that the section, the column or the figure names; what is not known is ``null``.
+Numbers are unrounded, in the unit that the section, the column or the figure names; unknown values are ``null``.
 Figures with an interval also have their ``words``. Texts consist of visible characters, and only code has more than one
 line.
 """
@@ -18,11 +18,11 @@ from perfnb.draw.as_text import effect_words, figure_value
 from perfnb.draw.document import Choice, Document, Effect, Figure, Inner, Picture, Section, Table, Value
 from perfnb.draw.palette import Mark
 
-#: Longest text: a sentence, or lines of code.
+#: The longest text: a sentence, or lines of code.
 _LONGEST = 2000
 #: Fields whose text may have several lines.
 _CODE = {"code", "text"}
-#: Significant digits of numbers of rows inside others, of which there may be tens of thousands.
+#: The significant digits of numbers of rows inside others, of which there may be tens of thousands.
 _DIGITS = 6
 
 
@@ -70,7 +70,7 @@ def _cell(cell: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """Return a value of a document as data: texts visible, marks with their look."""
-    if hasattr(value, "tolist"):  # of numpy, without loading it
+    if hasattr(value, "tolist"):  # a number of numpy, without loading it
         value = value.tolist()
     if value is None or isinstance(value, int):
         return value
@@ -105,7 +105,7 @@ def _code(text: str) -> str:
 
 
 def _inner(inner: Inner) -> dict[str, Any]:
-    """The rows inside others, with texts as places in ``names``, because the same ones come again and again."""
+    """Return the rows inside others, with texts as places in ``names``, because texts are often repeated."""
     places = dict[str, int]()
     texts = [column.unit == "text" for column in inner.columns]
     rows = [

@@ -1,4 +1,4 @@
-"""Documents as Markdown, for a pull request: the answer, the effects, the tables and the notes."""
+"""Render documents as Markdown, for a pull request: the answer, the effects, the tables and the notes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST = 2000
 
 
 def document_markdown(document: Document) -> str:
-    """Return what a document says as Markdown without pictures; names hold no markup."""
+    """Return the content of a document as Markdown without pictures; names contain no markup."""
     head = ", ".join(_words(part) for part in (document.kind, document.subject, document.device) if part)
     verdict = document.verdict
     answer = f"{STATES[verdict.state]} {_words(verdict.sentence)}".strip()

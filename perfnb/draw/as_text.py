@@ -1,4 +1,4 @@
-"""Documents as text of at most a given width."""
+"""Render documents as text of at most a given width."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ from perfnb.draw.document import (
 from perfnb.draw.palette import Mark
 from perfnb.draw.tree import TreeLine, page_of
 
-#: Width where there is no terminal, and the least that fits the columns.
+#: The width without a terminal, and the least width that fits the columns.
 USUAL, LEAST = 100, 60
-#: Longest sentence, and cells that names keep while there are columns to give up, and at the least.
+#: The longest sentence; the cells that names keep while there are columns to give up; and the fewest that they keep.
 _SENTENCE, _NAME, _SHORT_NAME = 2000, 24, 10
-#: Cells of a bar behind a row, of a scale of effects, of a label beside a bar, and of what stands before a reason.
+#: The cells of a bar behind a row, of a scale of effects, of a label next to a bar, and of the text before a reason.
 _BAR, _SCALE, _LABEL, _INDENT = 8, 21, 24, 6
-#: From this width on, a bar comes before columns that may give way.
+#: From this width on, a bar takes precedence over columns that may give way.
 _ROOMY = 80
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-#: Ratios below this gain something that a scale of effects must show.
+#: Ratios below this are gains that a scale of effects must show.
 _GAIN = 0.95
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal, or `USUAL` where there is none."""
+    """Return the width of the terminal, or `USUAL` without one."""
     return max(LEAST, shutil.get_terminal_size((USUAL, 24)).columns)
 
 
@@ -65,7 +65,7 @@ def document_text(document: Document, width: int = USUAL) -> str:
         head = _head(part, width, part is not document)
         body = [block for section in part.sections if (block := section_text(section, width))]
         if part is not document and len(head) == 1 and body:
-            blocks += [head + body[0], *body[1:]]  # nothing but a title above the first section
+            blocks += [head + body[0], *body[1:]]  # only a title above the first section
         elif part is document or len(head) > 1:
             blocks += [head, *body]
     if notes := document.all_notes:
@@ -74,7 +74,7 @@ def document_text(document: Document, width: int = USUAL) -> str:
 
 
 def document_line(document: Document) -> str:
-    """Return what a document is about and its answer, in one line."""
+    """Return the subject of a document and its answer, in one line."""
     subject, answer = escape.plain(document.subject, 40), escape.plain(document.verdict.sentence)
     return ": ".join(filter(None, (subject or document.kind, answer)))
 
@@ -88,7 +88,7 @@ def _head(document: Document, width: int, is_tab: bool) -> list[str]:
 
 
 def tab_title(document: Document) -> str:
-    """Return how a part of a document is titled."""
+    """Return the title of a part of a document."""
     return document.kind[:1].upper() + document.kind[1:]
 
 
@@ -108,7 +108,7 @@ def _sentences(text: str, width: int) -> list[str]:
 
 
 def _code(text: str, width: int) -> list[str]:
-    """Lines of code with their indentation; only one that is too long is broken."""
+    """Return lines of code with their indentation; only one that is too long is broken."""
     lines = []
     for line in text.splitlines():
         code = escape.plain(line.expandtabs(4), _SENTENCE)
@@ -118,7 +118,7 @@ def _code(text: str, width: int) -> list[str]:
 
 
 def _joined(facts: Sequence[str], width: int) -> Iterator[str]:
-    """Facts in lines as full as they get, none of them broken if it fits into one."""
+    """Yield facts in lines as full as possible; no fact is broken if it fits into one line."""
     line = ""
     for fact in (escape.plain(fact, _SENTENCE) for fact in facts):
         if line and escape.cells(line) + 3 + escape.cells(fact) > width:
@@ -173,20 +173,20 @@ def _bars(section: Bars, width: int) -> list[str]:
 
 
 def marks_in(section: Bars) -> list[Mark]:
-    """Return the marks of the parts that are more than nothing in one of the bars, in the order of the parts."""
+    """Return the marks of the parts above zero in one of the bars, in the order of the parts."""
     parts = [part for bar in section.bars for part in bar.parts]
     held = {part.mark for part in parts if part.value > 0}
     return [mark for mark in dict.fromkeys(part.mark for part in parts) if mark in held]
 
 
 def stacks_of(section: Bars) -> tuple[list[list[tuple[Mark, float]]], float]:
-    """Return the parts of each bar that are more than nothing, and the length of the longest bar."""
+    """Return the parts above zero of each bar, and the length of the longest bar."""
     stacks = [[(part.mark, part.value) for part in bar.parts if part.value > 0] for bar in section.bars]
     return stacks, max((sum(value for _, value in stack) for stack in stacks), default=0.0)
 
 
 def sums_of(stack: Sequence[tuple[Mark, float]]) -> dict[Mark, float]:
-    """Return what the parts of a bar take by their marks, of which some may come more than once."""
+    """Return the sums of the parts of a bar by their marks, of which some may occur more than once."""
     sums = dict.fromkeys((mark for mark, _ in stack), 0.0)
     for mark, value in stack:
         sums[mark] += value
@@ -228,9 +228,9 @@ def _effects(section: Effects, width: int) -> list[str]:
 
 
 def scale_of(rows: Sequence[Effect]) -> Callable[[float], float]:
-    """Return what places a ratio on a logarithmic scale from 0 to 1, with 1 × in the middle.
+    """Return a function that places a ratio on a logarithmic scale from 0 to 1, with 1 × in the middle.
 
-    What is many times slower is cut off if others gain, or nobody would see what they do.
+    A ratio that is many times slower is cut off if others gain, because the gains would otherwise be invisible.
     """
     known = [fmt.known(end) for row in rows for end in (row.ratio, *(row.interval or ()))]
     ends = [math.log(end) for end in known if end is not None and end > 0]
@@ -260,7 +260,7 @@ def ends_on_scale(row: Effect, place: Callable[[float], float]) -> tuple[float, 
 
 
 def cell_words(cell: Cell, unit: str) -> str:
-    """Return what stands in a cell, plain."""
+    """Return the content of a cell as plain text."""
     if isinstance(cell, Mark):
         return escape.plain(cell.word)
     if isinstance(cell, Value):
@@ -275,7 +275,7 @@ def cell_words(cell: Cell, unit: str) -> str:
 
 
 def row_cells(table: Table, row: int) -> list[Cell]:
-    """Return the cells of a row, one for each column whatever was given."""
+    """Return the cells of a row, one for each column, whatever was given."""
     cells = [*table.rows[row], *[None] * len(table.columns)]
     return cells[: len(table.columns)]
 
@@ -286,7 +286,7 @@ def detail_of(table: Table, row: int) -> str:
 
 
 def columns_held(table: Table, rows: Iterable[int]) -> list[int]:
-    """Return the columns in which something is known in one of these rows, and the first."""
+    """Return the columns with a known value in one of these rows, and the first column."""
     cells = [row_cells(table, row) for row in rows]
     shown = [place for place, column in enumerate(table.columns) if not column.live]
     return [place for place in shown if place == 0 or any(_is_known(row[place]) for row in cells)]
@@ -345,7 +345,7 @@ def _head_of(table: Table, place: int) -> str:
 
 
 def _inside(line: TreeLine) -> str:
-    """How many rows a closed branch holds."""
+    """Return how many rows a closed branch holds."""
     return f" +{line.inside:,}" if line.inside else ""
 
 
@@ -400,7 +400,8 @@ def listed(table: Table, limit: int) -> tuple[list[TreeLine], int]:
     Returns
     -------
     tuple of (list of TreeLine, int)
-        The rows in order, with placeholders for what a tree leaves out, and how many a flat table leaves out.
+        The rows in order, with placeholders for rows that a tree leaves out, and the number of rows that a flat table
+        leaves out.
     """
     count = len(table.rows) - table.tail
     tail = [TreeLine(place, 0, ()) for place in range(count, len(table.rows))]
@@ -412,7 +413,7 @@ def listed(table: Table, limit: int) -> tuple[list[TreeLine], int]:
 
 
 def left_out_words(table: Table, rows: Sequence[int]) -> str:
-    """Return how many rows of a tree a placeholder stands for, and how much of the whole they are."""
+    """Return how many rows of a tree a placeholder represents, and their share of the whole."""
     said = fmt.counted(len(rows), f"more {table.noun}")
     shares = next((place for place, column in enumerate(table.columns) if column.bar and column.unit == "share"), None)
     if shares is None:
@@ -421,13 +422,13 @@ def left_out_words(table: Table, rows: Sequence[int]) -> str:
 
 
 def number_of(cell: Cell) -> float:
-    """Return the number that a bar shows, 0 where none is known."""
+    """Return the number that a bar shows, 0 if none is known."""
     value = cell.number if isinstance(cell, (Value, Split)) else cell
     return 0.0 if isinstance(value, (str, Mark)) else fmt.known(value) or 0.0
 
 
 def _glyphs(line: TreeLine, width: int, name: int = _SHORT_NAME) -> str:
-    """How deep a line is, before a name of so many cells."""
+    """Return the signs for the depth of a line, for a name of this many cells."""
     if not line.depth:
         return ""
     step = next((step for step in (3, 2) if step * line.depth <= width - min(name, _SHORT_NAME)), 0)
@@ -464,7 +465,7 @@ def _series(series: Series, width: int, with_axis: bool = True) -> list[str]:
 
 
 def _spans(series: Series, label: int, room: int) -> Iterator[str]:
-    """What happened meanwhile, below the lines, and what its signs stand for."""
+    """Yield the events during the lines, below them, and the legend of their signs."""
     if not series.spans:
         return
     first, step = series.at[0], (series.at[-1] - series.at[0]) / room
@@ -478,12 +479,12 @@ def _spans(series: Series, label: int, room: int) -> Iterator[str]:
 
 
 def on_axis(axis: Axis, value: float) -> float:
-    """Return a number as its axis measures it: what is not above 0 is far below a logarithmic axis."""
+    """Return a number as its axis measures it: one that is not above 0 is far below a logarithmic axis."""
     return math.log(max(value, 1e-300)) if axis.log else value
 
 
 def _heights(cells: Sequence[float], axis: Axis, known: Sequence[float]) -> list[float]:
-    """Shares of the height of a line: above 0, or above its least value where the axis is logarithmic."""
+    """Return shares of the height of a line: above 0, or above its least value on a logarithmic axis."""
     least = on_axis(axis, min(known)) if axis.log else 0.0
     span = on_axis(axis, max(known)) - least
     return [max(1e-9, (on_axis(axis, cell) - least) / span if span else 1.0) if cell > 0 else 0.0 for cell in cells]
@@ -500,7 +501,7 @@ def span_words(values: Sequence[float], axis: Axis) -> str:
 
 
 def axis_words(axis: Axis, values: Sequence[float]) -> list[str]:
-    """Return where an axis begins and ends, in words; nothing if it is empty."""
+    """Return the ends of an axis, in words; nothing if it is empty."""
     if not values:
         return []
     return [f"{axis.label} from {words(min(values), axis.unit)} to {words(max(values), axis.unit)}"]
@@ -512,7 +513,7 @@ def level_words(series: Series) -> list[str]:
 
 
 def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> list[float]:
-    """The largest value in each cell; a value lasts until the next one."""
+    """Return the largest value in each cell; a value lasts until the next one."""
     first, last = at[0], at[-1]
     cells, held, filled = [0.0] * width, 0.0, -1
     for x, value in zip(at, values, strict=False):
@@ -583,12 +584,12 @@ def _cards(section: Cards, width: int) -> list[str]:
 
 
 def sure_words(card: Card) -> str:
-    """Return how sure a finding is, empty if it does not say."""
+    """Return the confidence of a finding, empty if it has none."""
     return f"{card.confidence} confidence" if card.confidence else ""
 
 
 def _choice(section: Choice, width: int) -> list[str]:
-    """The first alternative, and what the others are."""
+    """Return the first alternative, and the names of the others."""
     (name, parts), *others = section.options.items() or [("", ())]
     blocks = [block for part in parts if (block := section_text(part, width))]
     also = f" (also: {', '.join(other for other, _ in others)})" if others else ""

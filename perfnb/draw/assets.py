@@ -1,4 +1,4 @@
-"""Scripts and style sheets of live views, read from the ``js`` folders of the rooms that they draw."""
+"""Read scripts and style sheets of live views from the ``js`` folders of the rooms that they draw."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", r
 
 @functools.cache
 def script(*entries: str) -> str:
-    """Join scripts and what they import to one ES module.
+    """Join scripts and their imports into one ES module.
 
     Each file comes once, after the files that it imports; import lines, the word ``export`` before a definition,
-    comment lines and indents are dropped, since every saved notebook holds the result. All files share one scope, so
-    that no two of them may define the same name.
+    comment lines and indents are dropped, since every saved notebook holds the result. All files share one scope, so no
+    two of them may define the same name.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def script(*entries: str) -> str:
 
 
 def in_order(*entries: str) -> list[str]:
-    """Return the paths of scripts and of all that they import, each after its own imports.
+    """Return the paths of scripts and of all their imports, each after its own imports.
 
     Raises
     ------

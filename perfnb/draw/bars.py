@@ -1,4 +1,4 @@
-"""Bars made of characters."""
+"""Draw bars made of characters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stacked(marks: Iterable[Mark], shares: Sequence[float], width: int) -> str:
 
 
 def legend(entries: Sequence[tuple[Mark, str, str]], width: int) -> list[str]:
-    """What the parts of a bar stand for, each with a figure and its share, in as many columns as fit."""
+    """Return the legend of a bar, each part with a figure and its share, in as many columns as fit."""
     if not entries:
         return []
     figures = max(max(8, len(figure)) + max(6, len(share)) for _, figure, share in entries)

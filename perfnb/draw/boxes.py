@@ -1,4 +1,4 @@
-"""Named boxes in rows, as flame graphs and timelines draw them without scripts."""
+"""Draw named boxes in rows, for flame graphs and timelines without scripts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from perfnb.draw import escape
 
-#: Width of a picture and height of a row, in pixels.
+#: The width of a picture and the height of a row, in pixels.
 WIDE, ROW = 880, 15
-#: Width of a letter, and the fewest letters for which a longer name is cut.
+#: The width of a letter, and the fewest letters that a longer name is cut to.
 _LETTER, _FEWEST = 5.8, 4
 #: Narrower boxes would not be seen; wider ones leave a gap to the next one.
 _NARROW, _GAP = 0.4, 0.6
 
 
 class Box(NamedTuple):
-    """A box; `top` is that of its row, in pixels."""
+    """A box; `top` is the top of its row, in pixels."""
 
     left: float
     top: float
@@ -27,7 +27,7 @@ class Box(NamedTuple):
 
 
 def boxes_svg(boxes: Iterable[Box]) -> str:
-    """All boxes, one path for each colour, and the names that have room in theirs."""
+    """Return all boxes, one path for each colour, and the names that fit into their boxes."""
     paths, names = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for left, top, width, colour, name in boxes:
         wide = f"{max(_NARROW, width - _GAP):.1f}"
@@ -42,6 +42,6 @@ def boxes_svg(boxes: Iterable[Box]) -> str:
 
 
 def _ink(colour: str) -> str:
-    """Black or white, whichever reads better on a colour."""
+    """Return black or white, whichever reads better on a colour."""
     red, green, blue = bytes.fromhex(colour[1:])
     return "#000" if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else "#fff"

@@ -1,10 +1,10 @@
-"""The vocabulary of results: everything that perfnb shows is described once, as data, in these words.
+"""The vocabulary of results: perfnb describes everything that it shows once, as data.
 
 A view chooses words and rows and returns a `Document`. It lays out nothing: `perfnb.draw.as_text`,
 `perfnb.draw.as_html` and `perfnb.draw.as_json` render every document, at any width and in any place. Names and
 sentences are given unescaped, since the renderers make them safe.
 
-What only a model makes possible is checked when a document is made: parts add up to their total, an interval holds its
+A document is checked when it is made: parts add up to their total, an interval holds its
 value, a row has a cell for each column, a line has a value for each place on its axis, and every unit is known.
 """
 
@@ -20,12 +20,12 @@ from typing import Any, Literal, TypeAlias
 from perfnb import quantities as fmt
 from perfnb.draw.palette import Mark
 
-#: How a number is written: see `words`. Anything else that ends in ``/s`` is a rate of that thing: ``samples/s``.
+#: The units of numbers: see `words`. Any other that ends in ``/s`` is a rate: ``samples/s``.
 Unit: TypeAlias = str
-#: ``good`` and ``bad`` say how it went, ``open`` that nothing could be decided, ``none`` that there is no verdict.
+#: The states of a verdict: ``good`` and ``bad`` are results, ``open`` means undecided, and ``none`` no verdict.
 State = Literal["good", "bad", "open", "none"]
 Interval: TypeAlias = tuple[float, float]
-#: What a cell of a table holds: text, a number in the column's unit, a mark with its word, or nothing known.
+#: The content of a table's cell: text, a number in the column's unit, a mark with its word, or an unknown value.
 Cell: TypeAlias = "str | float | int | Mark | Value | Split | None"
 
 _WORDS: Mapping[Unit, Callable[[Any], str]] = {
@@ -42,19 +42,20 @@ _WORDS: Mapping[Unit, Callable[[Any], str]] = {
     **{unit: functools.partial(fmt.reading, unit=unit) for unit in ("watts", "joules", "celsius", "megahertz")},
 }
 
-#: By how much parts may miss their total, relative to it: figures are sums of rounded ones.
+#: The relative tolerance between the sum of parts and their total, because figures are sums of rounded ones.
 _ADDS_UP = 0.005
 
-#: Raise what a document's checks find. Otherwise it becomes a note: a figure in doubt is no reason to lose a report.
+#: Raise the faults that a document's checks find. Otherwise they become notes: a figure in doubt is no reason to lose a
+#: report.
 strict = False
 
 
 class DocumentError(ValueError):
-    """A document contradicts itself."""
+    """Raised when a document contradicts itself."""
 
 
 def words(value: Any, unit: Unit) -> str:
-    """Write a number in its unit, ``n/a`` if it is not known."""
+    """Write a number in its unit, or ``n/a`` if it is not known."""
     number = fmt.known(value)
     if number is None:
         return fmt.UNKNOWN
@@ -69,7 +70,7 @@ def words(value: Any, unit: Unit) -> str:
 
 @dataclass(frozen=True)
 class Value:
-    """A number with an interval, or with a unit of its own in a table whose rows differ in unit."""
+    """A number with an interval, or with its own unit in a table whose rows differ in unit."""
 
     number: float | None
     unit: Unit = "number"
@@ -92,13 +93,13 @@ class Verdict:
     ----------
     state : str
     sentence : str
-        Reads without the rest: "Input-bound: removing the wait could save up to 12.3 ms per step".
+        A sentence that can be read alone: "Input-bound: removing the wait could save up to 12.3 ms per step".
     why : str
         The evidence.
     next : str
-        What to do.
+        A recommendation.
     code : str
-        The lines that do it.
+        The lines that carry it out.
     confidence : str
         ``high``, ``medium``, ``low``, or empty.
     selects : str
@@ -142,7 +143,7 @@ class Bar:
 
     label: str
     parts: tuple[Part, ...]
-    #: What the parts add up to, if the whole is known by itself.
+    #: The total of the parts, if it is known independently.
     total: float | None = None
 
 
@@ -158,15 +159,15 @@ class Bars:
 
 @dataclass(frozen=True)
 class Effect:
-    """How many times as long, or as large, a candidate is: the only notation of an effect."""
+    """The ratio of a candidate to its baseline in time or size: the only notation of an effect."""
 
     label: str
     #: Candidate divided by baseline; ``None`` if it was not measured.
     ratio: float | None
     interval: Interval | None = None
-    #: ``faster``, ``slower``, ``same`` or what else was decided.
+    #: ``faster``, ``slower``, ``same`` or another verdict.
     verdict: str = ""
-    #: What else there is to know about this row.
+    #: Anything else to know about this row.
     detail: str = ""
 
 
@@ -178,25 +179,25 @@ class Effects:
     rows: tuple[Effect, ...]
     #: Ratios within this distance of 1 count as the same.
     same_within: float | None = None
-    #: What the labels name.
+    #: The name for what the labels are.
     head: str = "candidate"
     key: str = ""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. Text and static HTML leave out a column in which nothing is known."""
+    """A column of a table. Text and static HTML leave out a column without known values."""
 
     head: str
-    #: ``text`` for words; a unit for numbers, in place of which a cell may also hold a word.
+    #: ``text`` for words, or the unit of numbers; in place of a number, a cell may also hold a word.
     unit: Unit = "text"
-    #: Columns with the largest numbers give way first when room is short.
+    #: Columns with the largest numbers give way first when space is short.
     priority: int = 0
     #: Whether a bar shows the column's numbers.
     bar: bool = False
-    #: What the column means, on hover.
+    #: The meaning of the column, shown on hover.
     help: str = ""
-    #: What the parts of its cells are, if they are `Split`.
+    #: The names of its cells' parts, if they are `Split`.
     marks: tuple[Mark, ...] = ()
     #: Only the live view has it.
     live: bool = False
@@ -204,7 +205,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many rows text and static HTML list; the live view has all."""
+    """The number of rows that text and static HTML list; the live view has all."""
 
     text: int = 15
     html: int = 40
@@ -221,7 +222,7 @@ class Nesting:
     weights : sequence of float
         The heaviest rows are listed first.
     path : sequence of int
-        Rows from a root down, which a view opens first.
+        The rows from a root down that a view opens first.
     """
 
     parents: Sequence[int]
@@ -231,18 +232,18 @@ class Nesting:
 
 @dataclass(frozen=True)
 class Inner:
-    """What the rows of a table consist of. The live view lists it for a selected row, and adds up equal texts.
+    """The content of a table's rows. The live view lists it for a selected row, and adds up equal texts.
 
     Attributes
     ----------
     title : str
     columns : tuple of Column
-        Texts first.
+        Columns of text come first.
     rows : sequence of sequences of Cell
     owner : sequence of int
         The row of the table that each belongs to.
     selects : str
-        The key of the section in which the first column names a row.
+        The key of the section whose rows the first column names.
     """
 
     title: str
@@ -259,16 +260,16 @@ class Table:
     Attributes
     ----------
     rows : sequence of sequences of Cell
-        In the order in which they are listed, most important first.
+        Rows in the order of the listing, most important first.
     nesting : Nesting, optional
     tail : int
-        The last rows are listed always, as totals and rows of a tree that belong to no branch are.
+        This many last rows are always listed, such as totals, and rows of a tree that belong to no branch.
     details : sequence of str, optional
         A sentence for each row, below it.
     noun : str
-        What a row is, for "12 more layers".
+        The word for a row, as in "12 more layers".
     selects : sequence of (str, str)
-        Keys of sections in which a row selects the row of the same name, each with the words of its button.
+        The keys of sections where a row selects the row of the same name, each with the words of its button.
     names : sequence of str, optional
         The full names of the rows, if the first column has shorter ones; other sections select rows by them.
     inner : Inner, optional
@@ -289,14 +290,14 @@ class Table:
 
     @classmethod
     def of(cls, title: str, frame: Any, columns: Mapping[Any, Column], **more: Any) -> Table:
-        """Return a table of columns of a DataFrame.
+        """Make a table of columns of a DataFrame.
 
         Parameters
         ----------
         title : str
         frame : DataFrame
         columns : mapping of (str or tuple of str) to Column
-            By the names of the frame; three names are those of a figure and of the bounds of its interval.
+            Columns by their names in the frame; three names are a figure and the bounds of its interval.
         more
             Any other field of the table.
         """
@@ -308,7 +309,7 @@ class Table:
 
 
 def cells_of(column: Any) -> list[Any]:
-    """Return the cells of a column of a DataFrame: numbers, ``None`` where one is not known, marks and words."""
+    """Return the cells of a column of a DataFrame: numbers, ``None`` for unknown values, marks and words."""
     if column.dtype.kind not in "iuf":
         return [cell if isinstance(cell, str | Mark | Value | Split) else fmt.known(cell) for cell in column]
     numbers = column.to_numpy(dtype=float, na_value=math.nan).tolist()
@@ -349,12 +350,12 @@ class Series:
     y: Axis
     at: Sequence[float]
     lines: tuple[Line, ...]
-    #: Values of y that matter, by what they are.
+    #: Values of y that matter, by their meaning.
     levels: Mapping[str, float] = field(default_factory=dict)
     key: str = ""
     #: Whether each line is drawn as an area on top of those before it.
     stacked: bool = False
-    #: What happened meanwhile, from where to where on the axis.
+    #: Events during the series, by where they start and end on the axis.
     spans: Sequence[tuple[Mark, float, float]] = ()
 
     @property
@@ -384,7 +385,7 @@ class Dot:
 class Scatter:
     """Points, most important first, and lines between given points, such as a roof, named where they end.
 
-    An axis that is logarithmic has no place for what is not above 0.
+    A logarithmic axis has no place for values that are not above 0.
     """
 
     title: str
@@ -392,7 +393,7 @@ class Scatter:
     y: Axis
     dots: tuple[Dot, ...]
     lines: tuple[tuple[Mark, tuple[tuple[float, float], ...]], ...] = ()
-    #: The key of a section in which a dot selects the row of the same name; text leaves the listing to that section.
+    #: The key of a section where a dot selects the row of the same name; text leaves the listing to that section.
     selects: str = ""
     key: str = ""
 
@@ -418,14 +419,14 @@ class Heat:
     rows: Sequence[str]
     columns: Sequence[str]
     values: Sequence[Sequence[float | None]]
-    #: What the columns are, for the axis.
+    #: The name of the columns, for the axis.
     across: str = ""
     key: str = ""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A row of another section, by the section's key and the row's full name, and what to call it."""
+    """A link to a row of another section, by the section's key and the row's full name, with a text for it."""
 
     key: str
     name: str
@@ -434,24 +435,24 @@ class Link:
 
 @dataclass(frozen=True)
 class Card:
-    """A finding: what it is, what it costs, what shows it, and what to do about it.
+    """A finding: its cause, its cost, the evidence for it, and the recommendation.
 
     Attributes
     ----------
     title : str
     bound : str
-        The most that it costs, in words.
+        The most that it can cost, in words.
     share : float, optional
         The bound as a share of the step, for a bar.
     confidence, why : str
-        How sure it is, and why.
+        The confidence, and the reason for it.
     evidence, advice, code, caveat : str
     trial : (str, str), optional
-        How to try it, in words and as code.
+        A way to try it, in words and as code.
     links : sequence of Link
-        What it is about.
+        The rows that it is about.
     lever : str
-        What *Try it* tries.
+        The lever that *Try it* tries.
     """
 
     title: str
@@ -488,7 +489,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Choice:
-    """Alternatives of which the live view shows one at a time; text and static HTML show the first."""
+    """Alternatives, one of which the live view shows at a time; text and static HTML show the first."""
 
     title: str
     options: Mapping[str, tuple[Section, ...]]
@@ -497,7 +498,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Picture:
-    """What no other section can show; it brings its own static form, data and script.
+    """A picture of something that no other section can show; it brings its own static form, data and script.
 
     Attributes
     ----------
@@ -506,9 +507,9 @@ class Picture:
     html : callable, optional
         Returns safe HTML without scripts.
     static : tuple of Section
-        What stands for it where no script runs, if that can be said in sections; it then needs no text and no HTML.
+        Sections that replace it where no script runs, if there are any; it then needs no text and no HTML.
     data : callable, optional
-        Returns what the script draws, ready for JSON.
+        Returns the data that the script draws, ready for JSON.
     script, style : str
         Paths inside the package; the script sets ``pictures[kind]``. Without one, the live view shows the static HTML.
     """
@@ -529,24 +530,24 @@ Section: TypeAlias = Bars | Effects | Table | Series | Scatter | Strip | Heat | 
 
 @dataclass(frozen=True)
 class Document:
-    """A result: what it is, the answer, the figures behind it, sections, and notes.
+    """A result: its kind and subject, the answer, the figures behind it, sections, and notes.
 
     Attributes
     ----------
     kind : str
-        In words: ``profile``, ``A/B test``.
+        The kind in words: ``profile``, ``A/B test``.
     subject : str
-        Name of what was measured.
+        The name of the step or object that was measured.
     device : str
-        What it ran on.
+        The device that it ran on.
     verdict : Verdict
     figures : tuple of Figure
         The headline.
     facts : tuple of str
-        What else belongs to the headline: how often the step ran, what was compared.
+        Other facts for the headline, such as the number of steps or the sides of a comparison.
     sections : tuple of Section
     notes : tuple of str
-        What the reader must know to read the figures correctly; they come last.
+        Caveats that readers need to understand the figures; they come last.
     tabs : tuple of Document
         Parts that a view shows one at a time, titled by their kinds.
     upfront : bool
@@ -566,7 +567,7 @@ class Document:
 
     @property
     def parts(self) -> tuple[Document, ...]:
-        """The document and its tabs in the order in which they are read."""
+        """The document and its tabs in reading order."""
         return (self, *sorted(self.tabs, key=lambda tab: not tab.upfront))
 
     @property
@@ -583,7 +584,7 @@ class Document:
 
 
 def _complaints(thing: Any) -> Iterator[str]:
-    """Where a figure or a section contradicts itself."""
+    """Yield where a figure or a section contradicts itself."""
     if isinstance(thing, Figure):
         yield from _of_units(thing.label, thing.unit)
         yield from _of_interval(thing.label, thing.value, thing.interval)
@@ -634,7 +635,7 @@ def _of_interval(label: str, value: float | None, interval: Interval | None) -> 
     if inside is None or number is None:
         return
     low, high = inside
-    slack = 1e-6 * max(abs(number), abs(low), abs(high))  # what rounding does
+    slack = 1e-6 * max(abs(number), abs(low), abs(high))  # rounding can cause this
     if not low - slack <= number <= high + slack:
         yield f"{label}: {number:.6g} lies outside its interval [{low:.6g}, {high:.6g}]"
 

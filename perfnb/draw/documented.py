@@ -1,4 +1,4 @@
-"""Results that describe themselves as a document."""
+"""Base of results that describe themselves as a document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.shell import in_notebook, print_text
 
 
 class Documented:
-    """Mixin of results that have one description, from which every way of showing them follows."""
+    """Mixin of results with one description, from which all displays of them follow."""
 
     def _document(self) -> Document:
         raise NotImplementedError
@@ -52,7 +52,7 @@ class Documented:
         show_live(document_bundle(document), widget)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write all of it to one self-contained HTML file.
+        """Write the whole document to one self-contained HTML file.
 
         Raises
         ------
@@ -63,10 +63,10 @@ class Documented:
 
 
 def usual_width() -> int:
-    """Return how wide text is if nobody asks: the terminal's width, or what fits most notebooks."""
+    """Return the default width of text: the terminal's width, or one that fits most notebooks."""
     return USUAL if in_notebook() else terminal_width()
 
 
 def document_bundle(document: Document) -> Bundle:
-    """Return a document as what a notebook keeps: text, and HTML without scripts."""
+    """Return a document in the two forms that a notebook keeps: text, and HTML without scripts."""
     return {"text/plain": document_text(document, usual_width()), "text/html": document_html(document)}

@@ -17,11 +17,12 @@ from typing import Any
 MAX_NAME = 200
 
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-#: Control, format (bidirectional overrides among them), surrogate, private, unassigned; line and paragraph ends.
+#: Characters that are control, format (including bidirectional overrides), surrogate, private or unassigned, and line
+#: and paragraph ends.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-#: Combining marks drawn per character; more of them would overlap the neighbours.
+#: The combining marks drawn per character; more of them would overlap the neighbours.
 _MAX_MARKS = 3
-#: What starts markup in Markdown, or in HTML inside it; bare addresses would become links.
+#: Characters that start markup in Markdown, or in HTML inside it; bare addresses would become links.
 _MARKDOWN = (
     *((char, f"\\{char}") for char in "\\`*_[]|~$"),
     *(("&", "&amp;"), ("<", "&lt;"), ("://", "&#58;//"), ("www.", "www&#46;"), ("@", "&#64;")),
@@ -30,7 +31,7 @@ _MARKDOWN = (
 _UNITS = r"(?:(?:%|×|[µm]?s|[kMGTPE]?B|[KMGTPE]iB|[kMGTPE]?FLOP|W|J|°C|MHz|samples|steps)(?:/\w+)?)(?![\w%])"
 #: Spaces where a line may break: not between a number and its unit.
 _BETWEEN_WORDS = re.compile(rf"(?<!\d) | (?!{_UNITS})")
-#: Spaces where it may not: those, and those inside an interval.
+#: Spaces where a line may not break: those between a number and its unit, and those inside an interval.
 _INSIDE = re.compile(rf"(?<=\d) (?={_UNITS})|(?<=\d,) (?=[−-]?\d[\d.,]*\])")
 _JSON_IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -87,7 +88,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def bullets(notes: Iterable[str], width: int) -> list[str]:
-    """Lines of sentences, which may quote names, each wrapped behind a bullet."""
+    """Return lines of sentences, which may quote names, each wrapped behind a bullet."""
     parts = [wrapped(plain(note, 2000), width - 2) for note in notes]
     return [f"{'  ' if place else '• '}{line}" for part in parts for place, line in enumerate(part)]
 
@@ -109,7 +110,7 @@ def html(text: Any, width: int = MAX_NAME) -> str:
 
 
 def html_sentence(text: Any) -> str:
-    """Escape a sentence of ours, which may quote names, for HTML: as `html`, but longer.
+    """Escape a sentence of perfnb's own, which may quote names, for HTML: as `html`, but longer.
 
     Lines do not break between a number and its unit or inside an interval.
     """

@@ -1,4 +1,4 @@
-"""What static views share: outer element, header, and documents that need no network, no kernel and no other file."""
+"""Parts that static views share: outer element, header, and pages that need no network, no kernel and no other file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from perfnb.draw import escape
 from perfnb.draw.assets import static_style
 
-#: What every page forbids: requests of any kind, and whatever else is not listed.
+#: The policy of every page, which forbids requests of any kind, and everything else that is not listed.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _PAGE_STYLE = (
     ":root{color-scheme:light dark;--pf-page:#fff}"
@@ -34,12 +34,12 @@ def notes_html(notes: Iterable[str]) -> str:
 
 
 def script_digest(script: str) -> str:
-    """Return what a content security policy knows a script by."""
+    """Return the digest by which a content security policy identifies a script."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def live_page(title: str, style: str, body: str, rest: str, script: str) -> str:
-    """A view drawn by a script as a document of its own.
+    """Return a view drawn by a script as a separate document.
 
     Its content security policy allows this script and nothing else: no other script, no inline event handler, no
     request.
@@ -47,13 +47,13 @@ def live_page(title: str, style: str, body: str, rest: str, script: str) -> str:
     Parameters
     ----------
     title : str
-        It may quote names.
+        The title, which may quote names.
     style : str
         Style sheet, after that of every page.
     body : str
         HTML inside ``<main>``.
     rest : str
-        HTML after it: the script's data.
+        HTML after ``<main>``: the script's data.
     script : str
         A module.
     """

@@ -1,4 +1,4 @@
-"""Documents as live views, drawn by one script: what a widget needs for that, and pages of their own."""
+"""Show documents as live views, drawn by one script: the data and scripts of a widget, and pages of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.draw.assets import script, style
 from perfnb.draw.document import Choice, Document, Picture, Section
 from perfnb.draw.frame import live_page, script_digest
 
-#: What draws a document, after the scripts of its pictures.
+#: The script that draws a document, after the scripts of its pictures.
 _SCRIPT, _STYLE = "draw/js/document.js", "draw/js/document.css"
 _PAGE_ID = "page"
 _START = """
@@ -32,14 +32,14 @@ documentWidget.render({ model: { get: (name) => parts[name] }, el: document.getE
 
 
 def live_data(document: Document, view_id: str) -> dict[str, Any]:
-    """Return what the script draws."""
+    """Return the data that the script draws."""
     return {"id": view_id, **document_data(document)}
 
 
 def widget_data(document: Document, view_id: str) -> dict[str, Any]:
-    """Return what the script draws in a notebook, from where a reader may save it as a page.
+    """Return the data that the script draws in a notebook, and what a reader needs to save it as a page.
 
-    ``page`` holds a page with places in braces, the digest of its script that the real one replaces, and the end of
+    ``page`` holds a page with placeholders in braces, a digest of its script that the real one replaces, and the end of
     that script.
     """
     script = "{{script}}"

@@ -1,4 +1,4 @@
-"""One colour, one word and one pattern for one meaning (Okabe and Ito's palette)."""
+"""One colour, one word and one pattern for each meaning (Okabe and Ito's palette)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DARK, SLATE, GREY, LIGHT = "#5E5E5E", "#6E6E6E", "#8C8C8C", "#B8B8B8"
 
 @dataclass(frozen=True)
 class Mark:
-    """How one meaning is drawn.
+    """The look of one meaning.
 
     Attributes
     ----------
@@ -33,11 +33,12 @@ class Mark:
 
     @property
     def data(self) -> dict[str, str]:
-        """What the browser draws it with."""
+        """The data that the browser draws it with."""
         return {"word": self.word, "colour": self.colour, "pattern": self.pattern}
 
 
-#: Communication has one colour everywhere, which no phase has: it is in one picture with copies and with phases.
+#: Communication has one colour everywhere, which no phase has, because some pictures show it with copies and with
+#: phases.
 _COMMUNICATION = Mark("communication", YELLOW, "≈", "rising")
 
 #: A mark for every phase and for recomputation.
@@ -130,7 +131,7 @@ _LINES = (
     *((BLUE, "█", "solid"), (ORANGE, "░", "dots"), (GREEN, "▒", "columns"), (VERMILION, "▓", "hatch")),
     *((PURPLE, "╬", "cross"), (SKY, "≡", "rows"), (SLATE, "▞", "grid"), (YELLOW, "≈", "rising")),
 )
-#: How many lines differ in colour.
+#: The number of lines that differ in colour.
 LINES = len(_LINES)
 
 #: Better, worse, unchanged: for verdicts, which are never in one picture with phases and always have a word.

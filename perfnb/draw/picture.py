@@ -1,4 +1,4 @@
-"""Matplotlib figures in one style, for papers."""
+"""Draw matplotlib figures in one style, for papers."""
 
 from __future__ import annotations
 

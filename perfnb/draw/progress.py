@@ -1,4 +1,4 @@
-"""Progress of a run: one line that is updated in place and cleared at the end."""
+"""Show the progress of a run in one line that is updated in place and cleared at the end."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.shell import in_notebook
 
-#: Start of the pass name while a file is read.
+#: The start of the pass name while a file is read.
 READING = "reading "
-#: Minimum time between two updates, in seconds.
+#: The minimum time between two updates, in seconds.
 INTERVAL_S = 0.2
 _MOST_OF_A_NOTE = 250
 
 
 class ProgressLine(Protocol):
-    """What shows progress."""
+    """A display of progress."""
 
     def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
-        """Show how far a pass is."""
+        """Show how far a pass has got."""
 
     def close(self) -> None:
-        """Show nothing any more."""
+        """Stop showing progress."""
 
 
 class Progress:
     """A progress display for the passes of a run: a context manager that is called at every step.
 
-    One HTML line in a notebook, a bar on stderr in a terminal, otherwise nothing. It starts no thread and clears its
-    output at the end.
+    It shows one HTML line in a notebook, a bar on stderr in a terminal, and otherwise nothing. It starts no thread and
+    clears its output at the end.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Progress:
     clock : callable
         Seconds, as `time.monotonic` gives them.
     line : object, optional
-        Shows it instead, by ``update(pass_name, done, total, note)`` and ``close()``.
+        Shows the progress instead, by ``update(pass_name, done, total, note)`` and ``close()``.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class _TerminalLine:
 
 
 def words(pass_name: str, done: int, total: int | None) -> str:
-    """What is being done, and how much of it is."""
+    """Return the name of the current work, and the part of it that is done."""
     name = escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 40)
     if pass_name.startswith(READING):
         return f"{name}: {done} %"

@@ -1,4 +1,4 @@
-"""How a notebook shows results: live, and by a static twin wherever the notebook is saved."""
+"""Show results in a notebook: live, and by a static twin wherever the notebook is saved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-#: What a notebook shows, by mime type.
+#: The forms that a notebook shows, by mime type.
 Bundle = dict[str, str]
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"

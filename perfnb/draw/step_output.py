@@ -1,4 +1,4 @@
-"""Limits what a repeated step prints: its first lines, then a count of the rest."""
+"""Limit the output of a repeated step: its first lines, then a count of the rest."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import sys
 from collections import deque
 from typing import Any
 
-#: Lines that are shown as they are printed, and last lines shown if the step fails.
+#: The number of lines shown at once, and of last lines shown if the step fails.
 FIRST_LINES, LAST_LINES = 10, 10
-#: Characters kept of the end of an unfinished line.
+#: The number of characters kept of the end of an unfinished line.
 LONGEST_LINE = 10_000
 
 
 class StepOutput:
     """Context manager that shows the first lines of standard output and counts the others.
 
-    After an exception the last lines are shown too. Standard output is restored at the end, whatever the step did to
+    After an exception the last lines are shown too. Standard output is restored at the end, even if the step replaced
     it.
     """
 
@@ -33,7 +33,7 @@ class StepOutput:
 
 
 class _Shortened:
-    """Wraps a text stream and holds back what is written after the first lines."""
+    """Wraps a text stream and holds back everything written after the first lines."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -16,11 +16,12 @@ class Tab:
     Attributes
     ----------
     key : str
-        Names the tab.
+        The name of the tab.
     shows : callable
-        Gets the `perfnb.profile.report.Report` and returns what the tab describes; it appears unless that is ``None``.
+        Gets the `perfnb.profile.report.Report` and returns the data of the tab; the tab appears unless that is
+        ``None``.
     document : callable
-        Describes it. The kind of the document is the tab's title, in lower case.
+        Makes the document from the data. The document's kind is the tab's title, in lower case.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""Tables of static views, readable even without styles."""
+"""Draw tables of static views that are readable even without styles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from perfnb.draw import escape
 from perfnb.draw.palette import Mark
 
-# Keeps names left-aligned without style sheets: some hosts keep one of the two, some the other.
+# This keeps names left-aligned without style sheets: some hosts keep one of the two, some the other.
 LEFT = 'align="left" style="text-align:left"'
 RIGHT = 'align="right"'
 ROW_HEAD = f'scope="row" {LEFT}'
@@ -30,7 +30,7 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], tex
 
 
 def head_row(words: Sequence[str], texts: int = 1, after: int | None = None) -> str:
-    """Return a row of column heads; the first `texts` and those from index `after` on are over text."""
+    """Return a row of column heads; the first `texts` heads and those from index `after` on are over text."""
     after = len(words) if after is None else after
     cells = (
         f'<th scope="col" {LEFT if place < texts or place >= after else RIGHT}>{word}</th>' if word else "<td></td>"
@@ -61,9 +61,9 @@ def _row(cells: Sequence[str], texts: int) -> str:
 
 
 def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int) -> str:
-    """A stacked bar as HTML, of `width` pixels for a total of `longest`; empty without parts.
+    """Return a stacked bar as HTML, of `width` pixels for a total of `longest`; empty without parts.
 
-    A table must say the same.
+    A table must show the same.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int) -> str:
 
 
 def full_bar(parts: Sequence[tuple[Mark, float]], total: float) -> str:
-    """A stacked bar as HTML, as wide as the page, for a total above 0; a table must say the same."""
+    """Return a stacked bar as HTML, as wide as the page, for a total above 0; a table must show the same."""
     return f'<div class="pf-bar" aria-hidden="true">{_pieces(parts, total)}</div>'
 
 

@@ -1,4 +1,4 @@
-"""Which rows of a tree to list on one page."""
+"""Choose which rows of a tree to list on one page."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def page_of(parents: Sequence[int], weights: Sequence[float], first: Iterable[in
     lines = 0
 
     def show(position: int) -> bool:
-        """List a layer if its line, and what it changes about the placeholder of its siblings, has room."""
+        """List a layer if there is room for its line and for the change to its siblings' placeholder."""
         nonlocal lines
         if position in shown:
             return True
@@ -101,7 +101,7 @@ def _lines(
     parents: Sequence[int], roots: Sequence[int], children: Sequence[Sequence[int]], shown: set[int]
 ) -> list[TreeLine]:
     def of_family(members: Sequence[int], depth: int, above: tuple[bool, ...]) -> list[TreeLine]:
-        """The lines of siblings, last one first."""
+        """Return the lines of siblings, the last one first."""
         listed = [i for i in members if i in shown]
         left_out = tuple(i for i in members if i not in shown)
         lines = [TreeLine(i, depth, (*above, i == listed[-1] and not left_out) if depth else ()) for i in listed]

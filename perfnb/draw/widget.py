@@ -1,4 +1,4 @@
-"""Live views: widgets that a script in the browser draws from what they hold."""
+"""Live views: widgets that a script in the browser draws from their data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DocumentWidget(DrawnWidget):
     ----------
     document : Document
     view_id : str
-        By which it finds its static twin.
+        The ID of its static twin.
     more : iterable of (str, str)
         More scripts and their style sheets, as paths inside the package.
     """

@@ -1,4 +1,4 @@
-"""`ab_test`: is the candidate faster, are its results still right, and should the change be kept?"""
+"""`ab_test`: find out whether a candidate is faster and still right, and whether to keep it."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from perfnb.profile.timing import Timing
 from perfnb.profile.timing import shown as shown_timing
 from perfnb.profile.trackers import Logged, log_result
 
-#: Shares of the budget that the pairs and each of the two profiles may take, if both steps are profiled.
+#: The shares of the budget for the pairs and for each of the two profiles, if both steps are profiled.
 PAIRS_SHARE, PROFILE_SHARE = 0.6, 0.2
-#: Steps of each profile; few are enough, because the pairs have warmed up and timed both steps.
+#: The steps of each profile; few are enough, because the pairs have warmed up and timed both steps.
 _STEPS: dict[str, Any] = {"warmup": 1, "steps": 3, "traced": 2}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ABTest(PairedTimes, Documented):
-    """Step b, the candidate, against step a, the baseline. A notebook displays it.
+    """Step b, the candidate, compared with step a, the baseline. A notebook displays it.
 
     With `quality`, `check`, `limits` or `profile`, it shows whether to accept the change; without, which is faster.
 
@@ -86,7 +86,7 @@ class ABTest(PairedTimes, Documented):
 
     @property
     def check(self) -> str | None:
-        """How the results of b differ from those of a; empty if they agree, ``None`` if they were not compared."""
+        """The difference between the results of b and a; empty if they agree, ``None`` if they were not compared."""
         return self.quality.said if self.quality.judged_by in ("results", "check") else None
 
     @property
@@ -109,7 +109,7 @@ class ABTest(PairedTimes, Documented):
 
     @cached_property
     def resources(self) -> tuple[Resource, ...]:
-        """What the candidate uses of everything limited."""
+        """The candidate's usage of everything that is limited."""
         return limited_resources(self.candidate, self.limits)
 
     @cached_property
@@ -134,15 +134,15 @@ class ABTest(PairedTimes, Documented):
 
     @property
     def judged(self) -> bool:
-        """Whether a decision was asked for, with `quality`, `check`, `limits` or `profile`."""
+        """Whether a decision was requested, with `quality`, `check`, `limits` or `profile`."""
         return self.quality.judged_by != "nothing" or bool(self.limits or self.profiles)
 
     def to_markdown(self) -> str:
-        """The decision, the table and caveats as Markdown, for example for a pull request."""
+        """Return the decision, the table and caveats as Markdown, for example for a pull request."""
         return document_markdown(ab_document(self))
 
     def save(self, path: str | Path) -> Path:
-        """Save the test to the folder `path` (Parquet and JSON), atomically; `perfnb.load` reads it.
+        """Save the test to the folder `path` atomically, as Parquet and JSON; `perfnb.load` reads it.
 
         Raises
         ------
@@ -154,7 +154,8 @@ class ABTest(PairedTimes, Documented):
     def log_to(self, target: Any, step: int | None = None) -> list[str]:
         """Log the figures, the report and the decision to the run of an experiment tracker, as `Profile.log_to` does.
 
-        Figures are called ``perfnb/ab_test/ratio`` and so on; step time, throughput and memory are the candidate's.
+        The names of the figures start with ``perfnb/ab_test/``, as in ``perfnb/ab_test/ratio``; step time, throughput
+        and memory are the candidate's.
         """
         more = {"samples_per_s": self.candidate.throughput_per_s}
         return log_result(Logged("ab_test", self, outcome_of_test(self), more), target, step)
@@ -229,7 +230,7 @@ def ab_test(
         The candidate's ``peak_memory_bytes`` (of a profiled step), ``median_ms`` and ``p95_ms`` (which needs 59 pairs)
         can be limited too. A time must stay below its limit with its whole 95 % interval.
     change : str
-        What the candidate does differently, in your words.
+        The difference of the candidate, in your words.
     profile : bool
         Whether to profile both steps for a few steps, to measure memory and utilisation.
     budget_s : float
@@ -237,9 +238,9 @@ def ab_test(
     equal_within : float
         Largest relative difference of time that does not matter: 0.02 is 2 %.
     check : float or callable, optional
-        Compares what the two steps return after the warm-up. A number is the limit of ``difference``. A function gets
-        the two results and raises `AssertionError` or returns ``False`` if they differ; it may also compare the models'
-        parameters.
+        Compares the return values of the two steps after the warm-up. A number is the limit of ``difference``. A
+        function gets the two results and raises `AssertionError` or returns ``False`` if they differ; it may also
+        compare the models' parameters.
 
     Returns
     -------
@@ -306,7 +307,7 @@ def ab_test(
 
 
 def _names(baseline: Any, candidate: Any) -> tuple[str, str]:
-    """The steps' own names, if both have one and they differ."""
+    """Return the steps' own names, if both have one and they differ."""
     first, second = (str(getattr(step, "__name__", "<lambda>")) for step in (baseline, candidate))
     return SIDES if first == second or "<lambda>" in (first, second) else (first, second)
 

@@ -1,4 +1,4 @@
-"""An A/B test as a document: the verdict or decision, its effects, the pairs, and the figures of both sides."""
+"""Show an A/B test as a document: the verdict or decision, its effects, the pairs, and the figures of both sides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perfnb.experiments.ab_test import ABTest
 
 _STATES: dict[str, State] = {acceptance.ACCEPT: "good", acceptance.REJECT: "bad", acceptance.INCONCLUSIVE: "open"}
-#: By metric, its label and the unit in which it is shown; losses have neither.
+#: The label of each metric, and the unit in its display; losses have neither.
 _METRICS: dict[str, tuple[str, Unit]] = {
     "median_ms": ("median step", "ms"),
     "p95_ms": ("p95 step", "ms"),
@@ -43,14 +43,14 @@ _METRICS: dict[str, tuple[str, Unit]] = {
     "peak_memory_bytes": ("peak memory", "bytes"),
     "flops": ("FLOPs", "flops"),
 }
-#: Metrics of which less is better; the others follow from the step time. Losses are of this kind too.
+#: Metrics where less is better, as for losses; the others follow from the step time.
 _COSTS = ("median_ms", "p95_ms", "peak_memory_bytes", "flops")
 #: How far apart, in log units, the ratio of the medians and that of the pairs may be without a remark.
 _APART = 0.01
 
 
 def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
-    """The answer first; below 6 pairs, no effect on the time is shown, only the pairs."""
+    """Return the answer first; below 6 pairs, only the pairs are shown, and no effect on the time."""
     state, sentence, advice = pairs_answer(test)
     if test.judged:
         sentence, advice = reason(test)
@@ -75,7 +75,7 @@ def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
 
 
 def reason(test: ABTest) -> tuple[str, str]:
-    """The reason for the decision, as a sentence without its capital and full stop, and what to do."""
+    """Return the reason for the decision, as a sentence without its capital and full stop, and a recommendation."""
     cause, about = test.outcome.cause, test.outcome.about
     if cause in (acceptance.CANNOT_TELL, acceptance.SLOWER, acceptance.NO_GAIN):
         return pairs_answer(test)[1:]
@@ -108,7 +108,7 @@ def reason(test: ABTest) -> tuple[str, str]:
 
 
 def _effects(test: ABTest) -> Iterator[Effect]:
-    """What is larger or smaller, of everything of which less is better."""
+    """Yield the effect on everything where less is better."""
     limited: dict[str, Any] = {loss.name: loss for loss in test.quality.losses}
     limited |= {resource.name: resource for resource in test.resources}
     for name, row in test.table.iterrows():
@@ -122,7 +122,7 @@ def _effects(test: ABTest) -> Iterator[Effect]:
 
 
 def _known_ratio(test: ABTest, metric: str, row: Any) -> float | None:
-    """The ratio of a metric; too few pairs say nothing about times."""
+    """Return the ratio of a metric; too few pairs allow no ratio of times."""
     timed = metric in _METRICS and metric not in ("peak_memory_bytes", "flops")
     return None if timed and test.ratio_ci is None else fmt.known(row["ratio"])
 
@@ -142,7 +142,7 @@ def _table(test: ABTest) -> Table:
         if metric == "median_ms":
             timings = (test.baseline.timing, test.candidate.timing)
             sides = [Value(timing.median_ms, "ms", timing.ci_ms) for timing in timings]
-        elif metric not in _METRICS:  # a loss that is not finite is shown as it is
+        elif metric not in _METRICS:  # a loss that is not finite is shown unchanged
             losses = [row[side] for side in SIDES]
             sides = ["" if pd.isna(loss) else Value(loss) if math.isfinite(loss) else str(loss) for loss in losses]
         rows.append((_label(metric), *sides, _value(ratio, "ratio", _bounds(row)), _value(limit, unit)))
@@ -171,7 +171,7 @@ def _unit(metric: str, row: Any) -> Unit:
 
 
 def _apart(test: ABTest) -> str:
-    """A remark where the medians by themselves have another ratio than the pairs."""
+    """Return a remark if the medians by themselves have another ratio than the pairs."""
     medians = test.candidate.median_ms / test.baseline.median_ms
     if abs(math.log(medians / test.ratio)) <= _APART:
         return ""
@@ -214,7 +214,7 @@ def _notes(test: ABTest) -> Iterator[str]:
 
 
 def _origin(environment: Mapping[str, Any]) -> str:
-    """With what it was measured: ``torch 2.13 on host, commit 1234abcd``."""
+    """Return the environment of the measurement: ``torch 2.13 on host, commit 1234abcd``."""
     words = f"torch {environment['torch']}"
     if environment.get("host"):
         words += f" on {environment['host']}"
@@ -247,7 +247,7 @@ def _against(test: ABTest, name: str) -> str:
 
 
 def _unlimited(test: ABTest) -> str:
-    """Why losses cannot be judged."""
+    """Return the reason why losses cannot be judged."""
     about = test.outcome.about
     odd = [loss for loss in test.quality.losses if loss.name in about and loss.baseline is not None]
     why = f"{odd[0].name} of the baseline is {odd[0].baseline}" if odd else "no limit on quality loss was given"
@@ -262,7 +262,7 @@ def _unchecked(test: ABTest, name: str) -> str:
 
 
 def _exact(metric: str, value: Any, row: Any) -> str:
-    """A figure, with more digits if it would otherwise look equal to its limit."""
+    """Return a figure, with more digits if it would otherwise look equal to its limit."""
     unit = _unit(metric, row)
     if words(row["candidate"], unit) == words(row["limit"], unit):
         return f"{float(value):.9g} {'' if unit == 'number' else unit}".strip()

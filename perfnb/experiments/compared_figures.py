@@ -1,4 +1,4 @@
-"""What the decision on a change rests on: the quality of its results, and the figures of both steps."""
+"""Compute the basis of the decision on a change: the quality of its results, and the figures of both steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Quality:
-    """What is known about the quality of the candidate's results."""
+    """The known facts about the quality of the candidate's results."""
 
     losses: tuple[Loss, ...]  # empty if quality is unknown
     # "function" (the user's), "results" (the steps' return values were compared), "check" (the same, on request), or
@@ -49,7 +49,10 @@ NOT_COMPARED = Quality((), "nothing", "they were not compared")
 def compare_results(
     first: Any, second: Any, check: float | Callable[[Any, Any], Any] | None, limit: float | None
 ) -> Quality:
-    """Compare what the two steps returned, by `check`, else within `limit`, by default the tolerance of their dtype."""
+    """Compare the return values of the two steps by `check`, or else within `limit`.
+
+    The default limit is the tolerance of their dtype.
+    """
     from perfnb.bench.distances import worst_difference
 
     if callable(check):
@@ -116,7 +119,7 @@ class ABTestSide:
 
 
 def limited_resources(candidate: ABTestSide, limits: Mapping[str, float]) -> tuple[Resource, ...]:
-    """What the candidate uses of everything that `limits` names."""
+    """Return the candidate's usage of everything that `limits` names."""
     timing = candidate.timing
     vary = {"median_ms": timing.ci_ms, "p95_ms": quantile_interval(timing.samples_ms, 0.95)}
     return tuple(
@@ -125,7 +128,7 @@ def limited_resources(candidate: ABTestSide, limits: Mapping[str, float]) -> tup
 
 
 def side_of(name: str, timing: StepTimes, profile: Summary | None) -> ABTestSide:
-    """The figures of a step, given the summary of its profile, if there is one."""
+    """Return the figures of a step, given the summary of its profile, if there is one."""
     if profile is None:
         return ABTestSide(name, timing)
     roofline, memory = profile.roofline, profile.memory
@@ -144,7 +147,7 @@ def side_of(name: str, timing: StepTimes, profile: Summary | None) -> ABTestSide
 
 
 def of_two_ceilings(baseline: ABTestSide, candidate: ABTestSide) -> bool:
-    """Whether the two utilisations refer to different ceilings, so that they cannot be compared."""
+    """Return whether the two utilisations refer to different ceilings, so that they cannot be compared."""
     known = baseline.utilisation is not None and candidate.utilisation is not None
     return known and baseline.ceiling != candidate.ceiling
 
@@ -152,7 +155,7 @@ def of_two_ceilings(baseline: ABTestSide, candidate: ABTestSide) -> bool:
 def metrics(
     times: PairedTimes, baseline: ABTestSide, candidate: ABTestSide, losses: Sequence[Loss], limits: Mapping[str, float]
 ) -> pd.DataFrame:
-    """A row per metric, as `ABTest.table` describes it."""
+    """Return a row per metric, as `ABTest.table` describes it."""
     time, bounds = times.ratio, times.ratio_ci
     apart = of_two_ceilings(baseline, candidate)
     units = {
@@ -175,7 +178,7 @@ def metrics(
         elif metric == "utilisation" and apart:
             ratio = None
         elif metric in ("throughput_per_s", "utilisation", "flops_per_s") and ratio is not None:
-            # A ratio of rates: that of the work, which is exact, divided by that of the paired times.
+            # A ratio of rates: the ratio of the work, which is exact, divided by the ratio of the paired times.
             work = ratio * candidate.median_ms / baseline.median_ms if metric != "throughput_per_s" else 1.0
             ratio, ci = work / time, None if bounds is None else (work / bounds[1], work / bounds[0])
         limit = limits.get(metric) if metric in RESOURCES else None
@@ -195,7 +198,7 @@ def _ratio(first: float | None, second: float | None) -> float | None:
 
 
 def _tail_bounds(pairs: PairedTimes) -> tuple[float, float] | None:
-    """Interval of the ratio of the 95th percentiles.
+    """Return the interval of the ratio of the 95th percentiles.
 
     It spans the ratios that two 97.5 % intervals allow, so it covers at least 95 % however the two are correlated
     (Bonferroni).

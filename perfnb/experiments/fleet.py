@@ -1,4 +1,4 @@
-"""A fleet of raw traces: each is reduced to its tables where it is read, and then saved in a journal."""
+"""Reduce a fleet of raw traces: each trace is reduced to its tables where it is read, and then saved in a journal."""
 
 from __future__ import annotations
 
@@ -101,13 +101,16 @@ def reduce_file(path: str, limits: Limits, rank: int | None, steps: str | None) 
 
 
 class _Here:
-    """What reads traces in this process, one after the other."""
+    """Reads traces in this process, one after the other."""
 
     map = staticmethod(map)
 
 
 def _tasks(paths: Sequence[Path], folder: Path) -> Iterator[_Task]:
-    """The traces with their entries: a job for each folder, and for files whose names differ only in their ranks."""
+    """Yield the traces with their entries.
+
+    A folder is a job, and so are files whose names differ only in their ranks.
+    """
     jobs: dict[Path, list[Path]] = {}
     for path in paths:
         place = path.absolute()
@@ -129,12 +132,12 @@ def _tasks(paths: Sequence[Path], folder: Path) -> Iterator[_Task]:
 
 
 def _visible(path: str) -> str:
-    """A path of which a journal sees every part."""
+    """Return a path of which a journal sees every part."""
     return "/".join(f"_{part[1:]}" if part.startswith(".") else part for part in Path(path).parts)
 
 
 def _save_ranks(profiles: Sequence[Profile], entry: Path, taken: set[int]) -> None:
-    """Save ranks of a job, by the numbers that they have or, where these are not known or taken, by the next ones."""
+    """Save ranks of a job under their numbers or, if these are not known or taken, under the next ones."""
     for profile in profiles:
         source = profile._source
         assert isinstance(source, ReducedProfile)

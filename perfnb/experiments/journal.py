@@ -1,4 +1,4 @@
-"""`journal`: everything that was saved below a folder, how it developed, and what a person adds to it."""
+"""`journal`: everything that was saved below a folder, its development, and the entries that a person adds."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ Thing = ABTest | Profile | Timing
 
 
 class Trials(Protocol):
-    """Several measurements with what changed in each, as `perfnb.try_levers` and `perfnb.compare_inference` return."""
+    """Several measurements with the change of each, as `perfnb.try_levers` and `perfnb.compare_inference` return."""
 
     def journal_entries(self) -> Iterable[tuple[Timing, str, bool]]:
-        """Step times, the change, and whether it is kept."""
+        """Yield step times, the change, and whether it is kept."""
 
 
 class Journal(Documented):
     """Everything that perfnb saved below a folder, to which several processes may write. A notebook displays it.
 
-    Opened by `journal`. Each access looks for what is new.
+    It is opened by `journal`. Each access looks for new entries.
     """
 
     def __init__(self, path: Path, equal_within: float) -> None:
-        # As given, for display; absolute, for use, because the notebook may change its working folder.
+        # As given, for display, and absolute, for use, because the notebook may change its working folder.
         self._given, self._path, self._equal_within = path, path.absolute(), equal_within
         self._catalogue = Catalogue(self._path)
         self._warned: set[str] = set()
-        #: Tables of entries that could not be read, and why.
+        #: Tables of entries that could not be read, and the reasons.
         self._unread: dict[str, str] = {}
 
     @property
@@ -71,7 +71,7 @@ class Journal(Documented):
         The index ``entry`` is its path below the folder. Columns: ``number``, ``at``, ``kind``, ``name``, ``commit``,
         ``host``, ``device``, ``torch``, ``batch_size``; the step time ``step_ms`` with its 95 % interval
         ``step_low_ms`` to ``step_high_ms`` (of an A/B test, the candidate's); ``data_share`` (0 to 1), ``peak_bytes``,
-        ``verdict``, and the ``decision`` of an A/B test. Of what was added: ``change``, ``hypothesis`` and
+        ``verdict``, and the ``decision`` of an A/B test. Added entries also have ``change``, ``hypothesis`` and
         ``accepted``. A job of several ``ranks`` is one row, with the figures of its slowest rank and the largest of the
         peaks. An entry that cannot be read has no number, and the reason in ``damaged``.
         """
@@ -146,9 +146,9 @@ class Journal(Documented):
         """Look for changes of a figure over time, comparing like with like.
 
         Entries are of one series if they have the same name, kind, host, device, version of torch, batch size and
-        number of ranks. Changes are corrected for many comparisons: the probability that any of the series has a change
-        that is not there is 5 %. A change of less than the journal's `equal_within` is not listed. A series needs ten
-        entries. A/B tests and trials of levers belong to none.
+        number of ranks. Changes are corrected for many comparisons: the probability of a false change in any of the
+        series is 5 %. A change of less than the journal's `equal_within` is not listed. A series needs ten entries. A/B
+        tests and trials of levers belong to none.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class Journal(Documented):
         figure : str
             ``step_ms`` or ``peak_bytes``.
         across : str or list of str
-            What may differ in a series: ``"torch"`` joins the versions of torch, ``"host"`` machines of one kind.
+            Facts that may differ in a series: ``"torch"`` joins the versions of torch, ``"host"`` machines of one kind.
         """
         loose = [across] if isinstance(across, str) else list(across)
         if figure not in FIGURES:
@@ -186,10 +186,10 @@ class Journal(Documented):
 
         ``ratio`` with its interval, ``verdict`` and ``regression`` compare the entry (of a report, its baseline) with
         the last accepted one before it (``against``) of the same ``name``, machine and batch size. These two were not
-        measured in pairs: changes of the machine in between affect the ratio but not the interval; ``disturbed`` says
-        what was noticed. ``also_changed`` lists differences in environment and options that ``change`` does not name,
-        ``two_changes`` is true if more than one thing changed, and ``not_compared`` says why the first entry of a
-        machine or batch size is not compared.
+        measured in pairs: changes of the machine in between affect the ratio but not the interval; ``disturbed`` names
+        disturbances that were noticed. ``also_changed`` lists differences in environment and options that ``change``
+        does not name, ``two_changes`` is true if more than one thing changed, and ``not_compared`` is the reason why
+        the first entry of a machine or batch size is not compared.
         """
         return self._history(self._entries())
 
@@ -200,7 +200,7 @@ class Journal(Documented):
 
     @property
     def damaged(self) -> dict[str, str]:
-        """Entries that cannot be read, and why; the others still work."""
+        """Entries that cannot be read, and the reasons; the others still work."""
         return _damaged(self._catalogue.entries()) | self._unread
 
     @overload
@@ -226,10 +226,11 @@ class Journal(Documented):
         name: str = "",
         accepted: bool | None = None,
     ) -> str | list[str]:
-        """Add an A/B test, profile or timing with its environment, atomically; trials of levers or backends add many.
+        """Add an A/B test, profile or timing with its environment, atomically.
 
-        An A/B test knows its environment. A timing gets the current one, so add it where it was measured. A profile
-        gets the current host and commit, unless it was loaded; then they are unknown.
+        Trials of levers or backends add many entries. An A/B test knows its environment. A timing gets the current one,
+        so add it where it was measured. A profile gets the current host and commit, unless it was loaded; then they are
+        unknown.
 
         Parameters
         ----------
@@ -239,16 +240,15 @@ class Journal(Documented):
         change : str, optional
             The one thing you changed; by default that of the test.
         name : str
-            Name of the step, if the journal covers several. Only entries of the same name are compared, and without
-            names all are, whatever they measured.
+            Name of the step, if the journal covers several. Only entries of the same name are compared; without names,
+            all entries are, whatever they measured.
         accepted : bool, optional
             Whether later entries are compared with this one; by default, if it is a test that accepts.
 
         Returns
         -------
         str
-            The entry's name, for `load`; for trials, a list with that of each that was tried, and of what is kept
-            together.
+            The entry's name, for `load`; for trials, a list of the names of each one tried, and of those kept together.
 
         Raises
         ------
@@ -260,7 +260,7 @@ class Journal(Documented):
         given: Any = measured
         if callable(entries := getattr(given, "journal_entries", None)) and not isinstance(given, type):
             if change is not None or accepted is not None:
-                raise TypeError("trials say what changed and what is accepted: leave out change and accepted.")
+                raise TypeError("trials name their changes and the accepted ones: leave out change and accepted.")
             _require_texts(hypothesis=hypothesis, name=name)
             return [
                 self._write(timing, hypothesis, name, change=what, accepted=kept, options={"lever": True})
@@ -282,7 +282,7 @@ class Journal(Documented):
         return storage.write_entry(self._path, entry, thing.save)
 
     def load(self, entry: str | int) -> Thing:
-        """Load what was saved or added.
+        """Load a saved or added entry.
 
         Parameters
         ----------
@@ -331,7 +331,7 @@ class Journal(Documented):
 
 
 class Trend(Documented):
-    """How a figure developed, of `Journal.trend`. A notebook displays it.
+    """The development of a figure, from `Journal.trend`. A notebook displays it.
 
     Attributes
     ----------
@@ -341,8 +341,8 @@ class Trend(Documented):
     changes : DataFrame
         A row per change, oldest first: its ``series``, the ``entry`` that is the first after it, ``at``, the levels
         ``before`` and ``after``, their ``ratio`` with a 95 % interval, the ``p_value`` corrected for all series,
-        ``verdict``, what ``also_changed`` at that point (commit, batch size, versions, settings), and whether it is the
-        ``latest`` of its series.
+        ``verdict``, the facts that ``also_changed`` at that point (commit, batch size, versions, settings), and whether
+        it is the ``latest`` of its series.
     """
 
     def __init__(self, table: pd.DataFrame, changes: pd.DataFrame, figure: str, where: str) -> None:
@@ -361,10 +361,10 @@ def _damaged(entries: Mapping[str, SavedEntry]) -> dict[str, str]:
 
 
 def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
-    """Open the journal of a folder: whatever perfnb saved anywhere below it, and what `Journal.add` adds to it.
+    """Open the journal of a folder: everything that perfnb saved below it, and the entries that `Journal.add` adds.
 
     The folder is created when the first entry is added. Several processes may write to it at once, a killed writer
-    leaves nothing half-written, and it can be moved. A hidden file in it remembers what was read, and may be deleted.
+    leaves nothing half-written, and it can be moved. A hidden file in it caches what was read, and may be deleted.
 
     Parameters
     ----------
@@ -397,7 +397,7 @@ def _require_texts(**given: Any) -> None:
 
 
 def _facts(thing: Thing) -> dict[str, Any]:
-    """The facts of an entry, without the user's texts."""
+    """Return the facts of an entry, without the user's texts."""
     from perfnb.step.environment import provenance
 
     if isinstance(thing, ABTest):

@@ -1,8 +1,8 @@
-"""What a person adds to a journal: a folder per entry, written atomically, with the measured thing inside it.
+"""Store the entries that a person adds to a journal.
 
-An entry is written under a hidden name next to the others and then renamed. Names consist of the time and random
-digits, so that processes can write concurrently without a lock, and no entry refers to anything outside its folder, so
-that the journal can be moved.
+Each is a folder, written atomically, with the measured thing inside it. An entry is written under a hidden name next to
+the others and then renamed. Names consist of the time and random digits, so that processes can write concurrently
+without a lock, and no entry refers to anything outside its folder, so that the journal can be moved.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ENTRY_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
 #: Bytes that the facts of an entry may have; indented in their file, they have fewer than twice as many.
 _LARGEST = 1 << 20
 
-#: Plausible milliseconds and ratios; plausible years.
+#: Plausible milliseconds and ratios, and plausible years.
 _Measured = Annotated[float, Meta(ge=1e-12, le=1e18)]
 _Bounds = tuple[_Measured, _Measured]
 _YEARS = (1970, 2200)
-#: What rounding may do to an interval.
+#: The effect of rounding on an interval.
 _SLACK = 1 - 1e-6
 
 
@@ -43,7 +43,7 @@ class JournalEntry:
     """The facts of one entry; times in milliseconds, 95 % intervals, ``None`` if unknown."""
 
     at: str  # when it was added: UTC, ISO 8601
-    kind: Literal["report", "profile", "timing"]  # what it holds, in a subfolder of that name
+    kind: Literal["report", "profile", "timing"]  # its contents, in a subfolder of that name
     name: str = ""  # name of the step; only entries of the same name are compared
     hypothesis: str = ""  # what was expected
     change: str = ""  # the one thing that changed
@@ -62,7 +62,7 @@ class JournalEntry:
     utilisation: Amount | None = None
     peak_memory_bytes: Count | None = None
     disturbed: str = ""  # what may have disturbed the measurement
-    environment: dict[str, Any] = field(default_factory=dict)  # JSON-able
+    environment: dict[str, Any] = field(default_factory=dict)  # ready for JSON
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,7 @@ UNREAD = SavedKind("unread", UnreadFacts)
 def write_entry(journal: str | Path, entry: JournalEntry, save: Callable[[Path], object]) -> str:
     """Add an entry to a journal's folder, atomically, and return its name.
 
-    `save` is called with the folder that it writes what the entry holds to.
+    `save` is called with the folder to write the entry's contents to.
 
     Raises
     ------
@@ -105,18 +105,18 @@ def write_entry(journal: str | Path, entry: JournalEntry, save: Callable[[Path],
 
 
 def entry_in(file: Path) -> JournalEntry:
-    """Read and check what was added.
+    """Read and check an added entry.
 
     Raises
     ------
     NewerFormatError, or one of `UNREADABLE`
-        With what is wrong, without the file's name.
+        With the fault, without the file's name.
     """
     return _entry(facts_in(ENTRY, file)[0])
 
 
 def _entry(facts: Mapping[str, Any]) -> JournalEntry:
-    """An entry of these facts; the date is checked too."""
+    """Return an entry of these facts, after checking the date, too."""
     entry = msgspec.convert(facts, JournalEntry)
     try:
         year = entry.time.year
@@ -132,7 +132,7 @@ def _entry(facts: Mapping[str, Any]) -> JournalEntry:
 
 
 def entry_of(names: Sequence[str], wanted: str | int) -> str:
-    """Name of the entry given by its name, the start of it, or its number from 1; -1 is the last.
+    """Return the full name of an entry given by its name, the start of it, or its number from 1; -1 is the last.
 
     Raises
     ------

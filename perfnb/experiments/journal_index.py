@@ -1,8 +1,8 @@
-"""Everything that perfnb saved below a folder: found, read once, and remembered in a file that may be lost.
+"""Find everything that perfnb saved below a folder, read it once, and remember it in a file that may be lost.
 
 What was read of an entry is kept in a hidden file of the folder, with the state of the files it came from. An entry
 whose files are unchanged is not read again. Paths are relative, so that the folder can be moved. Each writer replaces
-the file by what it saw, all of which is true, so writers need no lock; a file that is missing, damaged or of another
+the file by what it saw, all of which is true, so writers need no lock. A file that is missing, damaged or of another
 version is made anew, and a folder that cannot be written to is read each time.
 """
 
@@ -33,29 +33,29 @@ from perfnb.recording.store import UNREADABLE, SavedKind, facts_in
 #: The words of the kinds of saved folders; an entry that was added comes before what it contains.
 WORDS = (ENTRY.word, RANKS.word, PROFILE.word, "run", "report", "timing", "watch", "host_profile", UNREAD.word)
 _OF_RANKS = (PROFILE.word, "run")
-#: The file that remembers; raise the number if this module reads entries differently.
+#: The index file; raise the number if this module reads entries differently.
 INDEX, _VERSION = ".perfnb-journal.json", f"1 {analysis_version()}"
 #: Limits that no journal reaches: bytes of the file, folders, their depth, and names in one of them.
 _LARGEST, _MOST_FOLDERS, _DEEPEST, _MOST_NAMES = 2**28, 200_000, 40, 100_000
-#: How the files begin that perfnb writes.
+#: The first bytes of the files that perfnb writes.
 _MARK = b'"format": "perfnb"'
-#: By which a folder is recognised that has lost the file with its facts.
+#: The files that identify a folder that has lost the file with its facts.
 _HALF = frozenset(("events.parquet", "steps.parquet", "modules.parquet"))
 
 
 class SavedEntry(Struct, frozen=True, kw_only=True):
-    """What is known of something that perfnb saved.
+    """The known facts about something that perfnb saved.
 
     Attributes
     ----------
     kind : str
-        The word of its kind; empty for what turned out not to be perfnb's.
+        The word of its kind; empty if perfnb turned out not to have saved it.
     at : datetime
         When it was measured or added.
     outcome : Outcome or None
-        What was found; of several ranks, that of the slowest.
+        What was found; of several ranks, the outcome of the slowest.
     added : JournalEntry or None
-        What a person added to it.
+        The entry that a person added.
     environment : mapping
         Facts about the machine and the software, besides those of `outcome`.
     profiles : tuple of (str, int or None)
@@ -63,7 +63,7 @@ class SavedEntry(Struct, frozen=True, kw_only=True):
     ranks : int
         Ranks of a job that are in it.
     damaged : str
-        Why it cannot be read; empty if it can.
+        The reason why it cannot be read; empty if it can.
     """
 
     kind: str
@@ -83,7 +83,7 @@ class _Index(Struct):
 
 @dataclass
 class Catalogue:
-    """What perfnb saved below a folder, read anew as far as it changed.
+    """Everything that perfnb saved below a folder; changed parts are read again.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Catalogue:
         Raises
         ------
         RecordingError
-            If the folder is no folder or cannot be listed. One that does not exist yet has no entries.
+            If the folder is not a folder or cannot be listed. A folder that does not exist yet has no entries.
         """
         if not self.folder.exists():
             return {}
@@ -145,7 +145,7 @@ class Catalogue:
                 waiting += [(name if place == "." else f"{place}/{name}", depth + 1) for name in below]
 
     def _entry_at(self, place: str, names: set[str]) -> SavedEntry | None:
-        """What is saved in a folder with these names, remembered or read; ``None`` if nothing is."""
+        """Return the entry in a folder with these names, remembered or read; ``None`` if nothing is saved there."""
         folder = self.folder / place
         word = next((word for word in WORDS if f"{word}.json" in names), None)
         if word is None:
@@ -170,7 +170,7 @@ class Catalogue:
 
 
 def _remembered(folder: Path) -> dict[str, tuple[str, SavedEntry]]:
-    """What the index holds, nothing if it cannot be used."""
+    """Return the contents of the index, nothing if it cannot be used."""
     try:
         index = msgspec.json.decode(read_regular(folder / INDEX, _LARGEST), type=_Index)
     except UNREADABLE:
@@ -179,7 +179,7 @@ def _remembered(folder: Path) -> dict[str, tuple[str, SavedEntry]]:
 
 
 def _state(file: Path) -> str:
-    """What changes whenever a file is replaced or edited; empty without a file."""
+    """Return a state that changes whenever a file is replaced or edited; empty without a file."""
     try:
         found = file.stat()
     except OSError:
@@ -188,7 +188,7 @@ def _state(file: Path) -> str:
 
 
 def _read(folder: Path, word: str, ranks: Sequence[str] = ()) -> SavedEntry:
-    """Read what a folder says of itself."""
+    """Read a folder's own facts."""
     try:
         if word == ENTRY.word:
             entry = _added(folder)
@@ -225,7 +225,7 @@ def _added(folder: Path) -> SavedEntry:
 
 
 def of_added(added: JournalEntry, inside: SavedEntry | None = None) -> SavedEntry:
-    """What was added, with what is known of the thing inside it, if that can be read."""
+    """Return an added entry, with the facts about the thing inside it, if that can be read."""
     found = None if inside is None else inside.outcome
     known: dict[str, Any] = {
         name: str(value) for name in ("host", "torch", "commit") if (value := added.environment.get(name)) is not None
@@ -251,7 +251,7 @@ def of_added(added: JournalEntry, inside: SavedEntry | None = None) -> SavedEntr
 
 
 def _job(folder: Path, ranks: Sequence[str]) -> SavedEntry:
-    """The ranks of a job together: their slowest, and the largest of their peaks."""
+    """Return the ranks of a job as one: their slowest, and the largest of their peaks."""
     facts_in(RANKS, folder / RANKS.file)
     kinds = [(rank, kind) for rank in ranks for kind in _OF_RANKS if (folder / rank / f"{kind}.json").exists()]
     read = {rank: _read(folder / rank, kind) for rank, kind in kinds}
@@ -275,7 +275,7 @@ def _damaged(word: str, folder: Path, why: str) -> SavedEntry:
 
 
 def _modified(file: Path) -> datetime:
-    """When a file was last written, or else its folder."""
+    """Return when a file was last written, or else its folder."""
     for place in (file, file.parent):
         with suppress(OSError, ValueError, OverflowError):
             return datetime.fromtimestamp(place.stat().st_mtime, UTC)
@@ -283,7 +283,7 @@ def _modified(file: Path) -> datetime:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether perfnb wrote a file that cannot be read, or its place is that of an entry."""
+    """Return whether perfnb wrote a file that cannot be read, or whether it is in the place of an entry."""
     with suppress(OSError), open_regular(file) as opened:
         return _MARK in opened.read(64)
     return bool(ENTRY_NAME.fullmatch(file.parent.name))
@@ -295,5 +295,5 @@ def _words(error: BaseException) -> str:
 
 
 def _shown(place: str) -> str:
-    """A path as text that can be shown and encoded."""
+    """Return a path as text that can be shown and encoded."""
     return os.fsencode(place).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""The tables of all profiles of a journal as one, read from their files when they are asked for, and SQL over them."""
+"""Join the tables of all profiles of a journal into one, read from their files on request, and run SQL over them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ARROW: Mapping[Any, pa.DataType] = {
 
 
 def dataset_of(folder: Path, entries: Mapping[str, SavedEntry], table: str, damaged: dict[str, str]) -> ds.Dataset:
-    """The rows of a table of all profiles, each with its ``entry`` and ``rank``; nothing is read but what is asked for.
+    """Return the rows of a table of all profiles, each with its ``entry`` and ``rank``; only requested rows are read.
 
     A file that is damaged, or would need too much memory, is left out, and named in `damaged`.
     """
@@ -47,7 +47,7 @@ def dataset_of(folder: Path, entries: Mapping[str, SavedEntry], table: str, dama
 
 
 def frame_of(rows: ds.Dataset, table: str) -> pd.DataFrame:
-    """All rows as a frame, in the types of the schema."""
+    """Return all rows as a frame, in the types of the schema."""
     read = rows.to_table()
     types: Any = {name: TEXT if dtype == "category" else dtype for name, dtype in SCHEMA[table].items()}
     types |= dict.fromkeys(("entry", INDEX.get(table, "entry")), TEXT) | {"rank": "Int64"}

@@ -1,4 +1,4 @@
-"""A journal's entries as frames: all with what was found, and what was added compared with the last accepted one."""
+"""Turn a journal's entries into frames: all with what was found, and added ones compared with the last accepted one."""
 
 from __future__ import annotations
 
@@ -59,14 +59,17 @@ TABLE: Mapping[str, str] = MappingProxyType(
 #: Columns of the findings of all entries, after the index ``entry``.
 FINDINGS: Mapping[str, str] = MappingProxyType({"bottleneck": TEXT, "confidence": TEXT, "bound_ms": "Float64"})
 
-#: Differs between runs without affecting speed; a commit contains the change itself.
+#: Facts that differ between runs without affecting speed; a commit contains the change itself.
 _APART = {"at", "commit", "uncommitted"}
 #: If these differ, the times cannot be compared.
 _DECISIVE = ("machine", "processor", "gpus", "cpus", "cpu_limit", "batch_size")
 
 
 def entry_table(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
-    """A row per entry, in the order given; see `Journal.table` for the columns. Those that can be read are numbered."""
+    """Return a row per entry, in the order given; see `Journal.table` for the columns.
+
+    Entries that can be read are numbered.
+    """
     number, records = 0, []
     for entry in entries.values():
         number += not entry.damaged
@@ -75,7 +78,7 @@ def entry_table(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
 
 
 def finding_rows(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
-    """A row per finding of each entry."""
+    """Return a row per finding of each entry."""
     found = [
         (path, one) for path, entry in entries.items() if entry.outcome is not None for one in entry.outcome.findings
     ]
@@ -102,7 +105,7 @@ def _typed(records: Sequence[Mapping[str, Any]], names: Sequence[str], columns: 
 
 @dataclass(frozen=True)
 class _Reference:
-    """What entries are compared with: the last accepted one, and its time."""
+    """The entry that others are compared with: the last accepted one, and its time."""
 
     entry: str
     ms: float | None
@@ -110,7 +113,7 @@ class _Reference:
     made: JournalEntry
 
     def changed(self, entry: JournalEntry) -> dict[str, tuple[str, str]]:
-        """What differs in a later entry: environment, batch size, and for the same kind, options."""
+        """Return what differs in a later entry: environment, batch size, and for the same kind, options."""
         changed = changes_between(self.made.environment, entry.environment)
         sizes = self.made.batch_size, entry.batch_size
         if None not in sizes and sizes[0] != sizes[1]:
@@ -118,19 +121,19 @@ class _Reference:
         return changed | (changes_between(self.made.options, entry.options) if self.made.kind == entry.kind else {})
 
     def comparable(self, entry: JournalEntry) -> bool:
-        """Whether the two times can be compared."""
+        """Return whether the two times can be compared."""
         return not self.changed(entry).keys() & set(_DECISIVE)
 
 
 def journal_history(
     entries: Mapping[str, JournalEntry], equal_within: float = 0.02, numbers: Mapping[str, int] | None = None
 ) -> pd.DataFrame:
-    """A row per entry that was added, in chronological order; see `Journal.history` for the columns.
+    """Return a row per entry that was added, in chronological order; see `Journal.history` for the columns.
 
     The step time of an entry (of a report, its baseline) is compared with the last accepted entry of the same name,
     machine and batch size: an accepted report's candidate, or an accepted profile or timing; before any was accepted,
     with the first that has a time. The interval of `ratio` is that of `compare_medians`. ``regression`` means that the
-    verdict is "slower", and that the entry is no trial of a lever, which changes nothing. An entry with nothing to
+    verdict is "slower", and that the entry is not a trial of a lever, which changes nothing. An entry with nothing to
     compare to on its machine and batch size is not ``comparable``.
     """
     last: dict[str, list[_Reference]] = {}
@@ -193,16 +196,16 @@ def _against(entry: JournalEntry, reference: _Reference | None, equal_within: fl
 
 
 def _in_effect(name: str, entry: JournalEntry, first: bool) -> _Reference | None:
-    """The new reference after an entry; ``None`` if it stays."""
+    """Return the new reference after an entry; ``None`` if it stays."""
     if not (entry.accepted or first):
         return None
-    before = entry.kind == "report" and not entry.accepted  # what a report that is not accepted compares with
+    before = entry.kind == "report" and not entry.accepted  # then its own baseline is the reference
     ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if before else (entry.median_ms, entry.ci_ms)
     return _Reference(name, ms, ci, entry) if entry.accepted or ms is not None else None
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """What both contain with different values."""
+    """Return the facts that both contain with different values."""
     both = [key for key in old if key in new and key not in _APART]
     return {key: (_short(old[key]), _short(new[key])) for key in both if old[key] != new[key]}
 
@@ -212,7 +215,7 @@ def _short(value: Any) -> str:
 
 
 def _named(change: str, key: str, new: str) -> bool:
-    """Whether the text of a change mentions it, such as ``torch`` or ``num_threads=4``."""
+    """Return whether the text of a change mentions it, such as ``torch`` or ``num_threads=4``."""
     words = change.casefold()
     return (
         key.casefold() in words

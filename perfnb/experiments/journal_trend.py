@@ -1,4 +1,4 @@
-"""How a figure developed over the entries of a journal: like compared with like, and what changed with it."""
+"""Find how a figure developed over the entries of a journal: like compared with like, and what changed with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIGURES = ("step_ms", "peak_bytes")
 #: Fewest entries of a series; shorter ones have no trend.
 FEWEST = 2 * FEWEST_ASIDE
 _VERDICTS = {"step_ms": ("slower", "faster"), "peak_bytes": ("more", "less")}
-#: What entries of one series have in common.
+#: The facts that entries of one series have in common.
 LIKE = ("name", "kind", "host", "device", "torch", "batch_size", "ranks")
 #: Columns of the changes and their types.
 CHANGES: Mapping[str, str] = MappingProxyType(
@@ -41,7 +41,10 @@ CHANGES: Mapping[str, str] = MappingProxyType(
 def trend_rows(
     table: pd.DataFrame, entries: Mapping[str, SavedEntry], figure: str, across: Collection[str]
 ) -> pd.DataFrame:
-    """The entries that have the figure, with the number of their ``series``; those that were tried and undone not."""
+    """Return the entries that have the figure, with the number of their ``series``.
+
+    Trials that were undone are left out.
+    """
     rows = table[table["damaged"].isna() & table[figure].notna() & (table[figure] > 0) & (table["kind"] != "report")]
     rows = rows[np.array([not _is_trial(entries[path]) for path in rows.index], dtype=bool)]
     same = [name for name in LIKE if name not in across]
@@ -50,17 +53,16 @@ def trend_rows(
 
 
 def _is_trial(entry: SavedEntry) -> bool:
-    """Whether it is a trial of a lever, which changed nothing."""
+    """Return whether it is a trial of a lever, which changed nothing."""
     return entry.added is not None and bool(entry.added.options.get("lever"))
 
 
 def trend_changes(
     rows: pd.DataFrame, entries: Mapping[str, SavedEntry], figure: str, equal_within: float
 ) -> tuple[pd.DataFrame, pd.Series]:
-    """The changes of the series, oldest first, and the level of each entry.
+    """Return the changes of the series, oldest first, and the level of each entry.
 
-    The probability that any of the series has a change that is not there is 5 %. A change of less than `equal_within`
-    is none.
+    The probability of a false change in any of the series is 5 %. A change of less than `equal_within` does not count.
     """
     long = [series for _, series in rows.groupby("series") if len(series) >= FEWEST]
     records, levels = [], rows[figure].astype(float).groupby(rows["series"]).transform("median")
@@ -80,7 +82,7 @@ def trend_changes(
 
 
 def _compared(before: pd.DataFrame, after: pd.DataFrame, figure: str, equal_within: float) -> dict[str, Any] | None:
-    """The change from some entries to the next ones; ``None`` if it does not matter."""
+    """Return the change from some entries to the next ones; ``None`` if it does not matter."""
     parts = [part[figure].to_numpy(dtype=float) for part in (before, after)]
     old, new = (float(np.median(part)) for part in parts)
     old_ci, new_ci = (None if ends is None else ends[:2] for ends in map(interval_of_median, parts))
@@ -96,9 +98,10 @@ def _compared(before: pd.DataFrame, after: pd.DataFrame, figure: str, equal_with
 
 
 def _also_changed(before: Sequence[str], after: Sequence[str], entries: Mapping[str, SavedEntry]) -> str | None:
-    """What differs between the entries around a change: of a few on either side, the fact that most of them have.
+    """Return the facts that differ between the entries around a change.
 
-    The commit is that of the last entry before and of the first one after it.
+    On either side, the most frequent value of a few entries counts. The commit is that of the last entry before and of
+    the first one after it.
     """
     old, new = ([_facts(entries[path]) for path in part] for part in (before[-FEWEST_ASIDE:], after[:FEWEST_ASIDE]))
     changed = changes_between(_usual(old), _usual(new))
@@ -116,7 +119,7 @@ def _facts(entry: SavedEntry) -> dict[str, Any]:
 
 
 def _usual(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The most frequent value of each fact."""
+    """Return the most frequent value of each fact."""
     names = dict.fromkeys(name for one in facts for name in one)
     values = {name: [one[name] for one in facts if name in one] for name in names}
     return {name: max(known, key=known.count) for name, known in values.items()}

@@ -1,4 +1,4 @@
-"""A journal as a document: the last decision or change, the trends and the entries."""
+"""Show a journal as a document: the last decision or change, the trends and the entries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from perfnb.draw.document import Axis, Cell, Column, Document, Line, Series, Sta
 from perfnb.draw.palette import BLUE, GREY, Mark
 from perfnb.experiments.journal_trend import FEWEST, FIGURES
 
-#: Most entries in the charts, charts, one per step name, and sentences of one kind; the last ones are shown.
+#: The most entries in the charts, charts (one per step name), and sentences of one kind; the last ones are shown.
 _MOST_ENTRIES, _MOST_CHARTS, _MOST_SENTENCES = 60, 4, 4
 _MOST_POINTS = 2000
 _KINDS = {"report": "A/B test"}
-#: Words for what became more, and less.
+#: Words for figures that grew, and that shrank.
 _WORDS = {"step_ms": ("Slower", "Faster"), "peak_bytes": ("More memory", "Less memory")}
 _DECISIONS: dict[str, tuple[State, str]] = {
     "accept": ("good", "was accepted"),
@@ -41,7 +41,7 @@ def journal_document(
     where: str,
     limits: Sequence[str] = (),
 ) -> Document:
-    """What has become slower, or was decided last, with the history.
+    """Return the document of what has become slower, or was decided last, with the history.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def journal_document(
 
 
 def trend_document(series: pd.DataFrame, changes: pd.DataFrame, figure: str, where: str) -> Document:
-    """How a figure developed, and where it changed."""
+    """Return the document of how a figure developed, and where it changed."""
     latest = changes[changes["latest"]]
     worse = latest[latest["ratio"] > 1]
     news = worse if len(worse) else latest
@@ -95,7 +95,7 @@ def trend_document(series: pd.DataFrame, changes: pd.DataFrame, figure: str, whe
 
 
 def _changed(row: Any, figure: str) -> Verdict:
-    """The verdict on a change: since when, by how much, and what else changed."""
+    """Return the verdict on a change: since when, by how much, and what else changed."""
     worse = row["ratio"] > 1
     of = f" of {row['name']}" if row["name"] else ""
     long = f"{'more' if worse else 'less'} {'time' if figure == FIGURES[0] else 'memory'}"
@@ -118,7 +118,7 @@ def _steady(series: pd.DataFrame) -> Verdict:
 
 
 def _charts(series: pd.DataFrame, changes: pd.DataFrame, figure: str) -> Iterator[Series]:
-    """The figure over the entries of the longest series, first of those with the latest changes."""
+    """Yield the figure over the entries of the longest series, first of those with the latest changes."""
     sizes = series["series"].value_counts()
     changed = changes.sort_values("at", ascending=False)["series"].drop_duplicates()
     wanted = [*changed[changed.isin(sizes.index)], *sizes[sizes >= FEWEST].index]
@@ -137,7 +137,7 @@ def _charts(series: pd.DataFrame, changes: pd.DataFrame, figure: str) -> Iterato
 
 
 def _changes(changes: pd.DataFrame, figure: str) -> Iterator[Table]:
-    """The changes, the last one first."""
+    """Yield the changes, the last one first."""
     if not len(changes):
         return
     unit = "ms" if figure == FIGURES[0] else "bytes"
@@ -172,7 +172,7 @@ def _verdict(history: pd.DataFrame, table: pd.DataFrame, series: pd.DataFrame) -
         f"Last accepted: {_entry(row)}, {fmt.interval(row['median_ms'], (row['ci_low_ms'], row['ci_high_ms']))}."
         for _, row in last_ones.iterrows()
     ]
-    # What was slower before the last acceptance of its step is old news.
+    # Slower entries before the last acceptance of their step no longer matter.
     since = history["number"].where(history["accepted"]).groupby(history["name"]).transform("max").fillna(0)
     slower = history[history["regression"] & (history["number"] >= since)]
     if len(decided):
@@ -214,7 +214,7 @@ def _slower(row: Any, history: pd.DataFrame) -> str:
 
 
 def _reference(row: Any, history: pd.DataFrame) -> str:
-    """What an entry is compared with: the last accepted, or else the first, of an A/B test its baseline."""
+    """Return what an entry is compared with: the last accepted one, or else the first; of an A/B test, its baseline."""
     reference = history.loc[row["against"]]
     if reference["accepted"]:
         return f"entry {reference['number']}, the last accepted before it"
@@ -222,13 +222,13 @@ def _reference(row: Any, history: pd.DataFrame) -> str:
 
 
 def _side(row: Any) -> str:
-    """What later entries are compared with: of an A/B test that was not accepted, its baseline."""
+    """Return what later entries are compared with; of an A/B test that was not accepted, its baseline."""
     is_baseline = row["kind"] == "report" and not row["accepted"]
     return f"{'the baseline of ' if is_baseline else ''}entry {row['number']}"
 
 
 def trends(history: pd.DataFrame, fewest: int) -> Iterator[Series]:
-    """Step time by entry, a chart per step with enough entries; of an A/B test, both sides."""
+    """Yield the step time by entry, a chart per step with enough entries; for an A/B test, both sides."""
     recent = history.iloc[-_MOST_ENTRIES:]
     for name in recent["name"].drop_duplicates(keep="last").iloc[-_MOST_CHARTS:]:
         rows = recent[recent["name"] == name]
@@ -257,7 +257,7 @@ def _known(values: pd.Series) -> list[float | None]:
 
 
 def _entries(table: pd.DataFrame, history: pd.DataFrame) -> Iterator[Table]:
-    """The entries, the last one first."""
+    """Yield the entries, the last one first."""
     if not len(table):
         return
     columns = (
@@ -284,7 +284,7 @@ def _entries(table: pd.DataFrame, history: pd.DataFrame) -> Iterator[Table]:
 
 
 def _cells(entry: Any, row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
-    """An entry; `row` is that of `history` if it was added."""
+    """Return an entry; `row` is that of `history` if it was added."""
     damaged = pd.notna(entry["damaged"])
     step = Value(fmt.known(entry["step_ms"]), "ms", fmt.known_bounds((entry["step_low_ms"], entry["step_high_ms"])))
     ratio: Cell = ""
@@ -303,7 +303,7 @@ def _cells(entry: Any, row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
 
 
 def _compared(row: Any, history: pd.DataFrame) -> tuple[Cell, str]:
-    """The ratio of what was added, and what it is compared with."""
+    """Return the ratio of an added entry, and what it is compared with."""
     if row["kind"] == "report":
         bounds = row["candidate_ci_low"], row["candidate_ci_high"]
         return Value(row["candidate_ratio"], "ratio", bounds), "its baseline"
@@ -313,7 +313,7 @@ def _compared(row: Any, history: pd.DataFrame) -> tuple[Cell, str]:
 
 
 def _found(entry: Any) -> str:
-    """What was found when an entry was saved, or why it cannot be read, and where it is."""
+    """Return what was found when an entry was saved, or why it cannot be read, and where it is."""
     verdict = None if pd.isna(entry["verdict"]) else entry["verdict"].partition(":")[0]
     return " · ".join(part for part in (entry.name, entry["damaged"], verdict) if pd.notna(part))
 

@@ -1,4 +1,4 @@
-"""What `perfnb.load` does with a saved A/B test."""
+"""Define how `perfnb.load` opens a saved A/B test."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ from perfnb.recording.text import TEXT
 if TYPE_CHECKING:
     from perfnb.experiments.ab_test import ABTest
 
-#: What is saved of the times and of quality, besides the frames.
+#: The saved parts of the times and of quality, besides the frames.
 _EXPERIMENT = ("a_name", "b_name", "planned", "needed", "noise", "steady", "batch_size")
 _QUALITY = ("judged_by", "said", "dtype")
-#: Fields of `ABTest` that are saved as they are.
+#: The fields of `ABTest` that are saved unchanged.
 _GIVEN = ("change", "limits", "options", "environment")
 _LOSS = [field.name for field in fields(Loss)]
 _MS, _LIMIT = SavedColumn("float64", low=0, high=1e15), SavedColumn("float64", missing=True)
@@ -66,7 +66,7 @@ class _Quality(TypedDict):
 
 
 class ReportFacts(TypedDict):
-    """What a saved report contains besides its frames."""
+    """The contents of a saved report besides its frames."""
 
     change: str
     limits: dict[str, Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]]

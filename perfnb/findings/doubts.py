@@ -1,4 +1,4 @@
-"""What makes bounds doubtful: too few timed steps, or timed and traced steps that do not fit each other."""
+"""Find out what makes bounds doubtful: too few timed steps, or timed and traced steps that do not fit each other."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ if TYPE_CHECKING:
     from perfnb.findings.facts import Facts
 
 _LOW = "Low confidence: "
-#: How many times longer timed steps may take than traced ones, or the reverse. Tracing only adds time, and what it adds
+#: How many times longer timed steps may take than traced ones, or the reverse. Tracing only adds time, and that time
 #: has been subtracted.
 _APART = 1.5
-#: From here on the timed steps say nothing about the step.
+#: From here on, the timed steps are no evidence about the step.
 _HELD_UP = 2.5
 #: Ratio of the longest to the shortest traced step above which they disagree.
 _DISAGREE = 1.5
 #: Batches that exist already: nothing makes them in the background.
 _AT_HAND = ("list", "tuple", "range", "dict", "Tensor", "ndarray")
-#: How many times less than explained traced steps wait if batches were prefetched, and the least share of a timed step
-#: that is a wait.
+#: If batches were prefetched, traced steps wait at least this many times less than explained, and this is the least
+#: share of a timed step that is a wait.
 _LESS, _WAITS = 2.0, 0.05
 
 
 def held_up(facts: Facts) -> bool:
-    """Whether timed steps took far longer than traced ones, which do the same and more: something held them up.
+    """Return whether something held up the timed steps.
 
-    If batches are made in the background, that may be what slowed the steps.
+    They then took far longer than traced ones, which do at least the same work. If batches are made in the background,
+    that may have slowed the steps.
     """
     compiled = bool(facts.compiling_ms.any())  # which explains it
     return facts.live and facts.gpu is None and facts.scale > _HELD_UP and not _works_ahead(facts) and not compiled
 
 
 def too_few_steps(facts: Facts) -> str:
-    """Why no figure of the step is certain, in a sentence; empty if there are enough timed steps for an interval."""
+    """Return a sentence with the reason why no figure of the step is certain.
+
+    The result is empty if there are enough timed steps for an interval.
+    """
     timing = facts.figures.timing
     if not facts.live or timing.ci_ms is not None:
         return ""
@@ -47,7 +51,10 @@ def too_few_steps(facts: Facts) -> str:
 
 
 def doubt_of(facts: Facts) -> str:
-    """Why bounds may be far off, and what to do, in sentences; empty if nothing speaks against them."""
+    """Return the reason why bounds may be far off, and a recommendation, in sentences.
+
+    The result is empty if there is no reason for doubt.
+    """
     if not facts.live:
         return ""
     if compiled := facts.meta.get("traced_compilations"):
@@ -72,7 +79,7 @@ def doubt_of(facts: Facts) -> str:
 
 
 def _disturbances(facts: Facts) -> list[str]:
-    """What says that timed and traced steps were not the same, or not alone on the machine."""
+    """Return the evidence that timed and traced steps were not the same, or not alone on the machine."""
     reasons = []
     # The test leaves out waits and the cost of tracing; the sentence gives the ratio that the report shows.
     ratio = facts.figures.slowdown or 0.0
@@ -97,7 +104,7 @@ def _disturbances(facts: Facts) -> list[str]:
 
 
 def _works_ahead(facts: Facts) -> bool:
-    """Whether batches are made in the background, by workers or a thread.
+    """Return whether batches are made in the background, by workers or a thread.
 
     They compete with the timed steps for cores, while the traced ones find prefetched batches. How other kinds of
     iterables work is unknown; they are recognised by traced steps that waited far less than the other work explains.
@@ -110,11 +117,11 @@ def _works_ahead(facts: Facts) -> bool:
 
 
 def disagree(traced: pd.Series) -> bool:
-    """Whether the longest traced step took so much longer than the shortest that their mean says little."""
+    """Return whether the longest traced step is so long that the mean is not meaningful."""
     return bool(traced.max() > _DISAGREE * traced.min())
 
 
 def traced_ms(recording: Recording) -> pd.Series:
-    """Wall time of each traced step."""
+    """Return the wall time of each traced step."""
     steps: pd.DataFrame = recording.steps
     return steps.loc[steps["pass"] == "traced", "wall_ms"]

@@ -1,4 +1,4 @@
-"""What the rules share: the figures of one step, computed once.
+"""Compute the figures of one step that the rules share, once.
 
 Times of the traced pass are corrected for the cost of tracing, and scaled so that the parts of a step other than the
 wait for data add up to a timed step. A bound therefore refers to the step as it really ran. If all traced steps did the
@@ -38,7 +38,7 @@ from perfnb.trace_names import stepped_optimizer
 
 #: Names of events of compiled code.
 COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## Call CompiledFxGraph")
-#: Nanoseconds below which an operator is all overhead if its cost was not measured; and the least and most of it.
+#: Nanoseconds below which an operator is all overhead if its cost was not measured, and the least and most of that.
 _TINY_NS, _LEAST_TINY_NS, _MOST_TINY_NS = 10_000.0, 8_000.0, 30_000.0
 #: The same in multiples of an operator that does nothing.
 _TINY = 15.0
@@ -46,7 +46,7 @@ _TINY = 15.0
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What the report shows of a step, for the rules to argue from."""
+    """The figures of a step in the report, which the rules argue from."""
 
     #: Step times of the timed pass.
     timing: StepTimes
@@ -54,13 +54,13 @@ class StepFigures:
     phases: pd.DataFrame
     #: Traced step time divided by the timed one.
     slowdown: float | None = None
-    #: If arithmetic was counted.
+    #: Filled if arithmetic was counted.
     roofline: RooflineLevels | None = None
-    #: If memory was watched.
+    #: Filled if memory was watched.
     memory: MemorySummary | None = None
 
 
-#: How many times the median of the timed steps' own work its mean may be.
+#: The highest ratio of the mean of the timed steps' own work to its median.
 _FAR = 1.5
 
 Known = TypeVar("Known")
@@ -68,16 +68,16 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a step."""
+    """The known facts about a step."""
 
-    #: What everything is computed from.
+    #: The source of all figures.
     recording: Recording
     attribution: Attribution
     figures: StepFigures
     #: A timed step: the median without waits for data and pauses of the garbage collector, plus the mean of these. For
     #: a loaded trace the mean of the traced steps, or the GPU's time if that is longer.
     step_ms: float
-    #: Per timed step: its time, the wait for a batch in it, and the garbage collector's pauses.
+    #: For each timed step: its time, the wait for a batch in it, and the garbage collector's pauses.
     timed_ms: Floats
     waits_ms: Floats
     pauses_ms: Floats
@@ -85,12 +85,12 @@ class Facts:
     cells_ns: Floats
     #: Factor from this time to timed time.
     scale: float
-    #: If a GPU worked.
+    #: Filled if a GPU worked.
     gpu: GpuFacts | None
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What was recorded about the run."""
+        """The recorded facts about the run."""
         return self.recording.meta
 
     @property
@@ -110,21 +110,24 @@ class Facts:
 
     @cached_property
     def known(self) -> dict[Callable[[Facts], Any], Any]:
-        """What `shared` functions of rules have computed so far, by function."""
+        """The results of `shared` functions of rules so far, by function."""
         return {}
 
     @cached_property
     def uses_torch(self) -> bool:
-        """Whether PyTorch ran in it: else advice names nothing of torch's."""
+        """Whether PyTorch ran in the step; otherwise advice names nothing of torch's."""
         return self.recording.uses_torch
 
     def for_torch(self, words: str) -> str:
-        """Words of advice that name something of torch's; empty if PyTorch did not run."""
+        """Return words of advice that name something of torch's; empty if PyTorch did not run."""
         return words if self.uses_torch else ""
 
     @cached_property
     def records_python(self) -> bool:
-        """Whether Python calls were recorded, not just those of modules, which a trace may hold without the others."""
+        """Whether all Python calls were recorded, not only those of modules.
+
+        A trace may hold the latter without the others.
+        """
         events = self.recording.events
         names = events["name"].iloc[python_calls(events)]
         return bool(of_labels(names, lambda name: not name.startswith("nn.Module: ")).any())
@@ -150,7 +153,7 @@ class Facts:
     def uneven(self) -> str:
         """Whether the mean of the timed steps' own work is far from its median, in words; empty if it is not.
 
-        `step_ms` is made of the median, so what waits and pauses add has a larger share of it than of the mean step.
+        `step_ms` is based on the median, so waits and pauses have a larger share of it than of the mean step.
         """
         own = self.timed_ms - self.waits_ms - self.pauses_ms - self.compiling_ms
         usual, mean = (float(np.median(own)), float(own.mean())) if len(own) else (0.0, 0.0)
@@ -166,50 +169,50 @@ class Facts:
 
     @cached_property
     def compiling_ms(self) -> Floats:
-        """By timed step: how long torch.compile compiled in it, or if that is more, how much longer it took."""
+        """By timed step: how long torch.compile compiled in it, or how much longer the step took, if that is more."""
         ms = np.bincount(self.compilations["step"], self.compilations["ms"], len(self.timed_ms))
         own, without = self.timed_ms - self.waits_ms - self.pauses_ms, ms == 0
         usual = float(np.median(own[without])) if without.any() else np.inf
         return np.where(without, 0.0, np.minimum(np.maximum(ms, own - usual), own))
 
     def share(self, ms: float) -> float:
-        """A time as a share of the step."""
+        """Return a time as a share of the step."""
         return ms / self.step_ms if self.step_ms > 0 else 0.0
 
     def of_step(self, ms: float) -> str:
-        """A time in words, at most the whole step: ``2.00 ms (16 % of the step)``."""
+        """Return a time in words, at most the whole step: ``2.00 ms (16 % of the step)``."""
         ms = min(ms, self.step_ms)
         return f"{fmt.duration(ms)} ({fmt.share(self.share(ms))} of the step)"
 
     def per_step(self, ns: float) -> float:
-        """Typical nanoseconds of all traced steps as milliseconds of a timed one."""
+        """Return typical nanoseconds of all traced steps as milliseconds of a timed one."""
         return ns / 1e6 / self.steps * self.scale
 
     @cached_property
     def phases_ms(self) -> dict[str, float]:
         """Time by phase in a timed step; the wait for data is the mean of the timed pass.
 
-        Never more than the report shows for a phase, which is a mean.
+        It never exceeds the report's time for a phase, which is a mean.
         """
         waited_ms = float(self.waits_ms.mean()) if self.live and self.waits_ms.any() else self.shown_ms("data")
         return {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES} | {"data": waited_ms}
 
     def typical_ms(self, phase: str) -> float:
-        """Time of a phase in an undisturbed timed step."""
+        """Return the time of a phase in an undisturbed timed step."""
         return self.per_step(float(self.cells_ns[(self.attribution.cells["phase"] == phase).to_numpy()].sum()))
 
     def shown_share(self, phase: str) -> float:
-        """A phase's share of the step in the report: the mean of the traced steps."""
+        """Return a phase's share of the step in the report: the mean of the traced steps."""
         return fmt.known(self.figures.phases["share"].get(phase)) or 0.0
 
     def shown_ms(self, phase: str) -> float:
-        """Time of a phase in a timed step by its share in the report, at most its time there."""
+        """Return the time of a phase in a timed step by its share in the report, at most its time there."""
         ms, by_share = fmt.known(self.figures.phases["ms"].get(phase)), self.shown_share(phase) * self.step_ms
         return by_share if ms is None else min(by_share, ms)
 
     @cached_property
     def ops(self) -> pd.DataFrame:
-        """One row per call of an operator in the traced steps, in order of time.
+        """One row per call to an operator in the traced steps, in order of time.
 
         ``op``, ``start``, ``end``, ``thread``, ``block``, ``step``, ``phase``, ``layer``, ``direction``, ``outer``
         (in no other operator of its block), ``around`` (row of the enclosing operator, -1 for none), ``place`` (among
@@ -217,7 +220,7 @@ class Facts:
         block of the step's thread).
         """
         host, cells = self.attribution.host, self.attribution.cells
-        # What other threads do in parallel takes no time from the step.
+        # Parallel work of other threads takes no time from the step.
         chosen = np.flatnonzero(host.is_op & (np.append(self.lines, NONE)[host.block] != NONE))
         chosen = chosen[np.lexsort((-host.ends[chosen], host.starts[chosen]))]
         start, end, block = host.starts[chosen], host.ends[chosen], host.block[chosen]
@@ -266,7 +269,7 @@ class Facts:
         return np.maximum(self.cells_ns - inside, 0.0)
 
     def in_compiled(self, thread: Ints, start: Ints) -> Bools:
-        """What starts on a thread inside compiled code, its backward pass and its lookup included."""
+        """Return what starts on a thread inside compiled code, including its backward pass and its lookup."""
         host = self.attribution.host
         compiled = found(self.recording.events["name"], COMPILED.search)[host.rows]
         inside = np.zeros(len(start), dtype=bool)
@@ -279,16 +282,16 @@ class Facts:
         return inside
 
     def between_ops_ms(self, ns: float) -> float:
-        """Nanoseconds of all traced steps between operators, as milliseconds of a timed one.
+        """Return nanoseconds of all traced steps between operators as milliseconds of a timed one.
 
-        Tracing slows operators but not the Python code between them, unless there is more of it than a timed step
-        lasts: then tracing slowed both alike, as recording Python calls does.
+        Tracing slows operators but not the Python code between them. If there is more of that code than a timed step
+        lasts, tracing slowed both alike, as recording Python calls does.
         """
         fits = float(self.left_ns.sum()) / 1e6 / self.steps <= self.per_step(float(self.cells_ns.sum()))
         return ns / 1e6 / self.steps if self.scale < 1 and fits else self.per_step(ns)
 
     def backward_of(self, chosen: Bools) -> pd.DataFrame:
-        """The outermost operators of the backward nodes created by some of `ops`."""
+        """Return the outermost operators of the backward nodes created by some of `ops`."""
         made_by = makers(self.recording.events, self.attribution.host)
         nodes = np.isin(made_by, self.ops["place"].to_numpy()[chosen])
         backward: pd.DataFrame = self.ops[self.ops["outer"] & nodes[self.ops["block"].to_numpy()]]
@@ -300,7 +303,7 @@ class Facts:
         return pd.Series(self.cells_ns).groupby(self.owners).sum().map(self.per_step)
 
     def layers_on_gpu_ms(self, layers: Collection[str]) -> float:
-        """Time per step when at least one of some layers runs on the GPU, without the layers inside them."""
+        """Return the time per step when at least one of some layers runs on the GPU, without the layers inside them."""
         assert self.gpu is not None
         events = self.recording.events
         block = blocks_of_events(events, self.attribution.host)[rows_of_trace(events)]
@@ -361,7 +364,7 @@ class Facts:
 
     @cached_property
     def collectives(self) -> pd.DataFrame:
-        """Each collective of the traced steps, see `collective_calls`."""
+        """Each collective of the traced steps; see `collective_calls`."""
         return collective_calls(self.recording, self.attribution)
 
     @property
@@ -371,11 +374,17 @@ class Facts:
         return {model["name"]: model.get("called") is True for model in models if root_of(model["name"])}
 
     def applicable(self, lever: str) -> str:
-        """The lever, or an empty text if the step refuses it; of a trace, whose step is not known, any."""
+        """Return the lever, or an empty text if the step refuses it.
+
+        For a trace, whose step is not known, any lever applies.
+        """
         return "" if self.live and lever in (self._parts.get("refused") or ()) else lever
 
     def root(self, layer: str | None = None) -> str | None:
-        """The model that a layer belongs to; without a layer, the one with most parameters; ``None`` if none is."""
+        """Return the model that a layer belongs to.
+
+        Without a layer, it is the model with most parameters, or ``None`` without any.
+        """
         modules = self.recording.modules
         roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
         names = [str(name) for name in roots["name"]]
@@ -384,12 +393,12 @@ class Facts:
         return max((name for name in names if f"{layer}.".startswith(f"{name}.")), key=len, default=None)
 
     def variable(self, layer: str | None = None) -> str | None:
-        """The user's name for the model that a layer belongs to; ``None`` if no variable is known to hold it."""
+        """Return the user's name for the model that a layer belongs to; ``None`` if no known variable holds it."""
         root = self.root(layer)
         return root if root in self._models else None
 
     def is_called(self, layer: str | None = None) -> bool:
-        """Whether the step calls that model itself, rather than one of its methods or layers."""
+        """Return whether the step calls that model itself, rather than one of its methods or layers."""
         return self._models.get(self.root(layer) or "", False)
 
     @cached_property
@@ -410,9 +419,10 @@ class Facts:
 
     @property
     def trainer(self) -> str:
-        """What runs the training, as `perfnb.findings.proposed_code.setting` knows it; empty for a plain loop.
+        """The trainer that runs the training; empty for a plain loop.
 
-        An optimizer that an ``Accelerator`` has prepared is of a class of its own.
+        `perfnb.findings.proposed_code.setting` knows it. An optimizer that an ``Accelerator`` has prepared is of a
+        class of its own.
         """
         prepared = any(part["class"] == "AcceleratedOptimizer" for part in self._parts.get("optimizers") or ())
         return str(self.meta.get("loop", {}).get("trainer") or "accelerate" * prepared)
@@ -425,7 +435,7 @@ class Facts:
 
     @cached_property
     def optimizer_steps(self) -> Bools:
-        """Which events are steps of optimizers."""
+        """Whether each event is an optimizer step."""
         return found(self.recording.events["name"], stepped_optimizer)
 
     @cached_property
@@ -444,17 +454,17 @@ class Facts:
         return _named(loader) if loader else {}
 
     def heaviest_ops(self, chosen: pd.DataFrame, most: int = 3) -> pd.Index:
-        """The names of some operators with the most time."""
+        """Return the names of some operators with the most time."""
         return chosen.groupby("op", observed=True)["whole_ns"].sum().nlargest(most).index
 
     def heaviest_layers(self, chosen: pd.DataFrame) -> list[str]:
-        """The layers where some operators take the most time."""
+        """Return the layers where some operators take the most time."""
         owned = chosen[~of_labels(chosen["layer"], lambda layer: layer == "" or layer.startswith("("), missing=True)]
         return [str(name) for name in owned.groupby("layer")["whole_ns"].sum().nlargest(3).index]
 
 
 def shared(find: Callable[[Facts], Known]) -> Callable[[Facts], Known]:
-    """Compute what several rules need only once for each step; they must not change it."""
+    """Compute once for each step what several rules need; they must not change it."""
 
     @wraps(find)
     def known(facts: Facts) -> Known:
@@ -467,7 +477,7 @@ def shared(find: Callable[[Facts], Known]) -> Callable[[Facts], Known]:
 
 
 def facts_of(recording: Recording, attribution: Attribution, figures: StepFigures) -> Facts:
-    """The facts of a recording with at least one traced step."""
+    """Return the facts of a recording with at least one traced step."""
     steps = recording.steps
     timed = steps[steps["pass"] == "timed"]
     timed_ms = timed["wall_ms"].to_numpy(dtype=float)
@@ -483,7 +493,7 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
             pauses_ms[int(step)] += ms
     for step, *_ in recording.meta.get("compilations", []):
         if step < len(pauses_ms):
-            pauses_ms[step] = 0.0  # garbage of the compiler's own
+            pauses_ms[step] = 0.0  # garbage of the compiler itself
     if len(timed_ms):
         waits_ms = np.clip(waits_ms, 0.0, timed_ms)
         # A pause too long for the rest of its step was part of the wait.
@@ -505,13 +515,16 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
 
 
 def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is known of a part, without a name or class that is not plain Python: it may end up in a line of code."""
+    """Return the known facts of a part, which may end up in a line of code.
+
+    A name or class that is not plain Python is left out.
+    """
     name, kind = part.get("name"), part.get("class") or ""
     return {**part, "name": name if root_of(name) else None, "class": kind if kind.isidentifier() else None}
 
 
 def _cells_ns(attribution: Attribution) -> Floats:
-    """Corrected time of each cell, at its median over steps that did the same."""
+    """Return the corrected time of each cell, at its median over steps that did the same."""
     cells, blocks = attribution.cells, attribution.host.blocks
     order = np.lexsort((attribution.host.forest.depth, blocks["start"].to_numpy()))
     result = np.empty(len(cells))
@@ -521,7 +534,7 @@ def _cells_ns(attribution: Attribution) -> Floats:
 
 
 def typical(values: Floats, step: Ints, kind: npt.NDArray[Any]) -> Floats:
-    """Values in order of time, each at its median over the steps if all steps are the same series of kinds."""
+    """Return values in order of time, each at its median over the steps if all steps are the same series of kinds."""
     steps, counts = np.unique(step, return_counts=True)
     if len(steps) < 3 or len(set(counts.tolist())) > 1 or (np.diff(step) < 0).any():
         return values

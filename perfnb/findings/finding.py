@@ -1,4 +1,4 @@
-"""Findings, the rules that make them, and what steps, runs and jobs do with them alike: order, table and choice."""
+"""Define findings and the rules that make them, with what steps, runs and jobs share: their order, table and choice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfnb.recording.schema import conform
 Confidence = Literal["high", "medium", "low"]
 _SUREST_FIRST: tuple[Confidence, ...] = ("high", "medium", "low")
 _TEXTS = ("bottleneck", "evidence", "advice", "code", "remedy", "confidence", "why", "blind")
-#: How large a more certain finding must be, as a share of the largest one, to be preferred to it.
+#: The share of the largest finding that a more certain one must reach to be preferred to it.
 _RATHER = 1 / 3
 #: Share of the step above which unexplained idle time outweighs every finding.
 _OUTWEIGHS = 0.5
@@ -29,13 +29,13 @@ class Row(NamedTuple):
 
 
 def rows(kind: str, names: Iterable[object]) -> tuple[Row, ...]:
-    """The rows of one kind that have these names."""
+    """Return the rows of one kind that have these names."""
     return tuple(Row(kind, str(name)) for name in names)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that holds a step, a run or a job back."""
+    """Something that holds back a step, a run or a job."""
 
     #: The figures behind it.
     evidence: str
@@ -46,14 +46,14 @@ class Finding:
     advice: str
     #: ``high``, ``medium`` or ``low``.
     confidence: Confidence
-    #: Why not more, and why not less.
+    #: The reasons why the confidence is not higher, and not lower.
     why: str
-    #: What the rule could not see.
+    #: The facts that the rule could not see.
     blind: str
-    #: What it is about.
+    #: The rows that it is about.
     rows: tuple[Row, ...] = ()
-    #: A line of Python that follows the advice, in the user's own names; empty if these are unknown or one line cannot
-    #: do it.
+    #: A line of Python that follows the advice, in the user's own names; empty if these are unknown or if it takes more
+    #: than one line.
     code: str = ""
     #: The most memory that removing it could free, for findings about memory.
     bound_bytes: int | None = None
@@ -67,12 +67,12 @@ class Finding:
     bottleneck: str = ""
 
     def share(self, step_ms: float | None) -> float:
-        """The bound as a share of the step; 0 if there is none."""
+        """Return the bound as a share of the step; 0 if there is none."""
         whole = self.of_ms or step_ms
         return self.bound_ms / whole if self.bound_ms and whole else 0.0
 
     def at_most(self, confidence: Confidence, reason: str) -> Finding:
-        """The finding with no more than this confidence, and the reason if it had more."""
+        """Return the finding with no more than this confidence, and with the reason if it had more."""
         if _SUREST_FIRST.index(self.confidence) >= _SUREST_FIRST.index(confidence):
             return self
         return replace(self, confidence=confidence, why=f"{reason} {self.why}")
@@ -80,19 +80,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """A bottleneck: how to find it, and what the verdict says about it. Calling it with the facts searches them."""
+    """A bottleneck: how to find it, and its words in the verdict. Calling it with the facts searches for it."""
 
     #: The bottleneck in two or three words, as in the frame ``findings``.
     name: str
-    #: How the verdict starts: ``Compute-bound``.
+    #: The start of the verdict: ``Compute-bound``.
     headline: str
-    #: What could save the time: ``removing the wait``.
+    #: The change that could save the time: ``removing the wait``.
     saving: str
     #: Yields the findings.
     search: Callable[[Any], Iterator[Finding]]
     #: The least share of the step that a finding with a bound must be able to save.
     worth: float = 0.0
-    #: Gives headline and saving where they depend on the facts.
+    #: Gives the headline and the saving if they depend on the facts.
     words: Callable[[Any], tuple[str, str]] | None = None
     #: Whether a GPU's bound is all of the work, which no change removes as a whole.
     ceiling: bool = False
@@ -113,7 +113,7 @@ class Rule:
         ]
 
     def words_for(self, facts: Any) -> tuple[str, str]:
-        """Headline and saving."""
+        """Return the headline and the saving."""
         return self.words(facts) if self.words else (self.headline, self.saving)
 
 
@@ -125,7 +125,7 @@ def rule(
 
 
 def found_by(rules: Iterable[Rule], facts: Any, step_ms: float) -> list[Finding]:
-    """What rules find, in order. No bound is longer than the step that it is a part of."""
+    """Yield what the rules find, in order. No bound is longer than the step that it is a part of."""
     return in_order(_within(finding.of_ms or step_ms, finding) for rule in rules for finding in rule(facts))
 
 
@@ -134,12 +134,12 @@ def _within(whole_ms: float, finding: Finding) -> Finding:
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:
-    """The most urgent first, then the largest bound, then those without a bound."""
+    """Return findings in order: the most urgent first, then the largest bound, then those without a bound."""
     return sorted(found, key=lambda finding: (-finding.urgency, finding.bound_ms is None, -(finding.bound_ms or 0.0)))
 
 
 def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFrame:
-    """The frame ``findings``, in order.
+    """Return the frame ``findings``, in order.
 
     Parameters
     ----------
@@ -163,15 +163,15 @@ def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFra
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What holds a step or a run back, why, and what to do about it."""
+    """What holds a step or a run back, the reasons, and a recommendation."""
 
-    #: What it is.
+    #: The cause.
     verdict: str
     #: The evidence.
     why: str
-    #: What to try.
+    #: The recommendation.
     next: str
-    #: Row of the frame ``findings`` that it rests on.
+    #: The row of the frame ``findings`` that it rests on.
     finding: int | None = None
 
 
@@ -184,14 +184,15 @@ class Findings:
     verdict: Conclusion
     #: The step that the bounds are shares of.
     step_ms: float | None
-    #: How the profile was asked for; see `perfnb.findings.proposed_code.trial_line`.
+    #: How the profile was requested; see `perfnb.findings.proposed_code.trial_line`.
     call: object = None
 
 
 def deciding(found: Sequence[Finding], rules: Mapping[str, Rule], step_ms: float, least: float) -> int | None:
-    """The place of the finding to start with: the largest with a known cause, if it is large enough.
+    """Return the place of the finding to start with: the largest one with a known cause, if it is large enough.
 
-    A bound of low confidence is often far from what can be saved, so a surer one that is not much smaller is preferred.
+    A bound of low confidence is often far from the possible saving, so a surer one that is not much smaller is
+    preferred.
 
     Parameters
     ----------

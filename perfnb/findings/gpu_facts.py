@@ -1,4 +1,4 @@
-"""What a GPU did in a step, and why it was idle: what the host was doing at the time.
+"""Find out how a GPU was used in a step, and why it was idle, from the work of the host at the time.
 
 A step spans the host's step and the GPU's work on it afterwards: the time before the GPU's first work and after its
 last is idle time too.
@@ -44,15 +44,15 @@ WAITS = re.compile(r"(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx)Synchronize")
 #: Operators that bring a number, or the indices of some, to the host.
 READS = re.compile(r"aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$")
 
-#: What blocked the host while it was late, in order of precedence.
+#: The causes that blocked the host while it was late, in order of precedence.
 HELD = ("data", "allocator", "copies", "synchronisation")
-#: Idle time with no known reason: the stream waited for an event that is not in the trace, nothing shows what it waited
-#: for, or the launch is not in the trace.
+#: Idle time without a known reason: the stream waited for an event that is not in the trace, nothing shows what it
+#: waited for, or the launch is not in the trace.
 UNEXPLAINED = ("awaited", "other", "unknown")
 #: Longest idle time that a single launch explains, with the ops and the Python that lead to it: 16 to 940 µs in public
 #: traces of eager steps, profiler overhead included.
 LONG_NS = 1_000_000
-#: Where the host can be seen, most specific first.
+#: The places where the host can be seen, most specific first.
 PLACES = {"calls": CALLS, "ops": OPS, "functions": PYTHON_CALLS}
 #: Share of the longest event above which an event is nested in it.
 _SAME = 0.9
@@ -61,13 +61,13 @@ _PAGEABLE, _PINNED = re.compile("Pageable"), re.compile("Pinned")
 _SMALL = 64 * 2**10
 _NO_KERNEL = re.compile("Memcpy|Memset")
 
-#: Copies between host and device, by where they lead.
+#: Copies between host and device, by their direction.
 TO_DEVICE = re.compile(r"HtoD|HostToDevice", re.IGNORECASE)
 TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
 
 
 class Doing(NamedTuple):
-    """What the host did in some time."""
+    """The work of the host in some time."""
 
     #: By `PLACES`: the share of the time in each, outside the previous ones.
     shares: dict[str, float]
@@ -82,7 +82,7 @@ class Doing(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """Kernels, copies and fills of the steps; one value per array for each."""
+    """Kernels, copies and fills of the steps, with one value per array for each."""
 
     names: pd.Categorical
     #: Index into `SORTS`.
@@ -96,11 +96,11 @@ class Runs:
     called: Ints
 
     def named(self, pattern: re.Pattern[str]) -> Bools:
-        """Which of them have a name that contains the pattern."""
+        """Return which of them have a name that contains the pattern."""
         return found(pd.Series(self.names), pattern.search)
 
     def time(self, chosen: Bools) -> IntervalSet:
-        """The time when at least one of them ran."""
+        """Return the time when at least one of them ran."""
         return union(self.start[chosen], self.end[chosen])
 
 
@@ -112,7 +112,7 @@ class Copies:
     count: int
     pageable: int
     pinned: int
-    #: Median size of a copy; ``None`` if the trace does not say.
+    #: Median size of a copy; ``None`` if the trace does not record it.
     each_bytes: float | None
     #: Host time per step in the calls that launched them.
     call_ms: float
@@ -141,9 +141,9 @@ class GpuFacts:
     idle_by: Mapping[str, float]
     #: By `HELD`: idle time during such a call, although the host is not known to have been late.
     idle_perhaps: Mapping[str, float]
-    #: What the host did in the idle time counted as ``host``.
+    #: The work of the host in the idle time counted as ``host``.
     doing: Doing
-    #: When the host had not launched work that the GPU could have done.
+    #: The time when the host had not launched work that the GPU could have done.
     late: IntervalSet
     #: Factor from nanoseconds of all traced steps to milliseconds of one.
     per_step: float
@@ -171,7 +171,7 @@ class GpuFacts:
     to_host: Copies
 
     def ran_ms(self, chosen: Bools) -> float:
-        """Milliseconds per step when at least one of some `runs` ran."""
+        """Return the milliseconds per step when at least one of some `runs` ran."""
         return self.runs.time(chosen).length * self.run_ms
 
     @property
@@ -185,24 +185,24 @@ class GpuFacts:
         return sum(self.idle_by[why] for why in UNEXPLAINED)
 
     def held_ms(self, cause: str) -> float:
-        """Idle time while one of `HELD` blocked the host."""
+        """Return the idle time while one of `HELD` blocked the host."""
         return self.idle_by[cause] + self.idle_perhaps[cause]
 
     def is_unsure(self, cause: str) -> bool:
-        """Whether for most of this time the GPU is not known to have waited for the host.
+        """Return whether the GPU is not known to have waited for the host for most of this time.
 
-        While copies run the GPU is busy, not idle, so their time is known.
+        While copies run, the GPU is busy, not idle, so their time is known.
         """
         known = self.idle_by[cause] + (self.copies_ms if cause == "copies" else 0.0)
         return self.idle_perhaps[cause] > known
 
     def late_ms(self, blocks: pd.DataFrame) -> float:
-        """Idle time because the host was late, within some blocks of the host."""
+        """Return the idle time because the host was late, within some blocks of the host."""
         inside = union(blocks["start"].to_numpy(dtype=np.int64), blocks["end"].to_numpy(dtype=np.int64))
         return intersection(self.late, inside).length * self.per_step
 
     def in_step_of(self, ms: float) -> GpuFacts:
-        """The same for a step of that length, where the GPU is idle for less time than in a traced one.
+        """Return the same facts for a step of that length, where the GPU is idle for less time than in a traced one.
 
         If it worked for longer than that, tracing slowed its work, too.
         """
@@ -224,7 +224,7 @@ class GpuFacts:
 
 
 def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None:
-    """The facts of the busiest GPU; ``None`` if none worked."""
+    """Return the facts of the busiest GPU; ``None`` if none worked."""
     events = all_events(recording)
     if not is_in(events, DEVICE_WORK).any():
         return None
@@ -274,7 +274,7 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
 
 
 def _runs(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Runs:
-    """The work in some rows of the events."""
+    """Return the work in some rows of the events."""
     chosen = np.isin(work.rows, rows)
     called = np.where(work.call != NONE, column(events, "start_ns")[work.call], NONE)
     return Runs(
@@ -297,7 +297,7 @@ def _copies(events: pd.DataFrame, rows: pd.DataFrame, chosen: Bools, steps: int)
 
 
 def _of(frame: pd.DataFrame, device: Any) -> pd.DataFrame:
-    """The rows of one device."""
+    """Return the rows of one device."""
     return frame[frame["device"].isna() if pd.isna(device) else (frame["device"] == device).fillna(False)]
 
 
@@ -310,7 +310,7 @@ def _calls(events: pd.DataFrame, steps: int) -> dict[str, tuple[float, int]]:
 
 
 def _heaviest(frame: pd.DataFrame, name: str, ns: str) -> pd.Series:
-    """The values of a column, by the sum of another, largest first."""
+    """Return the values of a column, by the sum of another, largest first."""
     sums = frame.groupby(frame[name].astype(TEXT))[ns].sum().sort_values(ascending=False, kind="stable")
     return pd.Series(sums.index)
 
@@ -318,7 +318,7 @@ def _heaviest(frame: pd.DataFrame, name: str, ns: str) -> pd.Series:
 def _idle(
     events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution
 ) -> tuple[dict[str, float], dict[str, float], IntervalSet, Doing]:
-    """Lay the idle time of the device that does `mine` of the work to causes.
+    """Attribute the idle time of the device that does `mine` of the work to causes.
 
     Returns the nanoseconds of all traced steps as in `GpuFacts.idle_by` and `GpuFacts.idle_perhaps`, `GpuFacts.late`
     and `GpuFacts.doing`.
@@ -342,7 +342,8 @@ def _idle(
     by["dependency"] = float(_set(parts[parts["why"] == "dependency"], steps).length)
     for why in UNEXPLAINED:
         left = _set(parts[parts["why"] == why], steps)
-        # Work launched in time does not wait for a blocked or allocating host; it may wait for a copy on its stream.
+        # Work that was launched in time does not wait for a blocked or allocating host; it may wait for a copy on its
+        # stream.
         for cause, spans in {**busy, "synchronisation": held}.items():
             if why == "unknown" or cause == "copies":
                 perhaps[cause] += float(intersection(left, spans).length)
@@ -352,10 +353,10 @@ def _idle(
 
 
 def _steps(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution) -> IntervalSet:
-    """The time of the steps: the host's, and the GPU's remaining work on the last one, unless it is mostly idle then.
+    """Return the time of the steps: the host's, and the GPU's remaining work on the last one.
 
-    In a trace without step marks it starts with the first work if that had waited in a queue: what ran before it is
-    not in the trace.
+    The latter is left out if the GPU is mostly idle then. In a trace without step marks it starts with the first work
+    if that had waited in a queue: what ran before it is not in the trace.
     """
     first = int(work.start[mine].min())
     marked = step_windows(events)
@@ -379,13 +380,13 @@ def _steps(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Att
 
 
 def _spans(events: pd.DataFrame) -> tuple[Ints, Ints]:
-    """When each event started and ended."""
+    """Return when each event started and ended."""
     begin = column(events, "start_ns")
     return begin, begin + column(events, "duration_ns")
 
 
 def _parts(events: pd.DataFrame, work: DeviceWork, mine: Bools, steps: IntervalSet) -> pd.DataFrame:
-    """Idle time in pieces: ``start``, ``end``, ``why``."""
+    """Return the idle time in pieces: ``start``, ``end``, ``why``."""
     gaps = idle_gaps(events, work=work)
     gaps = gaps[gaps["next_event"].isin(work.rows[mine])]
     columns = ("start_ns", "host_ns", "duration_ns", "dependency_ns")
@@ -403,7 +404,7 @@ def _parts(events: pd.DataFrame, work: DeviceWork, mine: Bools, steps: IntervalS
 
 
 def _edges(events: pd.DataFrame, work: DeviceWork, mine: Bools, begin: int, end: int) -> pd.DataFrame:
-    """The pieces before the device's first work and after its last."""
+    """Return the pieces before the device's first work and after its last."""
     first, last = int(work.start[mine].min()), int(work.end[mine].max())
     call = int(work.call[mine][work.start[mine].argmin()])
     pieces = [(begin, first, "unknown")]
@@ -416,7 +417,7 @@ def _edges(events: pd.DataFrame, work: DeviceWork, mine: Bools, begin: int, end:
 
 
 def _held(events: pd.DataFrame, attribution: Attribution) -> tuple[dict[str, IntervalSet], IntervalSet]:
-    """When the host waited for data, allocated and copied; and when it waited for the device."""
+    """Return when the host waited for data, allocated and copied, and when it waited for the device."""
     begin, end = _spans(events)
     in_calls = is_in(events, CALLS)
     reads = matching(events, READS) & is_in(events, OPS)
@@ -440,7 +441,7 @@ def _set(parts: pd.DataFrame, steps: IntervalSet) -> IntervalSet:
 
 
 def _doing(events: pd.DataFrame, work: DeviceWork, time: IntervalSet) -> Doing:
-    """What the launching threads did in the given time."""
+    """Return what the launching threads did in the given time."""
     shares, longest = dict.fromkeys(PLACES, 0.0), dict.fromkeys(PLACES, "")
     keys = thread_keys(events)
     launch = np.unique(keys[work.call[work.call != NONE]])

@@ -1,4 +1,4 @@
-"""The lines of user code that take the time of a phase, if stacks were sampled."""
+"""Find the lines of user code that take the time of a phase, if stacks were sampled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _LONGEST, _LONGEST_CODE = 60, 80
 
 
 def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> str:
-    """The user's functions with most of the sampled time of some phases, each with its heaviest line.
+    """Return the user's functions with most of the sampled time of some phases, each with its heaviest line.
 
-    In shares, because a sampled step does not last as long as a timed one, and at most the share of the finding's
-    bound. Empty if stacks were not sampled, or if no sample of these phases met a function of the user.
+    The times are shares, because a sampled step does not last as long as a timed one, and at most the share of the
+    finding's bound. The result is empty if stacks were not sampled, or if no sample of these phases met a user
+    function.
     """
     table = facts.lines_of_code
     table = table[table["process"] == "step"]
@@ -42,11 +43,11 @@ def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> st
 
 
 def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float:
-    """The time of work in some phases, or what samples give for it if that is more; `ms` is what the trace gives.
+    """Return the time of work in some phases, or the time that samples give for it if that is more.
 
-    Traced steps are corrected for the cost of tracing, which for thousands of short ops is about as long as the ops.
-    Samples need no correction: the work has the same part of the sampled phases as of the traced ones. As a bound, the
-    upper end of the 95 % interval of their share counts.
+    `ms` is the time in the trace. Traced steps are corrected for the cost of tracing, which is about as long as the ops
+    themselves if there are thousands of short ones. Samples need no correction: the work has the same part of the
+    sampled phases as of the traced ones. As a bound, the upper end of the 95 % interval of their share counts.
     """
     table = facts.lines_of_code
     table = table[table["process"] == "step"]
@@ -61,7 +62,7 @@ def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float
 
 
 def short(name: str) -> str:
-    """The name of a function, its beginning cut off if it is long."""
+    """Return the name of a function, with its beginning cut off if it is long."""
     return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
 
 
@@ -70,7 +71,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _place(file: str) -> str:
-    """A file without its folder; empty for a cell, whose file is made up."""
+    """Return a file without its folder; empty for a cell, whose file is made up."""
     if not file or "ipykernel_" in file or file.startswith("<"):
         return ""
     return f"{short(file.replace(chr(92), '/').rpartition('/')[2])}, "

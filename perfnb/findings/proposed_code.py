@@ -1,4 +1,7 @@
-"""The code that a finding may propose: lines of Python whose names are all known, and the units of the GPU."""
+"""Write the code that a finding may propose: lines of Python whose names are all known.
+
+Also determine the units of the GPU.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ if TYPE_CHECKING:
 
 Capability = tuple[int, int]
 
-#: Modules that a line may use; it imports those that the user has not.
+#: Modules that a line may use; it imports those that the user has not imported.
 MODULES = ("torch", "gc", "os")
-#: The least compute capability of NVIDIA GPUs with units for a format, and of those that Triton, and so torch.compile,
+#: The lowest compute capability of NVIDIA GPUs with units for a format, and of those that Triton, and so torch.compile,
 #: supports.
 NEEDS: Mapping[str, Capability] = {
     "float16": (7, 0),
@@ -25,7 +28,7 @@ NEEDS: Mapping[str, Capability] = {
     "bfloat16": (8, 0),
     "TF32": (8, 0),
 }
-#: The line that keeps a lever of `perfnb.try_levers`, for what ``{0}`` stands for: a model, or what was chosen.
+#: The line that keeps a lever of `perfnb.try_levers`; ``{0}`` is replaced by a model, or by the value that was chosen.
 _LINES: Mapping[str, str] = {
     "threads": "torch.set_num_threads({0})",
     "gc_freeze": "gc.collect(); gc.freeze(); gc.disable()  # before the loop; gc.collect() if memory grows",
@@ -41,7 +44,8 @@ _UPDATES: Mapping[str, str] = {
     "fused_optimizer": "fused=True, foreach=False",
     "foreach_optimizer": "foreach=True",
 }
-#: What keeps a lever in a training that a trainer runs, in the trainer's words; ``{0}`` is a number of workers.
+#: The setting that keeps a lever in a training run by a trainer, with the trainer's names; ``{0}`` is a number of
+#: workers.
 _SETTINGS: Mapping[str, Mapping[str, str]] = {
     "transformers": {
         "attention": 'attn_implementation="sdpa", where the model is made',
@@ -71,7 +75,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
 REMEDIES = frozenset({*_LINES, *_UPDATES, "attention", "autocast", "checkpointing", "loader_workers"})
 _OTHERS = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}")
 _NVIDIA = re.compile(r"NVIDIA|^(?:Tesla|GeForce|Quadro|TITAN)")
-#: Sets an environment variable of PyTorch's allocator.
+#: A line that sets an environment variable of PyTorch's allocator.
 EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported'
 #: A profiler that records what a trace may lack: Python functions, and calls that wait for the GPU.
 RECORD_MORE = (
@@ -88,10 +92,10 @@ LOADER_WORDS = (
 
 
 def root_of(name: object) -> str | None:
-    """The variable that a user's name for something starts with: ``nets`` of ``nets['a'].body``.
+    """Return the variable that a user's name for something starts with: ``nets`` of ``nets['a'].body``.
 
-    ``None`` if the name may not appear in a line of Python: it may hold nothing but attributes and constant keys, and
-    it must be spelled as Python itself spells it, without comments and compatibility characters.
+    ``None`` if the name may not appear in a line of Python: it may contain only attributes and constant keys, and must
+    be in Python's own spelling, without comments and compatibility characters.
     """
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return None
@@ -113,14 +117,17 @@ def _is_dunder(name: str) -> bool:
 
 
 def _is_key(node: ast.expr) -> bool:
-    """Whether a subscript is a constant, such as ``'a'`` or ``-1``."""
+    """Return whether a subscript is a constant, such as ``'a'`` or ``-1``."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
     return isinstance(node, ast.Constant) and node.value is not ...
 
 
 def shown(line: str, known: Collection[str]) -> str:
-    """A line with the imports that it needs; empty if it is not Python or uses a name neither known nor bound in it."""
+    """Return a line with the imports that it needs.
+
+    The result is empty if the line is not Python, or uses a name neither known nor bound in it.
+    """
     try:
         missing = dict.fromkeys(_free(ast.parse(line), set(known)))
     except _NOT_PYTHON:
@@ -131,7 +138,7 @@ def shown(line: str, known: Collection[str]) -> str:
 
 
 def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
-    """The names that a line of simple statements reads before binding them."""
+    """Yield the names that a line of simple statements reads before binding them."""
     for statement in tree.body:
         names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
         loops = [node for node in ast.walk(statement) if isinstance(node, (ast.comprehension, ast.For))]
@@ -141,31 +148,31 @@ def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
 
 
 def lever_line(lever: str, what: object = "") -> str:
-    """The line that keeps a lever, for a model or for what was chosen."""
+    """Return the line that keeps a lever, for a model or for the value that was chosen."""
     return _LINES[lever].format(what)
 
 
 def setting(trainer: object, lever: str, workers: object = "N") -> str:
-    """What keeps a lever in a training that this trainer runs; empty if the trainer has none."""
+    """Return the setting that keeps a lever in a training run by this trainer; empty if the trainer has none."""
     return _SETTINGS.get(str(trainer), {}).get(lever, "").format(workers)
 
 
 def update_line(lever: str, optimizers: Sequence[str]) -> str:
-    """The line that makes optimizers, by their names, update all parameters at once."""
+    """Return the line that makes optimizers, by their names, update all parameters at once."""
     groups = f"(*{', *'.join(f'{name}.param_groups' for name in optimizers)})"
     source = f"{optimizers[0]}.param_groups" if len(optimizers) == 1 else groups
     return f"for group in {source}: group.update({_UPDATES[lever]})"
 
 
 def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
-    """The line that makes a loader of the same samples with some arguments changed.
+    """Return the line that makes a loader of the same samples with some arguments changed.
 
     Empty if its name or its arguments are not known.
 
     Parameters
     ----------
     loader : mapping
-        Its ``name``, and what `perfnb.step.namespace.loader_facts` tells.
+        Its ``name``, and the result of `perfnb.step.namespace.loader_facts`.
     **changed : object
         The arguments as text; ``None`` leaves one out.
     """
@@ -179,7 +186,7 @@ def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
 
 
 def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
-    """The line that makes a loader of the same samples with so many workers; empty as for `loader_line`.
+    """Return the line that makes a loader of the same samples with this many workers; empty as for `loader_line`.
 
     Persistent workers are left to the user: a loader that keeps them draws fewer random numbers, which changes the
     order of later epochs.
@@ -189,7 +196,7 @@ def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
 
 
 def is_own_line(line: object) -> bool:
-    """Whether a line, which may come from an edited file, is one that a finding proposes, for plain names."""
+    """Return whether a line, which may come from an edited file, is one that a finding proposes, for plain names."""
     if not isinstance(line, str) or len(line) > _LONGEST or not line.isprintable():
         return False
     line = _IMPORTS.sub("", line, count=1)
@@ -201,7 +208,7 @@ def is_own_line(line: object) -> bool:
 
 
 def _names_in(group: str, text: str) -> list[str]:
-    """The user's names in a part of a line: one, or those of the optimizers of `update_line`."""
+    """Return the user's names in a part of a line: one, or those of the optimizers of `update_line`."""
     return [text] if group == "name" else [one.removesuffix(".param_groups") for one in text.split(", *")]
 
 
@@ -242,14 +249,14 @@ _SHAPES = tuple(
 
 
 def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[str, str]:
-    """How to try a lever on the profiled step, in words, and the code to run.
+    """Return instructions to try a lever on the profiled step, in words, and the code to run.
 
     Both are empty if there is no lever, or if the user's names are not known, as in a trace.
 
     Parameters
     ----------
     call : object
-        How the profile was asked for, from the recording: the form of its ``magic``, ``cell`` or ``line``; or the
+        How the profile was requested, from the recording: the form of its ``magic``, ``cell`` or ``line``; or the
         variables that hold ``step`` and ``batches``, and whether perfnb is ``imported`` under its name.
     lever : str
     saves_memory : bool
@@ -270,10 +277,10 @@ def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[st
 
 
 def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tuple[str, str]:
-    """What to know before compiling the model that the first of some layers belongs to, and the line that compiles it.
+    """Return a caveat about compiling a layer's model, and the line that compiles it.
 
-    The line is empty if it would not apply, because torch.compile replaces only a model's own call, or if no variable
-    is known to hold the model.
+    The model is that of the first of some layers. The line is empty if it would not apply, because torch.compile
+    replaces only a model's own call, or if no variable is known to hold the model.
     """
     if not facts.uses_torch:
         return "", ""
@@ -299,26 +306,26 @@ def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tu
 
 
 def has_units(recording: Recording, what: str) -> bool | None:
-    """Whether every GPU meets one of `NEEDS`; ``None`` if that is unknown."""
+    """Return whether every GPU meets one of `NEEDS`; ``None`` if that is unknown."""
     known = [_capability(device) for device in _devices(recording)]
     return None if not known or None in known else all(one >= NEEDS[what] for one in known if one is not None)
 
 
 def is_amd(recording: Recording) -> bool:
-    """Whether the work ran on an AMD GPU: its runtime's calls start with ``hip``."""
+    """Return whether the work ran on an AMD GPU: its runtime's calls start with ``hip``."""
     names = recording.events["name"].cat.categories.astype(TEXT)
     devices = (str(device.get("name")) for device in _devices(recording))
     return bool(names.str.startswith("hip").any()) or any(_OTHERS.search(name) for name in devices)
 
 
 def _devices(recording: Recording) -> list[Mapping[str, Any]]:
-    """The facts of each GPU that was used; of all known ones if the recording names none."""
+    """Return the facts of each GPU that was used; of all known ones if the recording names none."""
     known, used = recording.meta.get("devices") or [], recording.meta.get("environment", {}).get("gpus") or ()
     return [device for device in known if device.get("name") in used] or known
 
 
 def _capability(device: Mapping[str, Any]) -> Capability | None:
-    """The compute capability of an NVIDIA GPU; other vendors number theirs differently."""
+    """Return the compute capability of an NVIDIA GPU; other vendors number theirs differently."""
     name, major, minor = str(device.get("name")), device.get("computeMajor"), device.get("computeMinor")
     if isinstance(major, int) and isinstance(minor, int) and _NVIDIA.search(name) and not _OTHERS.search(name):
         return major, minor

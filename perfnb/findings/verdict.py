@@ -1,4 +1,4 @@
-"""From a step to its findings and the verdict: what bounds it, why, and what to try next."""
+"""Get from a step to its findings and the verdict: what bounds it, why, and what to try next."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _PHASES = {
 
 
 def find(recording: Recording, attribution: Attribution, figures: StepFigures) -> Findings:
-    """Ask every rule. Code is shown only if all its names are known; no finding is surer than the steps allow."""
+    """Apply every rule.
+
+    Code is shown only if all its names are known, and no finding is more certain than the steps allow.
+    """
     facts = facts_of(recording, attribution, figures)
     found = [_applied(finding, facts) for finding in found_by(RULES, facts, facts.step_ms)]
     table, verdict = finding_table(found, facts.step_ms), verdict_of(facts, found)
@@ -42,11 +45,11 @@ def find(recording: Recording, attribution: Attribution, figures: StepFigures) -
 
 
 def _applied(finding: Finding, facts: Facts) -> Finding:
-    """The finding with what applies to this step: code, lever, and no more confidence than the steps allow."""
+    """Return the finding with what applies to this step: code, lever, and no more confidence than the steps allow."""
     code, remedy = "", ""  # both are torch's
     if facts.uses_torch:
         code, remedy = shown(finding.code, facts.variables), facts.applicable(finding.remedy)
-    # perfnb cannot copy a loader of a class of its own, but whoever runs the training can make it with workers.
+    # perfnb cannot copy a loader of a custom class, but whoever runs the training can make it with workers.
     without_workers = finding.remedy == "loader_workers" and facts.loader.get("num_workers") == 0
     words = setting(facts.trainer, finding.remedy if without_workers else remedy)
     finding = replace(finding, code=code, remedy=remedy)
@@ -63,7 +66,7 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
 
 
 def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
-    """The verdict on a step from its findings in order, or from where its time goes if there are none."""
+    """Return the verdict on a step from its findings in order, or from where its time goes if there are none."""
     place, doubt = deciding(found, BY_NAME, facts.step_ms, _DECIDES), doubt_of(facts) or too_few_steps(facts)
     if place is not None and (found[place].urgency > 0 or BY_NAME[found[place].bottleneck].timed_only):
         verdict, doubt = _of_finding(facts, found, place), too_few_steps(facts)
@@ -109,7 +112,7 @@ def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusio
 
 
 def _without_finding(facts: Facts, smaller: bool) -> Conclusion:
-    """The verdict on a step without a finding that decides; `smaller` if there are others."""
+    """Return the verdict on a step without a finding that decides; `smaller` if there are others."""
     if facts.gpu is None and not facts.attribution.host.is_op.any():
         if facts.live:
             return Conclusion(
@@ -119,7 +122,7 @@ def _without_finding(facts: Facts, smaller: bool) -> Conclusion:
             )
         return Conclusion(
             "No verdict: the trace holds no operators.",
-            f"All that is known of the step is how long it took: {facts.step_words} as traced.",
+            f"The only known fact about the step is its duration: {facts.step_words} as traced.",
             "Record the operators as well: with torch.profiler, activities must include ProfilerActivity.CPU."
             if facts.uses_torch
             else "Record what ran in the step as well.",
@@ -134,7 +137,7 @@ def _without_finding(facts: Facts, smaller: bool) -> Conclusion:
 
 
 def _bound_by(facts: Facts) -> tuple[str, str]:
-    """What takes most of a step that has no problem, and the figures."""
+    """Return what takes most of a step without a problem, and the figures."""
     gpu = facts.gpu
     if gpu is not None:
         share, busy = fmt.share(facts.share(gpu.busy_ms)), fmt.duration(gpu.busy_ms)

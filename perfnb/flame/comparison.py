@@ -1,4 +1,4 @@
-"""Two host profiles side by side: which functions grew and which shrank."""
+"""Compare two host profiles: which functions grew and which shrank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tables import function_table, grouped
 from perfnb.stacks.tree import CallTree, Function, TreeBuilder
 
-#: Two profiles with less than this share of functions in common are said to have little in common.
+#: Two profiles with less than this share of functions in common are reported to have little in common.
 _MUCH = 0.5
 _FIGURES = ("calls", "self_ms", "total_ms", "self_share", "total_share")
 
@@ -27,7 +27,7 @@ class HostDiff:
     Attributes
     ----------
     names : tuple of str
-        Of the two.
+        The names of the two.
     functions : DataFrame
     measure : str
         The column of its largest changes: ``grew_ms`` if both have times, else ``grew_share``.
@@ -36,7 +36,7 @@ class HostDiff:
     before : ndarray or None
         The values of the first in `tree`.
     unit : str
-        Of both.
+        The unit of both.
     notes : tuple of str
     """
 
@@ -80,7 +80,7 @@ def diff_records(a: HostRecord, b: HostRecord) -> HostDiff:
 
 
 def _little_in_common(table: pd.DataFrame) -> list[str]:
-    """A note if most of either profile is in functions that the other lacks."""
+    """Return a note if most of either profile is in functions that the other lacks."""
     both = table["self_share_a"].notna() & table["self_share_b"].notna()
     shares = [float(table.loc[both, f"self_share_{side}"].sum()) for side in "ab"]
     if min(shares) >= _MUCH:
@@ -96,7 +96,7 @@ def _word(record: HostRecord) -> str:
 
 
 def _by_name(record: HostRecord) -> pd.DataFrame:
-    """The figures of functions by name and file; those of cProfile that share both are added up."""
+    """Return the figures of functions by name and file; those of cProfile that share both are added up."""
     table = function_table(record)
     table["file"] = table["file"].astype(object).where(table["file"].notna(), "").astype(TEXT)
     return table.groupby(["function", "file"], sort=False)[list(_FIGURES)].sum(min_count=1)

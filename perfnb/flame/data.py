@@ -1,4 +1,4 @@
-"""A flame graph for the browser: each call's depth, name and own time, in the order of a walk over the tree."""
+"""Prepare a flame graph for the browser: each call's depth, name and own time, in the order of a walk over the tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = (
 )
 _INSTALLED = re.compile(r"(?:site|dist)-packages/([^/]{1,80})")
 _STANDARD = re.compile(r"(?:^|/)lib/python\d(?:\.\d+)?/|^<frozen ")
-#: Where perf looks up the names of functions that were compiled while the program ran.
+#: Places where perf looks up the names of functions that were compiled while the program ran.
 _JIT_MAP = re.compile(r"(?:^|/)perf-\d{1,10}\.map$")
 _OTHERS = "others"
 
@@ -29,17 +29,17 @@ _OTHERS = "others"
 def flame_data(
     tree: CallTree, unit: str, most: int, before: Floats | None = None, in_order: bool = False
 ) -> dict[str, Any]:
-    """What the browser draws a flame graph from.
+    """Return the data that the browser draws a flame graph from.
 
     Parameters
     ----------
     tree : CallTree
     unit : str
-        Of its values: ``ms``, ``samples``, ``bytes`` or ``none``.
+        The unit of its values: ``ms``, ``samples``, ``bytes`` or ``none``.
     most : int
         Number of calls; the narrowest are left out, and their time stays in the calls around them.
     before : ndarray, optional
-        What each call took itself in another profile, for a difference.
+        The own time of each call in another profile, for a difference.
     in_order : bool
         Whether calls in the tree come in the order they were first seen.
     """
@@ -53,7 +53,7 @@ def flame_data(
     if left:
         least = np.partition(total[rows], left)[left]
         rows = rows[total[rows] >= least]
-        if len(rows) > most:  # as many are equally wide: leave these out too
+        if len(rows) > most:  # others are equally wide, so leave these out, too
             rows = rows[total[rows] > least]
         left = int((total > 0).sum()) - len(rows)
         kept = np.zeros(len(tree), dtype=bool)
@@ -85,14 +85,17 @@ def flame_data(
 
 
 def _phase(function: Function) -> Any:
-    """The mark of a phase, also of what loader workers do."""
+    """Return the mark of a phase, or of the work of loader workers."""
     if function.kind not in ("phase", "worker"):
         return None
     return palette.mark(function.name if function.kind == "phase" else "data").data
 
 
 def phase_ranks(tree: CallTree) -> Ints:
-    """A key that puts phases into their order, loader workers last, and leaves other calls to the key before it."""
+    """Return a key that puts phases into their order, loader workers last.
+
+    It leaves other calls to the key before it.
+    """
     last = len(PHASES)
     ranks = [
         (PHASES.index(each.name) if each.name in PHASES else last)
@@ -106,7 +109,10 @@ def phase_ranks(tree: CallTree) -> Ints:
 
 
 def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
-    """Values of calls, with those of calls that are left out in the innermost one around that is kept."""
+    """Return the values of the calls that are kept.
+
+    Values of calls that are left out go to the innermost call around them that is kept.
+    """
     values = values.copy()
     for level in reversed(tree.levels):
         gone = level[~kept[level] & (tree.parent[level] != NONE)]
@@ -115,7 +121,7 @@ def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
 
 
 def _groups(packages: list[str], weights: Floats) -> tuple[list[palette.Mark], list[int]]:
-    """Marks for the heaviest packages, and the place of each function's."""
+    """Return marks for the heaviest packages, and the place of each function's package."""
     sums: dict[str, float] = {}
     for package, weight in zip(packages, weights.tolist(), strict=True):
         sums[package] = sums.get(package, 0.0) + weight
@@ -129,7 +135,7 @@ def _groups(packages: list[str], weights: Floats) -> tuple[list[palette.Mark], l
 
 
 def package_of(function: Function) -> str:
-    """The package, library or folder that a function is from."""
+    """Return the package, library or folder that a function is from."""
     file, name = function.file.replace("\\", "/"), function.name
     if function.kind:
         return "your code" if function.kind == "own" else _OTHERS
@@ -154,7 +160,7 @@ def package_of(function: Function) -> str:
 
 
 def _words(functions: list[Function]) -> list[str]:
-    """What calls are labelled with: of a function with several lines also the line, as its calls look alike."""
+    """Return the labels of calls; for a function with several lines they include the line, as its calls look alike."""
     lines = Counter((each.name, each.file, each.kind) for each in functions)
     return [
         palette.mark(each.name).word
@@ -167,7 +173,7 @@ def _words(functions: list[Function]) -> list[str]:
 
 
 def _place(function: Function) -> str:
-    """A function's file and line."""
+    """Return a function's file and line."""
     if not function.file:
         return ""
     line = "" if function.line == NONE else f":{function.line}"

@@ -1,4 +1,4 @@
-"""`HostProfile`: what `perfnb.load` makes of stacks and function times that another tool recorded."""
+"""`HostProfile`: stacks and function times that another tool recorded, as `perfnb.load` returns them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfnb.stacks.tables import function_table, stack_table
 
 
 class HostProfile(Documented):
-    """Where a program spent its time, function by function. A notebook displays it, with a flame graph.
+    """The time of a program, function by function. A notebook displays it, with a flame graph.
 
     Names in it come from the file: do not trust them. Each access to a table returns a new frame.
     """
@@ -60,7 +60,7 @@ class HostProfile(Documented):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Name of the file, its format, the unit of its values, and what it cannot tell."""
+        """Name of the file, its format, the unit of its values, and facts that it lacks."""
         record = self._record
         return {
             "name": record.name,

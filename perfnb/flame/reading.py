@@ -1,4 +1,4 @@
-"""What `perfnb.load` makes of host profiles, in files of other tools and in perfnb's own folders."""
+"""Read host profiles for `perfnb.load`, from files of other tools and from perfnb's own folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python code of a step from its sampled stacks: the tree of calls, and time by line of user code."""
+"""Build the Python code of a step from its sampled stacks: the tree of calls, and time by line of user code."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _WORKERS = (
 )
 _OPS = "Time in ops is that of the line that calls them."
 
-#: Where a line ran.
+#: The place where a line ran.
 STEP, WORKERS = "step", "loader workers"
 
 
 @dataclass(frozen=True)
 class StepStacks:
-    """What a report shows of the Python code of a step.
+    """The facts of a report about the Python code of a step.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class StepStacks:
 
 
 def step_stacks(recording: Recording) -> StepStacks | None:
-    """The Python code of a recording's step; ``None`` if it was not sampled."""
+    """Return the Python code of a recording's step; ``None`` if it was not sampled."""
     if recording.python is None or recording.python.tree.empty:
         return None
     frame, facts = recording.python.tree, recording.meta["python"]
@@ -78,7 +78,7 @@ def step_stacks(recording: Recording) -> StepStacks | None:
 
 
 def _notes(recording: Recording) -> tuple[str, ...]:
-    """What the samples cannot tell."""
+    """Return the caveats about the samples."""
     facts = recording.meta["python"]
     workers, unreached = int(facts.get("workers", 0)), int(facts.get("unreached_workers", 0))
     notes = [_DELAYS, f"{_WORKERS if workers else _ONE_THREAD} {_OPS}"]
@@ -101,7 +101,7 @@ def _notes(recording: Recording) -> tuple[str, ...]:
 
 
 def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per phase, process and line of user code."""
+    """Return one row per phase, process and line of user code."""
     own = (frame["kind"] == "own").to_numpy()
     phase, nearest = np.arange(len(tree)), np.where(own, np.arange(len(tree)), NONE)
     for level in tree.levels[1:]:  # from the outermost calls inwards
@@ -124,7 +124,7 @@ def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:
     group = np.array([NONE if key is None else place[key] for key in keys], dtype=np.int64)
     if not known:
         return conform(pd.DataFrame(), "lines")
-    # What runs below a line without another line of user code in between is the line's own.
+    # Calls below a line without another line of user code in between count for the line itself.
     owned = nearest != NONE
     mine = np.bincount(nearest[owned], weights=tree.self[owned], minlength=len(tree))
     sums = sums_by(tree, group, len(known), {"ms": tree.self, "samples": tree.samples})

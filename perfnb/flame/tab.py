@@ -1,4 +1,4 @@
-"""The report's flame graph."""
+"""Show the report's flame graph."""
 
 from __future__ import annotations
 

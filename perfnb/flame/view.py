@@ -1,4 +1,4 @@
-"""Host profiles, their differences and the Python code of a step, as documents."""
+"""Show host profiles, their differences and the Python code of a step, as documents."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from perfnb.flame.step_stacks import STEP, StepStacks
 from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tables import function_table
 
-#: Most functions that a document has.
+#: Most functions in a document.
 _MOST = 2_000
-#: What profiles measure, by unit.
+#: The quantity that profiles measure, by unit.
 _MEASURES = {"ms": "time", "bytes": "memory", "samples": "samples"}
 
 
 def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
-    """Where a program spent its time: the function that took most, the flame graph, all functions.
+    """Return the document of a program's time: its heaviest function, the flame graph, and all functions.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def _heaviest(record: HostRecord, functions: pd.DataFrame, whole: float) -> Verd
 
 
 def _columns(unit: str) -> tuple[str, str]:
-    """The columns of own and total figures."""
+    """Return the columns of own and total figures."""
     kind = "share" if unit == "none" else unit
     return f"self_{kind}", f"total_{kind}"
 
@@ -103,7 +103,7 @@ def _function_table(unit: str, functions: pd.DataFrame, budget: Budget) -> Table
 
 
 def _place(row: Any, folders: int = 1) -> str:
-    """File and line; the file with some of the folders that it is in."""
+    """Return file and line; the file with some of the folders that it is in."""
     if not isinstance(row["file"], str):
         return ""
     line, file = row.get("line"), "/".join(row["file"].replace(chr(92), "/").split("/")[-1 - folders :])
@@ -116,7 +116,10 @@ def _named(row: Any, folders: int = 99) -> str:
 
 
 def host_diff_document(diff: HostDiff) -> Document:
-    """Two host profiles: what changed most, the flame graph of both, and all functions by their change."""
+    """Return the document of two host profiles.
+
+    It has what changed most, the flame graph of both, and all functions by their change.
+    """
     table, in_ms = diff.functions, diff.measure == "grew_ms"
     change = table[diff.measure].astype("Float64").fillna(0.0)
     more, less = int((change > 0).sum()), int((change < 0).sum())
@@ -165,7 +168,10 @@ def _changed(row: Any, measure: str, figure: str) -> tuple[Cell, ...]:
 
 
 def stacks_document(stacks: StepStacks) -> Document:
-    """The Python code of a step: the line of user code that took most, the flame graph, lines, functions."""
+    """Return the document of a step's Python code.
+
+    It has the heaviest line of user code, the flame graph, lines and functions.
+    """
     record = stacks.record
     assert record.tree is not None
     steps = fmt.counted(stacks.steps, "step")

@@ -1,7 +1,7 @@
 """The process that runs the step of one revision: a test, up to its `perf.step`, which then takes turns on request.
 
-It runs as a script, with the import path of its revision, and imports nothing of perfnb: what is measured may be
-another version of perfnb.
+It runs as a script, with the import path of its revision, and imports nothing of perfnb, because it may measure another
+version of perfnb.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Served:
     channel : file
         Lines of JSON, one for each request, and one for each answer.
     elsewhere : str
-        The folder of another revision, of which no module may have been imported; empty if there is none.
+        The folder of another revision, from which no module may have been imported; empty if there is none.
     """
 
     def __init__(self, name: str, channel: Any, elsewhere: str) -> None:
@@ -36,12 +36,12 @@ class Served:
         self.served = False
 
     def say(self, **facts: Any) -> None:
-        """Answer."""
+        """Send an answer."""
         self._channel.write(json.dumps(facts) + "\n")
         self._channel.flush()
 
     def step(self, step: Callable[..., Any], batches: Any = None, *, name: str = "") -> None:
-        """Take turns until nobody asks for more, then end this process's tests."""
+        """Take turns until no more are requested, then end this process's tests."""
         import pytest
 
         if name != self._name:
@@ -57,10 +57,10 @@ class Served:
             asked = json.loads(line)
             batch = () if batches is None else (next(source),)
             self.say(ms=_turn(step, batch, asked["lead"], asked["steps"]))
-        pytest.exit("nobody asks for more turns", returncode=0)
+        pytest.exit("no more turns are requested", returncode=0)
 
     def _foreign(self) -> str | None:
-        """A module that was imported from the other revision, where this one has it too."""
+        """Return a module that was imported from the other revision although this one has it, too."""
         if not self._elsewhere:
             return None
         for name, module in list(sys.modules.items()):
@@ -83,7 +83,7 @@ def _endless(batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[A
 
 
 def _turn(step: Callable[..., Any], batch: tuple[Any, ...], lead: int, steps: int) -> float:
-    """Milliseconds per step of some steps back to back, after `lead` steps that do not count.
+    """Return milliseconds per step of some steps back to back, after `lead` steps that do not count.
 
     Without an accelerator it is the median of single steps, which an interruption by another process hardly changes.
     With one it is the mean, because waiting for each step would keep the host from working ahead.
@@ -104,7 +104,7 @@ def _turn(step: Callable[..., Any], batch: tuple[Any, ...], lead: int, steps: in
 
 
 def _accelerator() -> Any:
-    """Torch's module for the accelerator of this machine, if torch is in use and there is one."""
+    """Return torch's module for the accelerator of this machine, if torch is in use and there is one."""
     torch: Any = sys.modules.get("torch")
     return torch.accelerator if torch is not None and torch.accelerator.is_available() else None
 

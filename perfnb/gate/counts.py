@@ -1,4 +1,4 @@
-"""The work of a step, counted: figures that are the same in every run of the same code on the same kind of machine."""
+"""Count the work of a step, in figures that are the same in every run of the same code on the same kind of machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import found
 from perfnb.trace_names import KERNELS
 
-#: Steps before the counted ones: the first ones allocate what stays, such as the state of optimizers.
+#: The steps before the counted ones: the first ones allocate memory that stays, such as the state of optimizers.
 WARMUP = 3
 #: Operators that bring a result to the host: on a GPU, this waits. Others, such as ``item``, call the first.
 _READS = ("aten::_local_scalar_dense", "aten::nonzero")
@@ -50,7 +50,7 @@ def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, 
 
 
 def environment_of(facts: Mapping[str, Any]) -> str:
-    """What the counts of a step depend on besides its code, in words."""
+    """Return in words what the counts of a step depend on besides its code."""
     device = ", ".join(facts["gpus"]) or f"CPU ({facts['machine']})"
     return f"torch {facts['torch']}, {device}, {fmt.counted(facts['threads'], 'thread')}"
 
@@ -73,7 +73,7 @@ def _figures(recording: Recording) -> dict[str, int | None]:
 
 
 def peak_bytes(watched: Watched) -> int:
-    """Most bytes that the step has on one device: what it allocates, and its own memory from before.
+    """Return the most bytes that the step has on one device: what it allocates, and its own memory from before.
 
     Memory that was there before and does not belong to it is left out: other tests of the process may hold it.
     """
@@ -85,6 +85,6 @@ def peak_bytes(watched: Watched) -> int:
 def _peak(blocks: pd.DataFrame) -> int:
     times = np.concatenate([blocks["start"], blocks["end"]])
     changes = np.concatenate([blocks["bytes"], -blocks["bytes"]])
-    # What is freed and what is made at one time never was there together.
+    # Memory that is freed and made at the same time was never there together.
     order = np.lexsort((changes, times))
     return int(np.cumsum(changes[order]).max(initial=0))

@@ -1,4 +1,7 @@
-"""`Perf`, what the fixture gives a test: counts a step and compares it with its record, and with another revision."""
+"""`Perf`: the object that the fixture gives a test.
+
+It counts a step and compares it with its record, and with another revision.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatedStep:
-    """What was found of a step.
+    """The results of a step.
 
     Attributes
     ----------
@@ -29,7 +32,7 @@ class GatedStep:
     environment : str
         What the counts depend on besides the code.
     times : PairedTimes or None
-        The step of the working tree against that of the other revision, with ``--perf-against``.
+        The step of the working tree compared with that of the other revision, with ``--perf-against``.
     """
 
     counts: Counts
@@ -66,7 +69,7 @@ class Perf:
         batches : iterable, or callable returning one, optional
             Restarted when exhausted. Waiting for a batch is not timed.
         name : str
-            Tells the steps of a test apart, if it has several.
+            Distinguishes the steps of a test, if it has several.
 
         Returns
         -------
@@ -87,7 +90,7 @@ class Perf:
             else:
                 if slower:
                     failures.append(f"the step takes {time_words(times)}, all of which is above {self._limit:g}.")
-                # What could not be counted is listed at the end.
+                # Figures that could not be counted are listed at the end.
                 skips = [] if times.ratio_ci else [f"{len(times.a_ms)} pairs are too few: raise --perf-budget"]
                 facts |= {"time": time_words(times), "seen": seen_words(times, self._limit), "ms": list(times.b_ms)}
         elif self._config.getoption("--perf-json") is not None:
@@ -109,7 +112,7 @@ class Perf:
     def _counted(
         self, test: str, counts: Counts, environment: str, step: Callable[..., Any], batches: Any
     ) -> tuple[list[str], list[str], str]:
-        """Failures, why nothing was compared, and what was done, of the counts of a step."""
+        """Return failures, the reason why nothing was compared, and what was done, for the counts of a step."""
         file = file_of(self._item.path)
         if self._config.getoption("--perf-update"):
             kept, vary = stable(counts, counts_of(step, batches)[0])
@@ -132,7 +135,7 @@ class Perf:
 
 
 def confirmed(measure: Callable[[], PairedTimes], limit: float) -> tuple[PairedTimes, bool]:
-    """Measure, and if that is too slow, once more in new processes; whether both were too slow.
+    """Measure and, if that is too slow, measure once more in new processes. Return whether both were too slow.
 
     The place of a process's memory can make all of its steps faster or slower, however many are measured.
     """

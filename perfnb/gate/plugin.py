@@ -1,7 +1,6 @@
-"""The pytest plugin: the fixture `perf`, its options, and where its results go.
+"""The pytest plugin: the fixture `perf`, its options, and its reports.
 
-It is loaded by every pytest of an environment with perfnb, so that it imports nothing that takes long before the
-fixture is used.
+Every pytest of an environment with perfnb loads it, so it imports nothing that takes long before the fixture is used.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def perf(request: pytest.FixtureRequest) -> Perf:
 
 
 class Reports:
-    """Collects what was found, and writes it at the end."""
+    """Collects the results, and writes them at the end."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -121,7 +120,7 @@ class Reports:
             self._steps += [facts for name, facts in report.user_properties if name == PROPERTY]  # type: ignore[misc]
 
     def pytest_sessionfinish(self) -> None:
-        """Write the files that were asked for."""
+        """Write the requested files."""
         from perfnb.gate.reports import benchmark_json, markdown
 
         if (path := self._config.getoption("--perf-json")) is not None:
@@ -131,7 +130,7 @@ class Reports:
                 file.write(markdown(self._steps))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what was found of each step."""
+        """Report the results of each step."""
         from perfnb.gate.reports import line
 
         if self._steps:

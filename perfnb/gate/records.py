@@ -1,7 +1,8 @@
-"""The counts of steps that a repository records: one file for each test file, next to it, so that both move together.
+"""Store the counts of steps that a repository records.
 
-The file is JSON with a line for each figure, so that the diff of a change shows what it changes. A record is of a test
-and of an environment: one machine's figures never replace another's.
+There is one file for each test file, next to it, so that both move together. The file is JSON with a line for each
+figure, so that the diff of a change shows its effect. A record belongs to a test and an environment: one machine's
+figures never replace another's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Records = dict[str, dict[str, dict[str, int | None]]]
 
 
 def file_of(test_file: Path) -> Path:
-    """The file with the counts of the tests in a file: ``test_model.perf.json`` for ``test_model.py``."""
+    """Return the file with the counts of the tests in a file: ``test_model.perf.json`` for ``test_model.py``."""
     return test_file.with_suffix(".perf.json")
 
 
@@ -66,7 +67,10 @@ def update_record(file: Path, test: str, environment: str, counts: Counts) -> No
 
 
 def differences(recorded: Counts, counted: Counts) -> list[str]:
-    """What differs between two sets of counts, in words; a figure that varies was not recorded, and is not compared."""
+    """Return the differences between two sets of counts, in words.
+
+    A figure that varies was not recorded, and is not compared.
+    """
     words = []
     for name, before in recorded.items():
         after = counted.get(name)
@@ -82,13 +86,13 @@ def _number(value: int | None) -> str:
 
 
 def stable(first: Counts, second: Counts) -> tuple[dict[str, int | None], list[str]]:
-    """The counts that are the same in two countings, and the names of those that are not."""
+    """Return the counts that are the same in two counts of the work, and the names of those that differ."""
     vary = [name for name in first if first[name] != second[name]]
     return {name: value for name, value in first.items() if name not in vary}, vary
 
 
 def missing(records: Mapping[str, Mapping[str, Counts]], test: str, environment: str) -> str | None:
-    """Why the counts of a test cannot be compared in this environment; ``None`` if they can."""
+    """Return the reason why the counts of a test cannot be compared in this environment; ``None`` if they can."""
     if environment in records.get(test, {}):
         return None
     known = "; ".join(sorted(records[test]))

@@ -1,4 +1,7 @@
-"""What was found of gated steps, as a line, as Markdown for the page of a CI job, and as JSON of pytest-benchmark."""
+"""Report the results of gated steps.
+
+They are a line, Markdown for the page of a CI job, or JSON of pytest-benchmark.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ Facts = Mapping[str, Any]
 
 
 def time_words(times: Any) -> str:
-    """The ratio of a comparison with its interval, and its basis."""
+    """Return the ratio of a comparison with its interval, and its basis."""
     low, high = times.ratio_ci or (float("nan"), float("nan"))
     interval = f" [{low:.3f}, {high:.3f}]" if times.ratio_ci else ""
     return f"{times.ratio:.3f} ×{interval} the time of {times.a_name}, in {len(times.a_ms)} pairs"
 
 
 def seen_words(times: Any, limit: float) -> str:
-    """The smallest slowdown that a comparison would have failed for."""
+    """Return the smallest slowdown that a comparison would have failed for."""
     least = limit * (1 + times.smallest_detectable) - 1
     return f"9 of 10 such runs fail from a slowdown of {least:.1%}".replace("%", " %")
 
 
 def line(facts: Facts) -> str:
-    """One line of the terminal."""
+    """Return one line of the terminal."""
     return f"{_name(facts)}: {'; '.join(_parts(facts))}"
 
 
@@ -42,7 +45,7 @@ def _name(facts: Facts) -> str:
 
 
 def markdown(steps: Sequence[Facts]) -> str:
-    """A table with a row for each step."""
+    """Return a table with a row for each step."""
     rows = ["## Steps", "", "| | step | counts | time | would have been seen |", "|---|---|---|---|---|"]
     for facts in steps:
         mark = "❌" if facts["failures"] else "⏭️" if facts["skips"] else "✅"
@@ -52,7 +55,10 @@ def markdown(steps: Sequence[Facts]) -> str:
 
 
 def benchmark_json(steps: Sequence[Facts]) -> str:
-    """Times and counts in the layout of pytest-benchmark, which services read that keep a history; steps with times."""
+    """Return times and counts of timed steps in the layout of pytest-benchmark.
+
+    Services that keep a history read this layout.
+    """
     made = {
         "machine_info": {
             "node": platform.node(),

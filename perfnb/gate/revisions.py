@@ -1,4 +1,4 @@
-"""Another revision of a repository, checked out for the time of a test run, and the same step of both in processes."""
+"""Check out another revision of a repository for the time of a test run, and run the same step of both in processes."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 
 #: Least duration of the counted part of a turn, most steps in it, and the share of them that run before.
 _TURN_MS, _MOST_STEPS, _LEAD = 40.0, 10_000, 0.25
-#: Turns of each process from which the steps of later ones are planned.
+#: The turns of each process that the steps of later turns are planned from.
 _FIRST = 3
-#: With this probability a step that is slower than the limit by as much as the limit allows is found.
+#: The probability of finding a step that is slower than the limit by as much as the limit allows.
 _POWER = 0.95
-#: Seconds that a process has to tidy up.
+#: The seconds that a process has to tidy up.
 _PATIENCE_S = 10.0
-#: Plugins of pytest that its process does without; its fixture is another.
+#: Plugins of pytest that its process does without; its fixture is a different one.
 _LEFT_OUT = ("cacheprovider", "perfnb", "perfnb.gate.plugin")
-#: Variables of this test run alone.
+#: Variables that belong only to this test run.
 _NOT_PASSED_ON = ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTEST_XDIST")
-#: pytest's exit codes if a test is not there.
+#: pytest's exit codes if a test does not exist.
 _NOT_THERE = (4, 5)
 
 
 class MissingTestError(PerfnbError):
-    """The other revision has no such test, or the test does not call `perf.step`."""
+    """Raised if the other revision has no such test, or if the test does not call `perf.step`."""
 
 
 class Revision:
-    """Another revision of the repository that a folder is in.
+    """Another revision of the repository that contains a folder.
 
     Parameters
     ----------
     name : str
-        As a person names it: ``origin/main``, ``HEAD~1``, a commit.
+        The name that a person gives it: ``origin/main``, ``HEAD~1``, a commit.
     folder : Path
 
     Raises
@@ -63,7 +63,7 @@ class Revision:
         self.commit = _git(
             self.top,
             *("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"),
-            wrong=f"{name} is no revision of the repository {self.top}; a shallow clone needs its history "
+            wrong=f"{name} is not a revision of the repository {self.top}; a shallow clone needs its history "
             "(actions/checkout: fetch-depth: 0)",
         )
         self._made = ExitStack()
@@ -83,7 +83,7 @@ class Revision:
         return self._tree
 
     def close(self) -> None:
-        """Remove what was checked out."""
+        """Remove the checkout."""
         self._made.close()
         self._tree = None
 
@@ -95,7 +95,7 @@ class Revision:
             _git(self.top, "worktree", "prune", wrong="")
 
     def moved(self, path: str | Path) -> Path:
-        """The place of a file or folder of the working tree in this revision; itself if that has none."""
+        """Return the place of a file or folder of the working tree in this revision; itself if that has none."""
         try:
             there = self.tree / Path(path).resolve().relative_to(self.top.resolve())
         except ValueError:
@@ -155,7 +155,7 @@ class StepProcess:
                     stdout=self._log,
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # an interrupt reaches this process alone, which ends the other
+                    start_new_session=True,  # an interrupt reaches only this process, which ends the other
                 )
             stack.callback(self._end)
             self._stack = stack.pop_all()
@@ -172,7 +172,7 @@ class StepProcess:
             )
 
     def turn(self, lead: int, steps: int) -> float:
-        """Run steps back to back; milliseconds per step."""
+        """Run steps back to back. Return milliseconds per step."""
         with suppress(BrokenPipeError):
             self._channel.write(json.dumps({"lead": lead, "steps": steps}) + "\n")
             self._channel.flush()
@@ -226,7 +226,7 @@ def _moved(path: str | Path, revision: Revision | None) -> str:
 
 
 def _order(item: pytest.Item, revision: Revision | None) -> dict[str, Any]:
-    """pytest's arguments, the import path, and the folder of which nothing may be imported."""
+    """Return pytest's arguments, the import path, and the folder from which nothing may be imported."""
     config, file = item.config, item.path
     if revision is not None:  # even if it is not there
         file = revision.tree / file.resolve().relative_to(revision.top.resolve())
@@ -273,7 +273,10 @@ class StepPair:
         until: float | None = None,
         keep_results: bool = False,
     ) -> Any:
-        """Run rounds, as `perfnb.bench.rounds.Bench` does: milliseconds, a row per side and a column per round."""
+        """Run rounds, as `perfnb.bench.rounds.Bench` does.
+
+        Return milliseconds, a row per side and a column per round.
+        """
         import numpy as np
 
         rounds: list[list[float]] = []
@@ -286,7 +289,7 @@ class StepPair:
 
 
 def paired(baseline: Any, candidate: Any, names: tuple[str, str], limit: float, budget_s: float) -> Any:
-    """Compare two sides in interleaved pairs, as many as find a step that is slower than the limit by its own margin.
+    """Compare two sides in interleaved pairs, enough to find a step that is slower than the limit by its own margin.
 
     Returns
     -------

@@ -53,9 +53,9 @@ _Segment = tuple[int, int, int, int, int, int]
 
 @dataclass(frozen=True)
 class WaitGraph:
-    """What is known about one rank.
+    """The dependencies of one rank.
 
-    `jumps` holds, per thread, the times at which it resumed after waiting, and what it had waited for: a place in
+    `jumps` holds, per thread, the times when it resumed after waiting, and the cause of each wait: a place in
     `waits` or, if negative, -1 minus a place in `handovers`.
     """
 
@@ -96,7 +96,7 @@ def prepare(events: pd.DataFrame, work: DeviceWork | None = None) -> WaitGraph:
 
 
 def window_of(graph: WaitGraph, step: int | None) -> Window:
-    """The interval of a step, or of the whole trace, until the last work launched in it has ended."""
+    """Return the interval of a step, or of the whole trace, until the last work launched in it has ended."""
     events = graph.events
     if len(events) == 0:
         return Window(0, 0, NONE)
@@ -114,7 +114,7 @@ def window_of(graph: WaitGraph, step: int | None) -> Window:
 
 
 def until_done(graph: WaitGraph, window: Window) -> Window:
-    """The window, extended until the last work launched in it has ended, if that is after the host's end."""
+    """Return the window, extended until the last work launched in it has ended, if that is after the host's end."""
     launched = np.where(graph.held.launch != NONE, graph.held.launch, graph.work.start)
     inside = (launched >= window.begin) & (launched < window.end)
     last = int(graph.work.end[inside].max(initial=window.begin))
@@ -122,7 +122,7 @@ def until_done(graph: WaitGraph, window: Window) -> Window:
 
 
 def path_in(graph: WaitGraph, window: Window) -> pd.DataFrame:
-    """The critical path in an interval.
+    """Return the critical path in an interval.
 
     Returns
     -------
@@ -161,7 +161,7 @@ def path_in(graph: WaitGraph, window: Window) -> pd.DataFrame:
 
 
 def _walk(graph: WaitGraph, window: Window) -> list[_Segment]:
-    """Segments from the end back to the start."""
+    """Return segments from the end back to the start."""
     work, held, waits, over = graph.work, graph.held, graph.waits, graph.handovers
     starts, ends, sorts, rows = (values.tolist() for values in (work.start, work.end, work.sort, work.rows))
     explained = held.explained.tolist()
@@ -169,7 +169,7 @@ def _walk(graph: WaitGraph, window: Window) -> list[_Segment]:
     previous = np.where(held.by == EVENT, held.awaited, held.before).tolist()
     segments: list[_Segment] = []
     begin, now, thread = window.begin, window.end, window.thread
-    at = NONE  # the work at whose end we are; -1 on the host
+    at = NONE  # the work whose end is the current moment; -1 on the host
     if thread == NONE and len(work):
         inside = np.flatnonzero(work.end <= now)
         at = int(inside[np.argmax(work.end[inside])]) if len(inside) else NONE
@@ -220,7 +220,10 @@ def _walk(graph: WaitGraph, window: Window) -> list[_Segment]:
 
 
 def _expanded(graph: WaitGraph, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-    """Segments in time order; host segments split where the innermost event changes, empty ones dropped."""
+    """Yield segments in time order.
+
+    Host segments are split where the innermost event changes, and empty ones dropped.
+    """
     is_call = is_in(graph.events, CALLS)
     pieces, straight = [], []
     for segment in segments:
@@ -241,7 +244,7 @@ def _expanded(graph: WaitGraph, segments: list[_Segment]) -> tuple[Ints, Ints, I
 
 
 def main_thread(events: pd.DataFrame) -> int:
-    """The thread of the steps; without marked steps, the one with most time in ops and calls."""
+    """Return the thread of the steps; without marked steps, the one with most time in ops and calls."""
     keys = thread_keys(events)
     steps = step_windows(events)
     if len(steps):

@@ -1,7 +1,7 @@
-"""What waited for what: GPU work, blocking calls of the host, and threads that hand over to each other.
+"""Find out what waited for what: GPU work, blocking calls of the host, and threads that hand over to each other.
 
 Device work can start once its call has launched it, the work before it on its stream has ended, and the events that its
-stream had to wait for have completed. Whichever happens last held it up.
+stream had to wait for have completed. Whichever happened last held it up.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HostTimeline:
         Thread number (see `thread_keys`) and nanosecond of each cut, in this order. Each thread starts with a cut
         before all time.
     owner : ndarray
-        Position in the events of what runs from there to the next cut; -1 for no op and no call.
+        Position of the event that runs from there to the next cut; -1 outside ops and calls.
     around : ndarray
         For each op or call: the op around it; -1 for none.
     """
@@ -54,12 +54,12 @@ class HostTimeline:
     around: Ints
 
     def of(self, thread: int) -> slice:
-        """Slice of a thread's cuts."""
+        """Return the slice of a thread's cuts."""
         low, high = np.searchsorted(self.thread, [thread, thread + 1])
         return slice(int(low), int(high))
 
     def cut(self, thread: int, begin: int, end: int) -> tuple[Ints, Ints, Ints]:
-        """Owner, start and end of each piece of an interval of a thread."""
+        """Return owner, start and end of each piece of an interval of a thread."""
         place = self.of(thread)
         time, owner = self.time[place], self.owner[place]
         if len(time) == 0:
@@ -88,7 +88,7 @@ def host_timeline(events: pd.DataFrame) -> HostTimeline:
 
 @dataclass(frozen=True)
 class Handovers:
-    """Where one thread resumed after another finished: forward and backward alternate between two threads.
+    """Moments when one thread resumed after another finished: forward and backward alternate between two threads.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Handovers:
 def handovers(events: pd.DataFrame, timeline: HostTimeline, main: int) -> Handovers:
     """Find where the main thread and the backward threads waited for each other.
 
-    A thread that was idle while another of them finished is taken to have waited for it.
+    A thread that was idle when another of them finished is assumed to have waited for it.
     """
     backward = (column(events, "forward_thread") > 0) | matching(events, _NODE)
     backward &= is_in(events, OPS)
@@ -129,7 +129,7 @@ def handovers(events: pd.DataFrame, timeline: HostTimeline, main: int) -> Handov
     return Handovers(thread[found], end[found], other[found], ended[found])
 
 
-#: What held up a piece of work.
+#: The cause that held up a piece of work.
 UNKNOWN, LAUNCH, STREAM, EVENT = -1, 0, 1, 2
 _WAITING = re.compile(r"(?:cuda|hip|cu)(?:Device|Ctx|Stream|Event)Synchronize")
 _STREAM_WAITING, _EVENT_WAITING = (re.compile(rf"(?:cuda|hip|cu){what}Synchronize") for what in ("Stream", "Event"))
@@ -138,7 +138,7 @@ _COPYING = re.compile(r"(?:cuda|hip|cu)Memcpy")
 
 @dataclass(frozen=True)
 class HeldUp:
-    """What held up each piece of work.
+    """The cause that held up each piece of work.
 
     Attributes
     ----------
@@ -152,8 +152,8 @@ class HeldUp:
     inferred : ndarray of bool
         The trace does not name the awaited work: it ended just before this started, and nothing else did.
     explained : ndarray
-        Until when the cause explains the delay: the start of the work, or earlier if it started much later than launch
-        latency allows. What it waited for after that is not in the trace.
+        The moment until which the cause explains the delay: the start of the work, or earlier if it started much later
+        than launch latency allows. The cause of the rest is not in the trace.
     """
 
     launch: Ints
@@ -178,7 +178,7 @@ class Waits:
     work : ndarray
         Place of the work waited for: the last of it to end. It may have ended before the call.
     waiting, awaited : ndarray
-        All of it: place of a call in these arrays, and of the last work of one stream that it waits for.
+        All pairs: the place of a call in these arrays, and of the last work of one stream that it waits for.
     """
 
     rows: Ints
@@ -191,12 +191,13 @@ class Waits:
 
 
 def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
-    """What held up each piece of work."""
+    """Return the cause that held up each piece of work."""
     known = work.call != NONE
     launch = np.where(known, column(events, "start_ns")[work.call], NONE)
     thread = np.where(known, thread_keys(events)[work.call], NONE)
     returned = launch + np.where(known, column(events, "duration_ns")[work.call], 0)
-    # The host had certainly submitted work when the launch call returned or, if the work started earlier, then started.
+    # The host had certainly submitted work when the launch call returned or, if the work started earlier, at that
+    # start.
     ready = np.where(returned <= work.start, returned, launch)
     place = pairs(work.device, work.stream)
     before = np.where(work.stream != NONE, _ended_before(place, work), NONE)
@@ -209,19 +210,19 @@ def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
     after = (before != NONE) & ((ends[before] > held) | graph)
     by, held = np.where(after, STREAM, by), np.where(after, ends[before], held)
     by, held = np.where(ends[awaited] > held, EVENT, by), np.maximum(held, ends[awaited])
-    # If the trace has no synchronization events: whatever ended just before, if nothing else explains the delay.
+    # If the trace has no synchronization events: the work that ended just before, if nothing else explains the delay.
     nearest = _ended_before(pairs(work.device), work)
     inferred = (work.start - np.maximum(held, work.start.min(initial=0)) > HANDOVER_NS) & (by != UNKNOWN)
     inferred &= (ends[nearest] > held) & (work.start - np.maximum(ends[nearest], held) <= HANDOVER_NS)
     awaited, by = np.where(inferred, nearest, awaited), np.where(inferred, EVENT, by)
     free = np.where(by == LAUNCH, returned, np.where(by == STREAM, ends[before], ends[awaited]))
-    # Kernels of a CUDA graph run in the graph's order, with gaps of its own.
+    # Kernels of a CUDA graph run in the graph's order, with the graph's own gaps.
     late = (by != UNKNOWN) & ~(graph & (by == STREAM)) & (work.start - np.minimum(free, work.start) > LAUNCH_NS)
     return HeldUp(launch, thread, before, awaited, by, inferred, np.where(late, free, work.start))
 
 
 def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
-    """Calls that synchronize with a device, or copy and block, and what they waited for."""
+    """Return calls that synchronize with a device, or copy and block, and the work that they waited for."""
     start = column(events, "start_ns")
     end = start + column(events, "duration_ns")
     is_call = is_in(events, CALLS)
@@ -250,7 +251,10 @@ def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
 
 
 def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["left", "right"] = "left") -> Ints:
-    """Last member of each wanted group before a time (with ``right``: up to and including it); -1 for none."""
+    """Return the last member of each wanted group before a time (with ``right``: up to and including it).
+
+    The result is -1 if there is none.
+    """
     moments = np.unique(np.concatenate((time, until)))
     key = group * len(moments) + np.searchsorted(moments, time)
     order = np.argsort(key, kind="stable")
@@ -261,7 +265,7 @@ def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["
 
 
 def _ended_before(group: Ints, work: DeviceWork) -> Ints:
-    """The last of the same group to end by the time each one starts; -1 for none."""
+    """Return the last member of the same group to end by the time each one starts; -1 for none."""
     order = np.lexsort((np.arange(len(work)), work.start, work.end))
     place = np.argsort(order)
     # Ranked by end, so that work of zero duration does not come before itself.
@@ -270,19 +274,19 @@ def _ended_before(group: Ints, work: DeviceWork) -> Ints:
 
 
 def _launched(events: pd.DataFrame, work: DeviceWork) -> Ints:
-    """When each was launched, or when it started if that is not known."""
+    """Return when each piece of work was launched, or when it started if that is not known."""
     return np.where(work.call != NONE, column(events, "start_ns")[work.call], work.start)
 
 
 def _streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, name: str) -> tuple[Ints, Ints]:
-    """One number per stream of a device, for the work and for the stream that each row's column names."""
+    """Return one number per stream of a device, for the work and for the stream that each row's column names."""
     device = np.concatenate((work.device, column(events, "device")[rows]))
     both = pairs(device, np.concatenate((work.stream, column(events, name)[rows])))
     return both[: len(work)], both[len(work) :]
 
 
 def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """The work after which the event of each synchronization row was recorded; -1 if unknown."""
+    """Return the work after which the event of each synchronization row was recorded; -1 if unknown."""
     correlation = column(events, "wait_correlation")[rows]
     calls = np.flatnonzero(is_in(events, CALLS))
     place = first_match(column(events, "correlation")[calls], correlation)
@@ -294,14 +298,14 @@ def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
 
 
 def _awaited(events: pd.DataFrame, work: DeviceWork, place: Ints) -> Ints:
-    """For each piece of work, the latest work on another stream whose event its stream waited for."""
+    """Return, for each piece of work, the latest work on another stream whose event its stream waited for."""
     rows = np.flatnonzero(is_in(events, SYNCHRONISATION) & (events["name"] == "Stream Wait Event").to_numpy())
     result = np.full(len(work), NONE, dtype=np.int64)
     source = _source(events, work, rows)
     rows, source = rows[source != NONE], source[source != NONE]
     if len(rows) == 0:
         return result
-    # The first work launched on the stream afterwards: the last one before, with time reversed.
+    # The first work launched on the stream afterwards, which is the last one before it with time reversed.
     of_work, of_row = _streams(events, work, rows, "stream")
     target = latest(of_work, -_launched(events, work), of_row, -column(events, "start_ns")[rows], side="right")
     real = (target != NONE) & (work.end[source] <= work.start[target])
@@ -312,14 +316,14 @@ def _awaited(events: pd.DataFrame, work: DeviceWork, place: Ints) -> Ints:
 
 
 def _detail(events: pd.DataFrame, rows: Ints) -> Ints:
-    """The synchronization event that describes each blocking call; -1 for none."""
+    """Return the synchronization event that describes each blocking call; -1 for none."""
     described = np.flatnonzero(is_in(events, SYNCHRONISATION) & (column(events, "correlation") != NONE))
     place = first_match(column(events, "correlation")[described], column(events, "correlation")[rows])
     return np.append(described, NONE)[place]
 
 
 def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """What event waits waited for; if the trace does not say, the last work to end before they return."""
+    """Return the work that event waits waited for; if the trace lacks it, the last work to end before they return."""
     detail = _detail(events, rows)
     start = column(events, "start_ns")[rows]
     end = start + column(events, "duration_ns")[rows]
@@ -331,7 +335,7 @@ def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
 
 
 def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stream: Bools) -> tuple[Ints, Ints]:
-    """Pairs of a call that waits for a stream or device, and each stream's last work launched before it."""
+    """Return pairs of a call that waits for a stream or device, and each stream's last work launched before it."""
     detail = _detail(events, rows)
     device = np.append(column(events, "device"), NONE)[detail]
     stream = np.append(column(events, "stream"), NONE)[detail]

@@ -1,7 +1,8 @@
-"""Where a GPU's time went, and why it was idle: a late host, a dependency, or something the trace does not explain.
+"""Compute where a GPU's time went, and why it was idle.
 
-Busy, computing, communicating, copying, idle, and communication hidden by computation. Work overlaps across streams and
-even within one, so each figure is the length of a union of intervals, never a sum of durations.
+The causes are a late host, a dependency, or something that the trace does not explain. The times are busy, computing,
+communicating, copying, idle, and communication hidden by computation. Work overlaps across streams and even within one,
+so each figure is the length of a union of intervals, never a sum of durations.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MS = (
 
 
 def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
-    """Time of each device of each rank, over the whole trace.
+    """Return the time of each device of each rank, over the whole trace.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
 
 
 def gpu_time_by_step(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """Like `gpu_time`, with one row per device and step.
+    """Return the times of `gpu_time`, with one row per device and step.
 
     Work belongs to the step that launched it, or, if its launch is not in the trace, to the step where it started. A
     step's total runs from the start of its first work to the end of its last: idle time between two steps is in
@@ -82,7 +83,7 @@ def _table(work: Work, events: pd.DataFrame, by: tuple[str, ...], chosen: Bools 
 def groups(
     work: Work, by: tuple[str, ...], chosen: Bools | None = None
 ) -> Iterator[tuple[dict[str, int | None], Ints]]:
-    """The values of the columns `by` and the places of the work that has them, in order of value."""
+    """Yield the values of the columns `by` and the places of the work that has them, in order of value."""
     places = np.arange(len(work)) if chosen is None else np.flatnonzero(chosen)
     if len(places) and all((getattr(work, name)[places] == getattr(work, name)[places[0]]).all() for name in by):
         only = {name: int(getattr(work, name)[places[0]]) for name in by}  # one device: nothing to sort
@@ -118,7 +119,7 @@ def _figures(work: Work, places: Ints, is_kernel: Bools) -> dict[str, float | in
 
 
 _BY = ("rank", "device")
-#: Why a device was idle, in column order.
+#: Reasons why a device was idle, in column order.
 REASONS = ("host", "dependency", "other")
 #: Longest gap that switching from one kernel to the next explains: 1 to 3 µs on NVIDIA GPUs, on AMD's sometimes 10.
 HANDOVER_NS = 10_000
@@ -218,7 +219,7 @@ def idle_time(
     Returns
     -------
     DataFrame
-        ``rank``, ``device``, ``step`` if asked for, then ``idle_ms``, its parts ``host_ms``, ``dependency_ms`` and
+        ``rank``, ``device``, ``step`` if requested, then ``idle_ms``, its parts ``host_ms``, ``dependency_ms`` and
         ``other_ms``, ``call_ms`` and ``latency_ms`` (parts of `host_ms`), ``unknown_ms`` (part of `other_ms` whose
         launch is not in the trace), ``before_ms`` (part of `idle_ms` before the first work of a step) and ``gaps``. A
         device that was never idle has no row. A gap between two steps belongs to the second, or to neither with
@@ -239,7 +240,7 @@ def idle_time(
 
 
 def _gaps(work: DeviceWork, places: Ints) -> Ints:
-    """Start and end of each gap, and the work that ended it: the longest of those that start at that moment.
+    """Return start and end of each gap, and the work that ended it: the longest piece that starts at that moment.
 
     Work of zero duration ends a gap too, so that first start, gaps, work and last end add up.
     """
@@ -251,12 +252,12 @@ def _gaps(work: DeviceWork, places: Ints) -> Ints:
 
 
 def _first(group: Ints, work: DeviceWork) -> Ints:
-    """Start of the first work in each one's group."""
+    """Return the start of the first work in each one's group."""
     return pd.Series(work.start).groupby(group).transform("min").to_numpy()
 
 
 def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
-    """Whether, since its last launch, the stream had to wait for an event that the trace does not resolve.
+    """Return whether, since its last launch, the stream had to wait for an event that the trace does not resolve.
 
     If the trace has no synchronization events, a wait call counts for whatever the same thread launches next, since the
     stream is not recorded.

@@ -1,4 +1,7 @@
-"""How work reached the GPU: launch calls, launch delays, queue lengths, and kernels by the op that launched them."""
+"""Describe how work reached the GPU.
+
+This covers launch calls, launch delays, queue lengths, and kernels by the op that launched them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from perfnb.trace_names import KERNELS
 
 
 def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """One row per kernel, copy or fill, in event order.
+    """Return one row per kernel, copy or fill, in event order.
 
     Returns
     -------
@@ -87,7 +90,7 @@ def launches_by_op(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def queue_lengths(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """How much launched work had not started, at each change.
+    """Return how much launched work had not started, at each change.
 
     Work enters its stream's queue when its launch call starts, and leaves it when it starts. Work whose launch is not
     in the trace is not counted; work that seems to start before its launch was never queued.
@@ -116,13 +119,13 @@ def queue_lengths(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.Da
     return pd.DataFrame({**frame, "time_ns": time[last], "length": total[last]})
 
 
-#: Time bins of the queue chart.
+#: Number of time bins in the queue chart.
 QUEUE_PIECES = 240
 
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """How work reached the GPUs; ``None`` where the trace has no record.
+    """Facts about launches on the GPUs; ``None`` where the trace has no record.
 
     Attributes
     ----------
@@ -201,7 +204,7 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
 
 
 def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
-    """The queue in `QUEUE_PIECES` time bins; ``None`` if no launch is known."""
+    """Return the queue in `QUEUE_PIECES` time bins; ``None`` if no launch is known."""
     if not len(queue):
         return None
     begin = min(int(queue["start_ns"].min()), int(spans["start_ns"].min()))
@@ -219,7 +222,7 @@ def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
 
 
 def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | None, Ints, Ints]]:
-    """Per device: the instants of changes, and the total length of its queues from each of them."""
+    """Yield, per device, the instants of changes, and the total length of its queues from each of them."""
     change = queue["length"] - queue.groupby(["rank", "device", "stream"], dropna=False)["length"].shift(fill_value=0)
     for device in spans["device"]:
         number = None if pd.isna(device) else int(device)
@@ -229,7 +232,7 @@ def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | No
 
 
 def _of_queue(queue: pd.DataFrame, spans: pd.DataFrame) -> tuple[int | None, float | None]:
-    """The longest queue, and the share of time when it was empty."""
+    """Return the longest queue, and the share of time when it was empty."""
     if not len(queue):
         return None, None
     longest = filled = 0
@@ -242,7 +245,7 @@ def _of_queue(queue: pd.DataFrame, spans: pd.DataFrame) -> tuple[int | None, flo
 
 
 def _quantile(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], share: float) -> float | None:
-    """The smallest value with at least this share of the weight at or below it."""
+    """Return the smallest value with at least this share of the weight at or below it."""
     if not len(values):
         return None
     order = np.argsort(values, kind="stable")
@@ -289,7 +292,7 @@ def kernels_by_op(rows: pd.DataFrame, key: Sequence[str] = ("op", "shapes")) -> 
 
 
 def _layers(rows: pd.DataFrame, key: list[str]) -> pd.DataFrame:
-    """For each value of the key, the layer with most of its time and that layer's share."""
+    """Return, for each value of the key, the layer with most of its time and that layer's share."""
     sums = rows.groupby([*key, "layer"], dropna=False, sort=False, observed=True)["duration_ns"].sum().reset_index()
     total = sums.groupby(key, dropna=False, sort=False, observed=True)["duration_ns"].transform("sum")
     sums["layer_share"] = (sums["duration_ns"] / total.where(total > 0)).astype("Float64")

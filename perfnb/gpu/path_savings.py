@@ -1,8 +1,8 @@
-"""How much shorter a step would be without each part of its critical path.
+"""Compute how much shorter a step would be without each part of its critical path.
 
-A part's time on the path is an upper bound, because the rest of the path remains. Often another path is nearly as long
-and less is saved. So the step is also replayed once per part: the part takes no time wherever it occurs, everything
-else takes as long as it did and waits for what it waited for, and whatever was ready earlier may start earlier. Calls
+A part's time on the path is an upper bound, because the rest of the path remains. Often another path is nearly as long,
+and the saving is smaller. So the step is also replayed once per part: the part takes no time wherever it occurs,
+everything else takes the same time with the same dependencies, and work that is ready earlier may start earlier. Calls
 keep their order.
 """
 
@@ -24,14 +24,14 @@ from perfnb.trace_names import CALLS
 By = Literal["kind", "op", "name"]
 #: Nanoseconds by which something moves earlier, one value per part; or a table of them.
 _Shift = npt.NDArray[np.float64]
-#: Order of things at the same moment.
+#: Order of points at the same moment.
 _RETURN, _TURN, _POINT, _WORK = range(4)
 
 
 def savings_in(
     graph: WaitGraph, window: Window, by: By = "kind", most: int = 12, path: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """The parts of a critical path, longest first, and what removing each would save.
+    """Return the parts of a critical path, longest first, and what removing each would save.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def savings_in(
 
 
 class Retiming:
-    """A step replayed without each of some parts: how much earlier each moment comes, one column per part."""
+    """A step replayed without each of some parts: how much earlier each moment comes, with one column per part."""
 
     def __init__(self, graph: WaitGraph, window: Window, by: By, parts: list[str]) -> None:
         self.graph, self.window, self.count = graph, window, len(parts)
@@ -97,14 +97,14 @@ class Retiming:
             self.of_delay, self.of_wait, self.of_turn = self.of_work, self.of_host, NONE
 
     def saved(self) -> _Shift:
-        """Nanoseconds by which the end moves earlier without each part."""
+        """Return nanoseconds by which the end moves earlier without each part."""
         graph, window, work = self.graph, self.window, self.graph.work
         points = self._points()
         time, thread = points["time"].to_numpy(), points["thread"].to_numpy()
         sort, place = points["sort"].to_numpy(), points["place"].to_numpy()
         on_host = np.flatnonzero(sort != _WORK)
         previous, gone = self._host_work(thread, time, on_host)
-        # Where to find each one's dependencies among the points.
+        # Where to find the dependencies of each one among the points.
         at_work = np.full(len(work) + 1, NONE, dtype=np.int64)
         at_work[place[sort == _WORK]] = np.flatnonzero(sort == _WORK)
         shift = np.zeros((len(points) + 1, self.count))  # the last row stands for anything outside: never earlier
@@ -135,7 +135,7 @@ class Retiming:
         return (done[begun] + slack[:, None]).min(axis=0) if len(begun) else np.zeros(self.count)
 
     def _points(self) -> pd.DataFrame:
-        """All moments of the interval that depend on another or that another depends on, in time order."""
+        """Return all moments of the interval with a dependency in either direction, in time order."""
         graph, window, work, over = self.graph, self.window, self.graph.work, self.graph.handovers
         launched = np.flatnonzero(graph.held.launch != NONE)
         groups = [
@@ -157,7 +157,7 @@ class Retiming:
         return frame[~plain].reset_index(drop=True).astype(np.int64)
 
     def _host_work(self, thread: Ints, time: Ints, on_host: Ints) -> tuple[Ints, _Shift]:
-        """The previous point on each one's thread, and each part's share of the host time in between."""
+        """Return the previous point on the thread of each one, and each part's share of the host time in between."""
         timeline = self.graph.timeline
         previous = np.full(len(time), len(time), dtype=np.int64)
         gone = np.zeros((len(time), self.count))
@@ -173,7 +173,7 @@ class Retiming:
         return previous, gone
 
     def _where(self, points: pd.DataFrame, thread: Ints, time: Ints) -> Ints:
-        """The last host point at each given place; the outside row if there is none."""
+        """Return the last host point at each given place; the outside row if there is none."""
         on_host = points[points["sort"] != _WORK]
         last = on_host.drop_duplicates(["thread", "time"], keep="last")
         known = pd.Series(last.index, index=pd.MultiIndex.from_frame(last[["thread", "time"]]))
@@ -181,7 +181,7 @@ class Retiming:
         return np.asarray(known.reindex(wanted, fill_value=len(points)), dtype=np.int64)
 
     def _begin(self, which: int, launched: _Shift, done: _Shift) -> _Shift:
-        """How much earlier a piece of work starts: as much as its tightest dependency allows."""
+        """Return how much earlier a piece of work starts: as much as its tightest dependency allows."""
         held, work = self.graph.held, self.graph.work
         start, by = work.start[which], held.by[which]
         earliest = np.full(self.count, np.inf)
@@ -196,8 +196,8 @@ class Retiming:
             if reason != by:
                 shift = shift + slack
             else:
-                # The cause accounts for the whole delay, unless the delay itself is left out; then what nothing
-                # explains remains.
+                # The cause accounts for the whole delay, unless the delay itself is left out; then the unexplained time
+                # remains.
                 shift = shift.copy()
                 part = self.of_delay[which] if reason != LAUNCH else part
                 if part != NONE:
@@ -206,7 +206,7 @@ class Retiming:
         return np.where(np.isfinite(earliest), earliest, 0.0)
 
     def _return(self, which: int, began: _Shift, host: _Shift, gone: _Shift, done: _Shift) -> _Shift:
-        """How much earlier a blocking call returns: as much as the host and everything it waits for allow.
+        """Return how much earlier a blocking call returns: as much as the host and everything it waits for allow.
 
         `began` is the shift of the call's start, `host` that of the previous point on its thread, `gone` the removed
         host time since then.

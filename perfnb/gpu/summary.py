@@ -1,4 +1,4 @@
-"""The GPU part of a report as data: the GPUs' work, their waits, and the path that sets the step time."""
+"""Compute the GPU part of a report as data: the GPUs' work, their waits, and the path that sets the step time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perfnb.trace_names import CALLS, DEVICE_WORK, OPS
 
 #: Most rows of the kernel table and of layers in it, steps with their own bar, and path parts by op.
 MOST_KERNELS, MOST_LAYERS, MOST_STEPS, MOST_OPS = 300, 5000, 40, 8
-#: Kinds that a path is replayed without.
+#: Kinds of segments that a path is replayed without.
 MOST_PARTS = 12
 #: Paths with more segments are not replayed: it would take seconds.
 MOST_SEGMENTS = 150_000
@@ -44,7 +44,7 @@ class PathFacts:
     step : int or None
         Its number; ``None`` if the trace marks no steps and the path is that of the whole trace.
     steps : int
-        It is the median (of two, the longer) of this many steps that launched device work.
+        The step is the median (of two, the longer) of this many steps that launched device work.
     total_ms, tail_ms : float
         How long it took until its device work was done, and how much of that came after the step ended on the host.
     kinds, ops : DataFrame
@@ -175,7 +175,10 @@ def _parts(table: pd.DataFrame, whole: float | None = None) -> pd.DataFrame:
 
 
 def _whole(gpu: GpuEvents) -> int:
-    """Nanoseconds from the start of the first step to the end of the last and of all work; or of the trace."""
+    """Return nanoseconds from the start of the first step to the end of the last and of all work.
+
+    Without steps, return those of the whole trace.
+    """
     marks, work, events = step_windows(gpu.events), gpu.work, gpu.events
     if gpu.only_step is None and len(marks):
         begin, end = int(marks["start"].min()), int(marks["end"].max())
@@ -186,7 +189,7 @@ def _whole(gpu: GpuEvents) -> int:
 
 
 def _spans(gpu: GpuEvents) -> pd.DataFrame:
-    """Start of each device's first work and end of its last, in the order of `gpu_time`."""
+    """Return the start of each device's first work and the end of its last, in the order of `gpu_time`."""
     work = pd.DataFrame({"device": gpu.work.device, "start_ns": gpu.work.start, "end_ns": gpu.work.end})
     spans = work.groupby("device").agg({"start_ns": "min", "end_ns": "max"}).reset_index()
     spans["device"] = spans["device"].astype("Int64").where(spans["device"] != NONE)
@@ -194,7 +197,10 @@ def _spans(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Kernels by op and shapes with the heaviest kernel of each, by kernel if no op is known; and their layers."""
+    """Return kernels by op and shapes with the heaviest kernel of each, and their layers.
+
+    Kernels are listed by name if no op is known.
+    """
     rows, steps, key = gpu.of_steps.launches, max(len(gpu.steps), 1), ["op", "shapes", "alone"]
     rows = rows.assign(alone=rows["name"].astype("object").where(rows["op"].isna()))
     by_name = rows.groupby([*key, "name"], dropna=False, sort=False, observed=True)["duration_ns"].sum()
@@ -219,7 +225,7 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFra
 
 
 def _by_name(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """Kernels, copies and fills by name, most time first."""
+    """Return kernels, copies and fills by name, most time first."""
     parts = rows.groupby(["name", "op"], dropna=False, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
     parts = parts.reset_index().sort_values("sum", ascending=False, kind="stable")
     sums = parts.groupby("name", sort=False, observed=True)[["size", "sum"]].sum()
@@ -238,7 +244,7 @@ def _by_name(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
 
 
 def _path(gpu: GpuEvents) -> PathFacts | None:
-    """The path of the median step, among those that launched device work."""
+    """Return the path of the median step, among those that launched device work."""
     if not gpu.steps:
         return None
     number, marks, chosen = gpu.steps[0], step_windows(gpu.events), 1
@@ -269,7 +275,7 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
 
 
 def _notes(gpu: GpuEvents, rows: pd.DataFrame, foreign: bool) -> Iterator[str]:
-    """What the trace does not show."""
+    """Yield notes on gaps in the trace."""
     unknown = int(rows["call_ns"].isna().sum())
     if unknown:
         yield (

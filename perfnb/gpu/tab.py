@@ -1,4 +1,4 @@
-"""The GPU tab: how busy the GPUs were, what they waited for, and which kernels they ran."""
+"""Show the GPU tab: how busy the GPUs were, what they waited for, and which kernels they ran."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _BECAUSE = {
 
 
 def gpu_document(summary: GpuSummary) -> Document:
-    """What the GPUs did, what they waited for, and what set the time of a step."""
+    """Return the document: the GPUs' work, their waits, and what set the time of a step."""
     overlap = float(summary.devices["overlap_ms"].sum())
     words = f"{fmt.duration(overlap)} of communication ran during computation and counts as computation."
     return Document(
@@ -90,7 +90,7 @@ def gpu_document(summary: GpuSummary) -> Document:
 
 
 def gpu_verdict(summary: GpuSummary) -> Verdict:
-    """How busy the GPUs were, and the main reason why they were idle."""
+    """Return how busy the GPUs were, and the main reason why they were idle."""
     idle, several = 1 - summary.busy, len(summary.devices) > 1
     who = f"{len(summary.devices)} GPUs are" if several else "The GPU is"
     named = max(("host", "dependency", "other", "outside"), key=lambda name: _part(summary, name))
@@ -108,20 +108,20 @@ def gpu_verdict(summary: GpuSummary) -> Verdict:
 
 
 def _whole(summary: GpuSummary) -> str:
-    """What the shares are of."""
+    """Return the name of the whole that shares refer to."""
     if not summary.steps_marked:
         return "the trace"
     return "the traced step" if summary.steps_marked == 1 else f"{summary.steps_marked:,} traced steps"
 
 
 def _part(summary: GpuSummary, name: str) -> float:
-    """Share of the devices' time."""
+    """Return the share of the devices' time."""
     total = float(summary.devices["total_ms"].sum())
     return float(summary.devices[name].sum()) / total if total else 0.0
 
 
 def launch_sentence(summary: GpuSummary) -> str:
-    """Whether launches kept up with the GPU, and if not, why."""
+    """Return whether launches kept up with the GPU, and if not, why."""
     facts = summary.launches
     if not facts.known:
         return "The trace contains no launches, so launch overhead is unknown."
@@ -175,7 +175,7 @@ def _figures(summary: GpuSummary) -> Iterator[Figure]:
 
 
 def _times(summary: GpuSummary) -> Iterator[Section]:
-    """What each GPU did in all, and step by step."""
+    """Yield the times of each GPU, in all and step by step."""
     devices, steps = summary.devices.head(_MOST_DEVICES), summary.steps
     several = len(summary.devices) > 1
     title = f"What {'each' if several else 'the'} GPU did in {_whole(summary)}"
@@ -197,7 +197,7 @@ def _bar(row: Any, label: str) -> Bar:
 
 
 def _queues(summary: GpuSummary) -> Iterator[Series]:
-    """How much work was launched and had not started: with nothing queued, a GPU has nothing to do next."""
+    """Yield how much work was launched but not started: with nothing queued, a GPU has nothing to do next."""
     queue = summary.queue
     if queue is None:
         return
@@ -254,7 +254,7 @@ def _kernels(summary: GpuSummary) -> Table:
 
 
 def _by_name(summary: GpuSummary) -> Iterator[Table]:
-    """The kernels by their own names, unless these name the rows of the table by op already."""
+    """Yield the kernels by their own names, unless these name the rows of the table by op already."""
     table, left = summary.by_name, summary.names_in_all - len(summary.by_name)
     if not table["op"].notna().any():
         return
@@ -270,7 +270,7 @@ def _by_name(summary: GpuSummary) -> Iterator[Table]:
 
 
 def _paths(path: PathFacts | None) -> Iterator[Table]:
-    """The critical path by kind of segment, and by op."""
+    """Yield the critical path by kind of segment, and by op."""
     if path is None or not len(path.kinds):
         return
     figures = (Column("saves up to", "ms", help=_SAVES), Column("path", "ms"), Column("share", "share", bar=True))
@@ -292,7 +292,7 @@ def _rows(frame: pd.DataFrame) -> Any:
 
 
 def path_title(path: PathFacts) -> str:
-    """Which step the path belongs to, and how long it is."""
+    """Return a title with the step that the path belongs to, and its length."""
     if path.step is None:
         return f"Critical path of the whole trace, {fmt.duration(path.total_ms)}"
     why = ""
@@ -305,12 +305,15 @@ def path_title(path: PathFacts) -> str:
 
 
 def device_word(device: Any) -> str:
-    """``GPU 0``, or ``the GPU`` if the trace gives no number."""
+    """Return ``GPU 0``, or ``the GPU`` if the trace gives no number."""
     return "the GPU" if pd.isna(device) else f"GPU {int(device)}"
 
 
 def shape_words(shapes: Any) -> str | None:
-    """``16 × 4, 4 × 8`` for ``[[16, 4], [4, 8], []]``; empty shapes are dropped, text that is no list stays."""
+    """Return ``16 × 4, 4 × 8`` for ``[[16, 4], [4, 8], []]``.
+
+    Empty shapes are dropped, and text that is not a list stays.
+    """
     if pd.isna(shapes):
         return None
     text = str(shapes)
@@ -320,7 +323,7 @@ def shape_words(shapes: Any) -> str | None:
 
 
 def layer_words(row: Any) -> str:
-    """``model.fc1``, or ``12 layers, most (8.6 %) in model.fc1``; empty if no layer is known."""
+    """Return ``model.fc1``, or ``12 layers, most (8.6 %) in model.fc1``; empty if no layer is known."""
     if pd.isna(row.layer):
         return ""
     if row.layers == 1 and fmt.known(row.layer_share) == 1:

@@ -1,4 +1,4 @@
-"""The GPU frames of a profile, and the events they are computed from."""
+"""Compute the GPU frames of a profile, and the events they are based on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$|{PIECE}$")
 
 @dataclass(frozen=True)
 class GpuEvents:
-    """What ran on devices, and the host events related to it.
+    """The events on devices, and the host events related to them.
 
     Attributes
     ----------
@@ -57,16 +57,16 @@ class GpuEvents:
 
     @cached_property
     def launches(self) -> pd.DataFrame:
-        """How each piece of the work was launched."""
+        """The launch of each piece of the work."""
         return launches(self.events, self.work)
 
     @cached_property
     def waits(self) -> WaitGraph:
-        """What paths through the events depend on."""
+        """The dependencies of paths through the events."""
         return prepare(self.events, self.work)
 
     def window_of(self, number: int) -> Window:
-        """From a step's start until its work is done, on host and devices."""
+        """Return the interval from a step's start until its work is done, on host and devices."""
         return window_of(self.waits, None if self.only_step is not None else number)
 
     @cached_property
@@ -112,14 +112,14 @@ _PARTS: tuple[By, ...] = ("kind", "op")
 
 
 def step_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``gpu_steps``; a trace without step marks counts as one step."""
+    """Return the frame ``gpu_steps``; a trace without step marks counts as one step."""
     if gpu.only_step is None:
         return conform(gpu_time_by_step(gpu.events, gpu.work), "gpu_steps")
     return conform(gpu_time(gpu.events, gpu.work).assign(step=gpu.only_step), "gpu_steps")
 
 
 def idle_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``gpu_idle``: why each device was idle, by step; a device's rows add up to its idle time."""
+    """Return the frame ``gpu_idle``: why each device was idle, by step; a device's rows add up to its idle time."""
     idle = idle_time(gpu.events, by_step=gpu.only_step is None, work=gpu.work)
     if gpu.only_step is not None:
         idle["step"] = gpu.only_step
@@ -132,31 +132,31 @@ def idle_table(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def launch_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``launches``: by launching op, per step."""
+    """Return the frame ``launches``: by launching op, per step."""
     sums = ("calls", "launched", "call_ms", "gpu_ms", "short")
     return conform(_per_step(launches_by_op(gpu.of_steps.launches), sums, gpu), "launches")
 
 
 def kernel_op_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``kernel_ops``: by op and input shapes, per step."""
+    """Return the frame ``kernel_ops``: by op and input shapes, per step."""
     sums = ("op_calls", "calls", "total_ms")
     return conform(_per_step(kernels_by_op(gpu.of_steps.launches), sums, gpu), "kernel_ops")
 
 
 def queue_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``queue``: launched work that had not started, at each change, by stream."""
+    """Return the frame ``queue``: launched work that had not started, at each change, by stream."""
     return conform(queue_lengths(gpu.events, gpu.work).rename(columns={"time_ns": "start_ns"}), "queue")
 
 
 def path_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``critical_path``: the path of each step, device work after the host's step included."""
+    """Return the frame ``critical_path``: the path of each step, device work after the host's step included."""
     parts = [path.assign(rank=gpu.events["rank"].iloc[0], step=number) for number, _, path in _paths(gpu)]
     table = pd.concat(parts, ignore_index=True).drop(columns="event") if parts else pd.DataFrame()
     return conform(table, "critical_path")
 
 
 def saving_table(gpu: GpuEvents) -> pd.DataFrame:
-    """The frame ``path_savings``: the parts of each step's path, by kind and by op."""
+    """Return the frame ``path_savings``: the parts of each step's path, by kind and by op."""
     parts = []
     for number, window, path in _paths(gpu):
         for by in _PARTS:
@@ -167,7 +167,7 @@ def saving_table(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def _paths(gpu: GpuEvents) -> Iterator[tuple[int, Window, pd.DataFrame]]:
-    """Number, interval and critical path of each step."""
+    """Yield the number, interval and critical path of each step."""
     if gpu.events.empty:  # only ranges that the user marked
         return
     for number in gpu.steps:

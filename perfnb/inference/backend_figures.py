@@ -1,4 +1,7 @@
-"""What a comparison of backends says: its table, and which backends to accept. Pure."""
+"""Compute what a comparison of backends shows: its table, and which backends to accept.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _UNKNOWN = (None, None)
 
 @dataclass(frozen=True)
 class BackendTrial:
-    """One backend that was tried, or why it was not."""
+    """One backend that was tried, or the reason why it was not."""
 
     backend: str
     why_not: str = ""
@@ -50,7 +53,7 @@ class BackendTrial:
 
 @dataclass(frozen=True)
 class BackendRounds:
-    """What was measured of a model with each backend."""
+    """The measurements of a model with each backend."""
 
     trials: tuple[BackendTrial, ...]  # the unmodified model first
     model: str
@@ -61,14 +64,14 @@ class BackendRounds:
 
 @dataclass(frozen=True)
 class Judged:
-    """Whether to use a backend, and why."""
+    """Whether to use a backend, and the reason."""
 
     decision: str  # accept, reject, inconclusive; "baseline" for the unmodified model, "refused" if it did not run
     reason: str
 
 
 def table_of(trials: Sequence[BackendTrial], judged: Mapping[str, Judged]) -> pd.DataFrame:
-    """A row per backend, the unmodified model first."""
+    """Return a row per backend, the unmodified model first."""
     pairs, rows = comparisons(trials), []
     for trial in trials:
         pair, timing, decided = pairs.get(trial.backend), trial.timing, judged[trial.backend]
@@ -100,7 +103,7 @@ def table_of(trials: Sequence[BackendTrial], judged: Mapping[str, Judged]) -> pd
 
 
 def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
-    """Each backend's times against those of the unmodified model, with Holm's correction over all."""
+    """Return each backend's times compared with those of the unmodified model, with Holm's correction over all."""
     timed = [trial for trial in trials if trial.times_ms]
     if len(timed) < 2:
         return {}
@@ -110,9 +113,9 @@ def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
 
 
 def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]) -> Judged:
-    """Whether to use a backend, by the rules of `perfnb.ab_test`.
+    """Return whether to use a backend, by the rules of `perfnb.ab_test`.
 
-    `losses` are those of the quality function; ``None`` without one: then outputs are judged.
+    `losses` are those of the quality function; without one they are ``None``, and outputs are judged.
     """
     known = _losses_of_values(trial, limits) if losses is None else tuple(losses)
     timing = trial.timing
@@ -131,7 +134,10 @@ def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limi
 
 
 def _losses_of_values(trial: BackendTrial, limits: Mapping[str, float]) -> tuple[Loss, ...]:
-    """The distance of the outputs from float64, with the user's limit, or the one that the verdict on them implies."""
+    """Return the distance of the outputs from float64, with its limit.
+
+    The limit is the user's, or the one that the verdict on the outputs implies.
+    """
     if trial.error is None:
         return ()
     if (limit := limits.get(DIFFERENCE)) is not None:

@@ -1,4 +1,4 @@
-"""Make each backend, check what it computes against float64, and time all of them in turn."""
+"""Make each backend, check its results against float64, and time all of them in turn."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def measure(
     Parameters
     ----------
     losses_of_own : callable
-        Called with what runs the unmodified model, before anything is exported, compiled or timed; what it returns is
-        returned.
+        Called with the function that runs the unmodified model, before anything is exported, compiled or timed; its
+        result is returned.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def measure(
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode, so that nothing can change the user's."""
+    """Return a copy in evaluation mode, so that nothing can change the user's model."""
     try:
         return copy.deepcopy(model).eval()
     except Exception as error:
@@ -107,7 +107,7 @@ def _prepared(backend: Backend, model: nn.Module, call: ModelCall) -> BackendTri
     """Make a backend and run it once."""
     __tracebackhide__ = True
     begin = time.perf_counter()
-    # What an engine loaded from the folder it keeps, also once the folder is gone.
+    # The files that an engine loaded from its folder, which it keeps even once the folder is gone.
     with tempfile.TemporaryDirectory(prefix="perfnb-", ignore_cleanup_errors=True) as folder:
         ready = backend.make(model, call, Path(folder))
     ready.run(*call.args, **call.kwargs)
@@ -118,7 +118,7 @@ def _prepared(backend: Backend, model: nn.Module, call: ModelCall) -> BackendTri
 
 
 class _Yardstick:
-    """What the model computes, and the same in float64."""
+    """The results of the model, and the same in float64."""
 
     def __init__(self, model: nn.Module, call: ModelCall, run: Callable[..., Any]) -> None:
         self._call = call
@@ -141,7 +141,7 @@ class _Yardstick:
             torch.set_num_threads(threads)
 
     def judged(self, backend: Backend, trial: BackendTrial) -> BackendTrial:
-        """A trial with the verdict on its outputs, and their distance from float64."""
+        """Return a trial with the verdict on its outputs, and their distance from float64."""
         if not self._own:
             return replace(trial, values=Values(UNCHECKED, None, "the model returns no floating-point numbers"))
         if self._random:
@@ -156,7 +156,7 @@ class _Yardstick:
         return replace(trial, values=values, error=errors.worst, max_distance=farthest)
 
     def _results(self, run: Callable[..., Any], seed: int = 0, wide: bool = False) -> Results:
-        """Floating-point outputs by place, from the same random numbers."""
+        """Return floating-point outputs by place, from the same random numbers."""
         args, kwargs = tree_map(_widened, tuple(self._call)) if wide else self._call
         before = random_state()
         try:
@@ -181,14 +181,14 @@ def _widened(value: Any) -> Any:
 
 
 def _distance(output: Tensor | None, truth: Tensor | None) -> float:
-    """The largest distance between two numbers at one place."""
+    """Return the largest distance between two numbers at one place."""
     if output is None or truth is None or output.shape != truth.shape:
         return float("inf")
     return float((output - truth).abs().max()) if output.numel() else 0.0
 
 
 def _peak_bytes(ready: ReadyBackend, call: ModelCall) -> int | None:
-    """The weights as saved, and the most that a call allocates at once; ``None`` where torch does not see it."""
+    """Return the weights as saved, and the most that a call allocates at once; ``None`` if torch does not see it."""
     if not ready.by_torch:
         return None
     tracer = Tracer(memory=True)
@@ -208,7 +208,7 @@ def _peak_bytes(ready: ReadyBackend, call: ModelCall) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings and notes that exporting and compiling print: what fails is in the table."""
+    """Suppress the warnings and notes that exporting and compiling print; failures are in the table."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

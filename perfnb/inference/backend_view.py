@@ -1,4 +1,4 @@
-"""A comparison of backends as a document."""
+"""Show a comparison of backends as a document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) -> Document:
-    """What each backend costs and how exact it is, the fastest first; what did not run comes last.
+    """Return the document of each backend's cost and exactness, the fastest first; backends that did not run come last.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) 
     table : DataFrame
         As `InferenceComparison.table`.
     count : int
-        Rounds.
+        The number of rounds.
     """
     ordered = table.sort_values("median_ms", kind="stable", na_position="last")
     compared = ordered[ordered["ratio"].notna()]

@@ -1,4 +1,4 @@
-"""What a model can be served with. Each backend is one object; a new one is an object here and a line in `BACKENDS`."""
+"""The ways to serve a model. Each backend is one object; a new one is an object here and a line in `BACKENDS`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from perfnb.bench.rounds import mapped
 
 
 class ModelCall(NamedTuple):
-    """What a model is called with."""
+    """The arguments that a model is called with."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
 class RefusedError(Exception):
-    """A backend does not apply to a model, as only making it shows."""
+    """Raised if a backend turns out not to apply to a model when it is made."""
 
 
 class ReadyBackend(NamedTuple):
@@ -33,9 +33,9 @@ class ReadyBackend(NamedTuple):
 
     #: Called as the model is, and returns what the model returns.
     run: Callable[..., Any]
-    #: Of its file, or of its weights as torch saves them.
+    #: The bytes of its file, or of its weights as torch saves them.
     size_bytes: int
-    #: Whether what it allocates is torch's.
+    #: Whether torch allocates its memory.
     by_torch: bool = True
 
 
@@ -44,7 +44,7 @@ class Backend:
     """A way to run a model."""
 
     name: str
-    #: Why it cannot run a model; empty if it can.
+    #: The reason why it cannot run a model; empty if it can.
     refuses: Callable[[nn.Module, ModelCall], str]
     #: Makes it from a model in evaluation mode, which it must not change, and an empty folder.
     make: Callable[[nn.Module, ModelCall, Path], ReadyBackend]
@@ -55,7 +55,10 @@ class Backend:
 
 
 def call_of(example: Any) -> ModelCall:
-    """A mapping holds keyword arguments, a tuple or list positional ones; anything else is the only argument."""
+    """Return the arguments of a call.
+
+    A mapping holds keyword arguments, a tuple or list positional ones, and anything else is the only argument.
+    """
     if isinstance(example, Mapping):
         return ModelCall((), {str(name): value for name, value in example.items()})
     return ModelCall(tuple(example), {}) if isinstance(example, (tuple, list)) else ModelCall((example,), {})
@@ -66,13 +69,13 @@ def _any(model: nn.Module, call: ModelCall) -> str:
 
 
 def _missing(*packages: str) -> str:
-    """What to install; empty if all is there."""
+    """Return what to install; empty if everything is there."""
     lacking = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"not installed: pip install {' '.join(lacking)}" if lacking else ""
 
 
 def tensors_of(call: ModelCall) -> list[Tensor]:
-    """The tensors among arguments, in order."""
+    """Return the tensors among arguments, in order."""
     return [leaf for leaf in tree_leaves(tuple(call)) if isinstance(leaf, Tensor)]
 
 
@@ -87,7 +90,7 @@ def _has(model: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 def saved_bytes(model: nn.Module) -> int:
-    """Size of a model's state as torch saves it."""
+    """Return the size of a model's state as torch saves it."""
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     return file.tell()
@@ -188,12 +191,12 @@ def _int8(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
 
 
 def _like(model: nn.Module, call: ModelCall) -> Callable[[list[Any]], Any]:
-    """How to put an engine's list of outputs into what the model returns.
+    """Return a function that puts an engine's list of outputs into the structure that the model returns.
 
     Raises
     ------
     RefusedError
-        If their numbers differ, in use.
+        In use, if the numbers of tensors differ.
     """
     leaves, spec = tree_flatten(_served(model)(*call.args, **call.kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -210,7 +213,7 @@ def _like(model: nn.Module, call: ModelCall) -> Callable[[list[Any]], Any]:
 
 
 def _fed(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """An engine's inputs by name: those of keyword arguments by theirs, positional ones in order."""
+    """Return an engine's inputs by name: keyword arguments by their names, positional ones in order."""
     tensors = tensors_of(ModelCall(args, dict(kwargs)))
     if len(tensors) != len(names):
         raise RefusedError(f"it takes {len(names)} tensors, and the model {len(tensors)}")
@@ -290,5 +293,5 @@ BACKENDS = (
 
 
 def by_name() -> dict[str, Backend]:
-    """All backends by name."""
+    """Return all backends by name."""
     return {backend.name: backend for backend in BACKENDS}

@@ -1,4 +1,7 @@
-"""What a dynamic batcher would gain: batches of each size measured, the batcher simulated. Pure."""
+"""Estimate the gain of a dynamic batcher: batches of each size are measured, and the batcher is simulated.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +19,23 @@ from perfnb.arguments import require_seconds
 from perfnb.inference.queueing import poisson_arrivals
 from perfnb.stats.intervals import Floats, Samples, quantile_interval
 
-#: Requests of a simulation; the first quarter, while the queue fills, is left out.
+#: The number of requests in a simulation; the first quarter, while the queue fills, is left out.
 REQUESTS = 8_000
 _SETTLES = REQUESTS // 4
-#: Delays that are tried, as shares of the time that a request alone takes.
+#: The delays that are tried, as shares of the time that a request alone takes.
 DELAYS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-#: Settings whose figures differ by less count as equal.
+#: Settings whose figures differ by less than this share count as equal.
 EQUAL_WITHIN = 0.05
 #: How often the interval around the highest rate is halved.
 _HALVINGS = 7
-#: Distinct quantiles of a batch's time.
+#: The number of distinct quantiles of a batch's time.
 _LEVELS = 4096
 _SEED = 21
 
 
 @dataclass(frozen=True, repr=False)
 class Batcher:
-    """A batcher under load, simulated: its settings, and their effect.
+    """A simulated batcher under load: its settings, and their effect.
 
     Attributes
     ----------
@@ -47,7 +50,7 @@ class Batcher:
     utilization : float
         Share of the time when the server is busy.
     served_per_s : float
-        Requests per second that it serves: as many as come, unless it is overrun.
+        Requests per second that it serves: all that come, unless it is overrun.
     """
 
     most: int
@@ -67,12 +70,12 @@ class Batcher:
 
 
 class Batching:
-    """Service times by batch size, and what a dynamic batcher makes of them.
+    """Service times by batch size, and the effect of a dynamic batcher on them.
 
     Parameters
     ----------
     times_ms : mapping of int to array
-        Service times of batches, by size; size 1 is there.
+        Service times of batches by size, including size 1.
     servers : int
         Batches served at the same time.
     """
@@ -103,12 +106,12 @@ class Batching:
 
     @property
     def gain(self) -> float:
-        """How many times as many requests can be served with the best batch size as one by one."""
+        """The factor by which the best batch size serves more requests than serving one by one."""
         per_second = self.sizes["requests_per_s"]
         return float(per_second.max() / per_second.iloc[0])
 
     def at(self, rate_per_s: float, most: int, delay_ms: float) -> Batcher:
-        """A batcher at a rate of independent (Poisson) arrivals, simulated.
+        """Return a batcher at a rate of independent (Poisson) arrivals, simulated.
 
         The time of a batch is drawn from those measured at the sizes around it.
         """
@@ -132,7 +135,7 @@ class Batching:
         return Batcher(most, delay_ms, rate_per_s, p50, p95, p99, float(np.mean(sizes)), min(1.0, busy), served)
 
     def grid(self, rate_per_s: float) -> pd.DataFrame:
-        """A row per setting of the batcher, with its figures at a rate; as `Batcher`."""
+        """Return a row per setting of the batcher, with its figures at a rate, as `Batcher` has them."""
         return pd.DataFrame([self.at(rate_per_s, *setting) for setting in self._settings])
 
     @property
@@ -141,10 +144,10 @@ class Batching:
         return [(1, 0.0)] + [(most, share * alone) for most in self._times if most > 1 for share in DELAYS]
 
     def best(self, rate_per_s: float, quantile: float = 0.99) -> Batcher | None:
-        """The setting whose latency is lowest at a rate; ``None`` if all are overrun.
+        """Return the setting whose latency is lowest at a rate; ``None`` if all are overrun.
 
-        Of settings within 5 % of the lowest, which simulations of this length cannot tell apart, it is the one with the
-        smallest batch and delay.
+        Simulations of this length cannot tell settings within 5 % of the lowest apart: of these, the one with the
+        smallest batch and delay is returned.
 
         Parameters
         ----------
@@ -159,10 +162,10 @@ class Batching:
         return next(batcher for batcher in batchers if getattr(batcher, name) <= (1 + EQUAL_WITHIN) * lowest)
 
     def best_within(self, bound_ms: float, quantile: float = 0.99) -> Batcher | None:
-        """The setting that serves the highest rate with a quantile of latency within a bound, at that rate.
+        """Return the setting that serves the highest rate with a quantile of latency within a bound, at that rate.
 
-        ``None`` if none does at any rate. Of settings whose rates are within 5 % the one with the smallest batch and
-        delay is meant.
+        The result is ``None`` if none does at any rate. Of settings whose rates are within 5 %, the one with the
+        smallest batch and delay is returned.
 
         Parameters
         ----------
@@ -185,12 +188,12 @@ class Batching:
         return best
 
     def _capacity(self, most: int) -> float:
-        """Requests per second that the batcher serves when all its batches are full."""
+        """Return requests per second that the batcher serves when all its batches are full."""
         means = [float(times.mean()) for times in self._times.values()]
         return self._servers * 1e3 * most / float(np.interp(most, list(self._times), means))
 
     def _time(self, size: int, share: float) -> float:
-        """The quantile of a batch's time, interpolated between the sizes measured around it."""
+        """Return the quantile of a batch's time, interpolated between the sizes measured around it."""
         return self._table[int(share * _LEVELS)][size - 1]
 
     @cached_property
@@ -212,7 +215,9 @@ def _column_of(quantile: float) -> str:
 def simulate_batches(
     arrivals_ms: Floats, service_ms: Callable[[int], float], most: int, delay_ms: float, servers: int = 1
 ) -> tuple[Floats, list[int], float]:
-    """A dynamic batcher: a free server takes what waits, at most `most`, once that many wait or the first has waited
+    """Simulate a dynamic batcher.
+
+    A free server takes the waiting requests, at most `most`, once that many wait or the first one has waited
     `delay_ms`.
 
     Parameters

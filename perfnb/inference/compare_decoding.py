@@ -1,4 +1,7 @@
-"""`compare_decoding`: what speculative decoding gains, how many of its guesses are kept, and whether answers differ."""
+"""`compare_decoding`: measure the gain of speculative decoding.
+
+It also shows how many guesses are kept, and whether answers differ.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from perfnb.draw.step_output import StepOutput
 from perfnb.experiments.ab_test import ABTest, ab_test
 from perfnb.inference.decoding_view import decoding_document
 
-#: Requests whose answers are compared, and the share of the budget that this may take.
+#: The number of requests whose answers are compared, and the share of the budget that this may take.
 _COMPARED, _COMPARED_SHARE = 8, 0.3
 _COLUMNS = ("request", "tokens", "passes", "proposed", "accepted", "same", "alike_tokens")
 
@@ -32,9 +35,9 @@ class DecodingComparison(Documented):
         The experiment: each pair is one request, answered both ways in random order.
     requests : DataFrame
         The requests whose answers were compared, a row each: ``request`` (its place among yours), ``tokens`` (of the
-        assisted answer), ``passes`` (of the model itself), ``proposed`` (tokens guessed ahead) and ``accepted`` (of
-        those, kept; ``NA`` where the model's cache does not show it), ``same`` (whether both answers are; ``NA`` if
-        plain decoding draws random tokens) and ``alike_tokens`` (before they differ).
+        assisted answer), ``passes`` (of the model itself), ``proposed`` (tokens guessed ahead) and ``accepted`` (how
+        many of those were kept; ``NA`` if the model's cache does not show it), ``same`` (whether both answers are the
+        same; ``NA`` if plain decoding draws random tokens) and ``alike_tokens`` (before they differ).
     """
 
     ab: ABTest
@@ -47,7 +50,7 @@ class DecodingComparison(Documented):
 
     @property
     def gain(self) -> float:
-        """How many times as fast as plain decoding it is."""
+        """The factor by which it is faster than plain decoding."""
         return 1 / self.ab.ratio
 
     @property
@@ -89,12 +92,12 @@ def compare_decoding(
     Parameters
     ----------
     plain, assisted : callable
-        As for `perfnb.latency` with ``tokens=True``: takes ``streamer=`` and hands it to Hugging Face's ``generate``,
-        or yields tokens.
+        As for `perfnb.latency` with ``tokens=True``: each takes ``streamer=`` and passes it to Hugging Face's
+        ``generate``, or yields tokens.
     requests : iterable
-        What they are called with.
+        The requests that they are called with.
     budget_s : float
-        Seconds in all, about.
+        The approximate total time in seconds.
 
     Returns
     -------
@@ -143,7 +146,7 @@ def compare_decoding(
 
 
 def _compared(plain: Sequence[Any], assisted: Sequence[Any]) -> dict[str, Any]:
-    """How two answers to one request compare."""
+    """Return how two answers to one request compare."""
     pairs = enumerate(zip(plain, assisted, strict=False))
     differs_at = next((place for place, (one, other) in pairs if one != other), min(len(plain), len(assisted)))
     return {"tokens": len(assisted), "same": plain == assisted, "alike_tokens": differs_at}

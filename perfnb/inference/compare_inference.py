@@ -1,4 +1,4 @@
-"""`compare_inference`: how fast, how big and how exact a model is with each backend."""
+"""`compare_inference`: measure how fast, how big and how exact a model is with each backend."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from perfnb.draw.document import Document
 
-#: Takes what can be called as the model is, and returns losses by name; smaller is better.
+#: Takes a function that can be called as the model is, and returns losses by name; smaller is better.
 Quality = Callable[[Callable[..., Any]], Mapping[str, float]]
 
 
 class InferenceComparison(Documented):
-    """A model with each backend: latency, memory, size, and how far its outputs are off. A notebook displays it."""
+    """A model with each backend: latency, memory, size, and the error of its outputs. A notebook displays it."""
 
     def __init__(self, rounds: BackendRounds, judged: Mapping[str, Judged]) -> None:
         self._rounds, self._judged = rounds, judged
@@ -52,14 +52,14 @@ class InferenceComparison(Documented):
         return pd.DataFrame(times_ms).rename_axis("round")
 
     def decide(self, quality: Quality | None = None, limits: Mapping[str, float] | None = None) -> InferenceComparison:
-        """The same measurements with other decisions, by the rules of `perfnb.ab_test`.
+        """Return the same measurements with other decisions, by the rules of `perfnb.ab_test`.
 
         Parameters
         ----------
         quality : callable, optional
             ``quality(run)`` measures losses by name, smaller is better, such as ``{"error": 0.03}``; ``run`` is called
             as the model is. The same losses of eager are the limit, unless `limits` has one. Without it, outputs must
-            be as near to float64 as the model's own, within noise.
+            be as close to float64 as the model's own, within noise.
         limits : mapping, optional
             Largest accepted values: of losses, or without `quality` of ``"difference"`` (``error`` in the table); of
             ``"median_ms"``, ``"p95_ms"`` and ``"peak_memory_bytes"``.
@@ -81,7 +81,10 @@ class InferenceComparison(Documented):
         return InferenceComparison(self._rounds, _judged(self._rounds.trials, quality, bounds, own_losses))
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
-        """What `Journal.add` writes: the times of each backend, its name, and whether it is accepted; eager is."""
+        """Yield what `Journal.add` writes: the times of each backend, its name, and whether it is accepted.
+
+        Eager is accepted.
+        """
         for trial in self._rounds.trials:
             if trial.times_ms:
                 accepted = self._judged[trial.backend].decision in ("accept", "baseline")
@@ -109,14 +112,14 @@ def compare_inference(
     ----------
     model : Module
     example : tensor, tuple or mapping
-        What the model is called with; a mapping holds keyword arguments.
+        The arguments that the model is called with; a mapping holds keyword arguments.
     backends : sequence of str
         Of ``eager`` (always there, the baseline), ``compile``, ``bf16``, ``onnxruntime``, ``int8`` (torchao),
         ``channels_last``, ``folded`` (batch normalisation into convolutions) and ``openvino``.
     quality, limits
         As for `InferenceComparison.decide`.
     budget_s : float
-        Seconds for timing; exporting and compiling take their own.
+        Seconds for timing, in addition to exporting and compiling.
 
     Returns
     -------
@@ -149,7 +152,7 @@ def compare_inference(
     chosen = [known[name] for name in dict.fromkeys(names) if name != "eager"]
 
     def losses_of_own(run: Callable[..., Any]) -> Mapping[str, float] | None:
-        # What is wrong with it is known before anything is compiled and timed.
+        # Faults in it are found before anything is compiled and timed.
         __tracebackhide__ = True
         return None if quality is None else _own_losses(quality, run)
 
@@ -165,10 +168,10 @@ def _require(quality: Any, limits: Any) -> dict[str, float]:
 
 
 def _own_losses(quality: Quality, run: Callable[..., Any]) -> Mapping[str, float]:
-    """The losses of the unmodified model, whatever `limits` are: they are the limit."""
+    """Return the losses of the unmodified model, whatever `limits` are, because they are the limit."""
     __tracebackhide__ = True
     losses = quality(run)
-    losses_of(losses, {})  # refuses what are no losses
+    losses_of(losses, {})  # refuses results that are not losses
     return losses
 
 
@@ -178,7 +181,7 @@ def _judged(
     limits: Mapping[str, float],
     own: Mapping[str, float] | None,
 ) -> dict[str, Judged]:
-    """A decision for each backend."""
+    """Return a decision for each backend."""
     first, *others = trials
     pairs, judged = comparisons(trials), {first.backend: Judged("baseline", "")}
     for trial in others:

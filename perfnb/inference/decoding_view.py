@@ -1,4 +1,4 @@
-"""Speculative against plain decoding as a document."""
+"""Show speculative and plain decoding as a document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _PAIRS = Mark("pairs", BLUE, "█", "solid")
 
 
 def decoding_document(found: DecodingComparison) -> Document:
-    """Whether assisted decoding is faster, how many guesses were kept, and whether answers differ."""
+    """Return the document of a comparison.
+
+    It has whether assisted decoding is faster, how many guesses were kept, and whether answers differ.
+    """
     ab = found.ab
     pairs = fmt.counted(len(ab.pairs), "pair")
     effect = Effect("assisted", ab.ratio, ab.ratio_ci, ab.verdict if ab.ratio_ci else "too few pairs")

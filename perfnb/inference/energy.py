@@ -1,4 +1,4 @@
-"""What requests take of the GPUs' energy, from the drivers' counters."""
+"""Measure the GPU energy of requests, from the drivers' counters."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from perfnb.errors import CaptureError
 from perfnb.telemetry.watcher import Watcher
 
 _INTERVAL_S = 0.1
-#: The driver renews a counter every 20 to 100 ms, which is too coarse for shorter runs.
+#: The shortest run in seconds: drivers renew a counter every 20 to 100 ms, which is too coarse for shorter ones.
 _LEAST_S = 1.0
 NO_GPU = "no GPU was used, and perfnb reads no energy counter of processors"
 
 
-#: Joules between two instants (`time.perf_counter_ns`), or why they are not known.
+#: Joules between two instants (`time.perf_counter_ns`), or the reason why they are not known.
 Joules = Callable[[int, int], float | str]
 
 
 @contextmanager
 def energy_meter() -> Iterator[Joules]:
-    """Read energy counters, where torch uses a GPU: what all GPUs that it uses took."""
+    """Read energy counters if torch uses a GPU: the energy of all GPUs that it uses."""
     why, watcher = NO_GPU, None
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         try:
@@ -42,7 +42,9 @@ def energy_meter() -> Iterator[Joules]:
 
 
 def joules_between(devices: dict[str, dict[str, Any]], start_s: float, end_s: float) -> float | str:
-    """Joules of the GPUs on which torch holds memory, between two instants; or why that is not known.
+    """Return the joules of the GPUs between two instants, or the reason why they are not known.
+
+    These are the GPUs that hold memory of torch.
 
     Parameters
     ----------

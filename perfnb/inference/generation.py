@@ -1,4 +1,4 @@
-"""What a generation shows of itself: its key-value cache, and how many of the tokens guessed ahead it kept."""
+"""Observe a generation: its key-value cache, and how many of the tokens guessed ahead it kept."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Generation:
     Attributes
     ----------
     tokens : list
-        What was yielded or streamed, in order.
+        The tokens that were yielded or streamed, in order.
     passes : int
         How often tokens came: in speculative decoding, the passes of the model itself.
     proposed, accepted : int or None
         Tokens guessed ahead, and how many of them were kept; ``None`` where the model's cache did not show it.
     cache : Cache or str
-        The key-value cache, or why it is not known.
+        The key-value cache, or the reason why it is not known.
     """
 
     tokens: list[Any]
@@ -40,7 +40,7 @@ class Generation:
 
 
 def watch_generation(fn: Callable[..., Any], request: Any) -> Generation:
-    """Serve a request once with a hook on all modules, so that its time means nothing."""
+    """Serve a request once with a hook on all modules, so that its time is not meaningful."""
     __tracebackhide__ = True
     watcher = _Watcher()
     handle = register_module_forward_hook(watcher.passed)
@@ -61,7 +61,7 @@ class _Watcher(TokenTimes):
     def __init__(self) -> None:
         super().__init__()
         self.answer: list[Any] = []
-        #: Tokens guessed ahead in each pass, and how many of them were kept; less than 0 where that is not known.
+        #: The tokens guessed ahead in each pass, and how many of them were kept; below 0 if that is not known.
         self.guesses: list[tuple[int, int]] = []
         self.cache: Any = None
         self._length: int | None = None
@@ -73,7 +73,7 @@ class _Watcher(TokenTimes):
             self.cache, self._length = cache, _length_of(cache)
 
     def note(self, value: Any) -> None:
-        """Note tokens; the pass before them was the model's own, over what is known and what was guessed."""
+        """Note tokens; the pass before them was the model's own, over the known and the guessed tokens."""
         before = len(self)
         super().note(value)
         if came := len(self) - before:
@@ -85,12 +85,12 @@ class _Watcher(TokenTimes):
 
 
 def _length_of(cache: Any) -> int | None:
-    """Tokens whose keys and values a cache has seen."""
+    """Return the number of tokens whose keys and values a cache has seen."""
     return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else None
 
 
 def cache_of(cache: Any) -> Cache | str:
-    """How large a key-value cache is by its length, from its tensors; or why that is not known.
+    """Return how large a key-value cache is by its length, from its tensors, or the reason why that is not known.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def cache_of(cache: Any) -> Cache | str:
         4.54).
     """
     inner = getattr(cache, "self_attention_cache", None)
-    if inner is not None:  # of an encoder and a decoder: what the encoder's output takes does not grow
+    if inner is not None:  # of an encoder and a decoder: the part for the encoder's output does not grow
         own, length = cache_of(inner), _length_of(inner)
         if isinstance(own, str):
             return own
@@ -114,7 +114,7 @@ def cache_of(cache: Any) -> Cache | str:
         if hasattr(layer, "residual_length"):
             return "it is quantised, and only a part of it is in its tensors"
         window = getattr(layer, "sliding_window", None)
-        if hasattr(layer, "max_cache_len"):  # allocated whole
+        if hasattr(layer, "max_cache_len"):  # allocated as a whole
             layers.append((size, 1))
         elif window is not None and getattr(layer, "is_sliding", False):
             layers.append((size // held, int(window) - 1))
@@ -126,7 +126,7 @@ def cache_of(cache: Any) -> Cache | str:
 
 
 def _layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor, Any]] | None:
-    """Keys and values of each layer, and what holds them; ``None`` where there are others."""
+    """Return keys and values of each layer, and the objects that hold them; ``None`` if there are others."""
     if hasattr(cache, "layers"):
         found = [(getattr(layer, "keys", None), getattr(layer, "values", None), layer) for layer in cache.layers]
     else:

@@ -1,4 +1,4 @@
-"""`latency`: how long requests take, alone and under load, and how many a second can be served within a bound."""
+"""`latency`: measure how long requests take, alone and under load, and the highest rate within a bound."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ from perfnb.stats.intervals import quantile_interval, steps_for_quantile
 
 __all__ = ["HighestRate", "Latency", "LoadedLatency", "OpenRun", "latency"]
 
-#: Share of the budget for requests alone, if there is something else to run too; that of these after pauses.
+#: The share of the budget for requests alone, if something else must run too, and the share of these after pauses.
 _ALONE_SHARE, _PAUSED_SHARE = 0.45, 0.15
-#: The runs that a highest rate may take until one confirms it, and the most that the next one is of the last.
+#: The number of runs that a highest rate may take until one confirms it, and the largest ratio of one rate to the
+#: previous one.
 _CONFIRMING_RUNS, _LOWER = 3, 0.9
 
-#: Serves requests at a rate per second for so many seconds.
+#: Serves requests at a rate per second for this many seconds.
 ServeAt = Callable[[float, float], OpenRun]
 
 
 class Latency(Documented):
-    """How long requests take, alone and under load. A notebook displays it."""
+    """The latency of requests, alone and under load. A notebook displays it."""
 
     def __init__(
         self, measured: Measured, load: LoadModel, serve_at: ServeAt, known: Iterable[HighestRate] = ()
@@ -74,45 +75,48 @@ class Latency(Documented):
         return self._measured.closed[self._measured.closed["first"]]
 
     def slowest(self, count: int = 10) -> pd.DataFrame:
-        """The requests that took longest to serve."""
+        """Return the requests that took longest to serve."""
         return self._measured.steady.nlargest(count, "service_ms")
 
     def quantile_ms(self, q: float) -> float | None:
-        """Quantile of the service times; ``None`` if there are too few for it (p99: 299)."""
+        """Return a quantile of the service times; ``None`` if there are too few for it (p99: 299)."""
         return sample_quantile(self._load.service_ms, _share("q", q))
 
     def quantile_interval_ms(self, q: float) -> tuple[float, float] | None:
-        """95 % interval of that quantile; ``None`` if there are too few (p99: 368)."""
+        """Return the 95 % interval of that quantile; ``None`` if there are too few (p99: 368)."""
         return quantile_interval(self._load.service_ms, _share("q", q))
 
     @property
     def pauses(self) -> pd.DataFrame:
-        """How much longer requests took that found the server idle, by how long it was: a row per pause measured.
+        """The extra time of requests that found the server idle, with a row per pause measured.
 
-        By ``pause_ms``: ``requests``, and ``extra_ms``, the median of what they took more than those of their size
-        back to back, with its 95 % interval from ``ci_low_ms`` to ``ci_high_ms``. Without rows if the budget was too
-        short.
+        By ``pause_ms``: ``requests``, and ``extra_ms``, the median of their extra time over requests of their size
+        served back to back, with its 95 % interval from ``ci_low_ms`` to ``ci_high_ms``. There are no rows if the
+        budget was too short.
         """
         return self._load.pauses
 
     def at(self, rate_per_s: float) -> LoadedLatency:
-        """Latency at a rate of independent (Poisson) arrivals, computed from the service times and what pauses add."""
+        """Return latency at a rate of independent (Poisson) arrivals.
+
+        It is computed from the service times and the extra time after pauses.
+        """
         return self._load.at(_rate(rate_per_s))
 
     @property
     def curve(self) -> pd.DataFrame:
         """A row per rate: `LoadedLatency` with ``_low`` and ``_high`` for each value.
 
-        The rates are those that back to back keep the servers busy for 0.3 to 0.95 of the time.
+        At these rates, requests as served back to back keep the servers busy for 0.3 to 0.95 of the time.
         """
         return self._load.curve
 
     def highest_rate(self, bound_ms: float, quantile: float = 0.99, *, confirm_s: float | None = None) -> HighestRate:
-        """The highest rate at which a quantile of latency stays within a bound.
+        """Return the highest rate at which a quantile of latency stays within a bound.
 
         It is computed from the service times, and confirmed or lowered by runs: those for the bound and quantile that
-        `perfnb.latency` was given, and those that `confirm_s` asks for. The same question then has the same
-        answer until you confirm it again.
+        were passed to `perfnb.latency`, and those that `confirm_s` requests. The same question then has the same answer
+        until you confirm it again.
 
         Parameters
         ----------
@@ -140,9 +144,9 @@ class Latency(Documented):
         return self._known[asked]
 
     def _confirmed(self, highest: HighestRate, seconds: float) -> HighestRate:
-        """The rate that a run confirms, or the highest below it that another one does.
+        """Return the rate that a run confirms, or the highest one below it that another run confirms.
 
-        It is not below the rate that was asked about if the run at that rate stayed within the bound.
+        It is not below the rate in question if the run at that rate stayed within the bound.
         """
         left, bound_ms, quantile = seconds, highest.bound_ms, highest.quantile
         if highest.rate_per_s == 0:
@@ -151,7 +155,7 @@ class Latency(Documented):
         if own is not None and not exceeds(own, bound_ms, quantile):
             shown = own.rate_per_s if seen_in(highest, own).confirmed_ms is not None else 0.0
         while (rate := highest.rate_per_s) and rate > shown and left > 0:
-            # A run has enough requests for the quantile, if need be by taking all the time.
+            # A run has enough requests for the quantile, if necessary by taking all the time.
             lasts = min(left, max(seconds / _CONFIRMING_RUNS, steps_for_quantile(quantile) / rate))
             left -= lasts
             run = self._serve_at(rate, lasts)
@@ -173,7 +177,7 @@ class Latency(Documented):
 
     @property
     def _asked(self) -> HighestRate | None:
-        """The highest rate for the bound that was asked for; not known if there were too few requests."""
+        """The highest rate for the requested bound; not known if there were too few requests."""
         bound = self._measured.asked_bound
         if bound is None or bound in self._known or self.quantile_ms(bound[1]) is not None:
             return bound and self.highest_rate(*bound)
@@ -209,25 +213,27 @@ class Latency(Documented):
 
         ``run`` and ``served`` (its place among the samples of that run), ``tokens``, ``ttft_ms`` (from its arrival to
         its first token), ``prefill_ms`` (the same from its start), ``decode_ms`` (from the first to the last token),
-        ``tpot_ms`` (that per later token; ``NA`` with a single one), ``prompt_tokens`` (``NA`` where no streamer is
-        handed the prompt), and ``request``, ``size``, ``service_ms``, ``latency_ms`` and ``first`` as in `samples`.
+        ``tpot_ms`` (that per later token; ``NA`` with a single one), ``prompt_tokens`` (``NA`` if no streamer gets the
+        prompt), and ``request``, ``size``, ``service_ms``, ``latency_ms`` and ``first`` as in `samples`.
 
         Raises
         ------
         ValueError
-            If tokens were not asked for: pass ``tokens=True``.
+            If tokens were not requested: pass ``tokens=True``.
         """
         return by_request(self.token_times, self.samples)
 
     @property
     def token_times(self) -> pd.DataFrame:
-        """A row per token: ``run``, ``served`` (as in `tokens`), ``token``, ``after_arrival_ms``, ``after_start_ms``,
+        """A row per token.
+
+        The columns are ``run``, ``served`` (as in `tokens`), ``token``, ``after_arrival_ms``, ``after_start_ms`` and
         ``prompt_tokens``.
 
         Raises
         ------
         ValueError
-            If tokens were not asked for: pass ``tokens=True``.
+            If tokens were not requested: pass ``tokens=True``.
         """
         if self._measured.tokens is None:
             raise ValueError("Tokens were not recorded: pass tokens=True.")
@@ -242,7 +248,7 @@ class Latency(Documented):
 
     @property
     def ttft_ms(self) -> float:
-        """Median time to the first token of a request served alone; of nothing, NaN."""
+        """Median time to the first token of a request served alone; NaN without any."""
         return float(self._steady_tokens["ttft_ms"].median())
 
     @property
@@ -252,8 +258,9 @@ class Latency(Documented):
 
     @property
     def itl_ms(self) -> float:
-        """Median over all tokens of the gap since the token before: requests with many tokens weigh more than in
-        `tpot_ms`. NaN if no answer had two.
+        """Median over all tokens of the gap since the previous token; NaN if no answer had two.
+
+        Requests with many tokens weigh more than in `tpot_ms`.
         """
         known = self._steady_tokens[["run", "served"]]
         gaps = gaps_ms(self.token_times.merge(known))
@@ -272,10 +279,10 @@ class Latency(Documented):
         return float(known["prompt_tokens"].sum() / known["prefill_ms"].sum() * 1e3) if len(known) else None
 
     def kv_cache_bytes(self, length: int) -> int | None:
-        """Size of the key-value cache of a request with so many tokens, prompt and answer; ``None`` if it is not known.
+        """Return the size of the key-value cache of a request with this many tokens, prompt and answer.
 
-        Derived from the cache of one more request, which is not timed: it is visible where a module returns it as
-        ``past_key_values``, as Hugging Face's models do.
+        The result is ``None`` if it is not known. It is derived from the cache of one more request, which is not timed.
+        The cache is visible if a module returns it as ``past_key_values``, as Hugging Face's models do.
         """
         require_count("length", length, 1)
         cache = self._measured.cache
@@ -283,11 +290,12 @@ class Latency(Documented):
 
     @property
     def costs(self) -> pd.DataFrame:
-        """What a thousand requests take, a row per way to serve them.
+        """The cost of a thousand requests, with a row per way to serve them.
 
-        By ``run`` (closed: back to back, without a pause; open: at the rate asked for; highest: at the highest rate for
+        By ``run`` (closed: back to back, without a pause; open: at the requested rate; highest: at the highest rate for
         the bound): ``requests_per_s``, ``joules`` (of the GPUs that torch uses) and ``price`` (of the machine's time,
-        also while it waits) of 1,000 requests, each ``NA`` where it is not known, and ``why`` the energy is not.
+        also while it waits) of 1,000 requests, each ``NA`` if it is not known, and ``why``, the reason why the energy
+        is not known.
         """
         rates: dict[str, float | None] = {"closed": self._load.closed_per_s}
         if self.open_run is not None:
@@ -304,12 +312,12 @@ class Latency(Documented):
         return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:4], "Float64")).set_index("run")
 
     def goodput_per_s(self, **bounds_ms: float) -> float:
-        """Requests per second within all bounds, in the run at a rate.
+        """Return requests per second within all bounds, in the run at a rate.
 
         Parameters
         ----------
         **bounds_ms : float
-            By column of `tokens`: ``ttft_ms=200, tpot_ms=50``.
+            Bounds by column of `tokens`: ``ttft_ms=200, tpot_ms=50``.
 
         Raises
         ------
@@ -322,7 +330,7 @@ class Latency(Documented):
         allowed = ("ttft_ms", "tpot_ms", "latency_ms", "prefill_ms", "decode_ms")
         if not bounds_ms or any(name not in allowed for name in bounds_ms):
             raise ValueError(f"Bounds are on {', '.join(allowed)}, not {', '.join(bounds_ms) or 'nothing'}.")
-        # Not from the first arrival to the last alone: more than come would then seem to be served.
+        # Not only from the first arrival to the last: otherwise more requests would seem to be served than come.
         due_s = (len(run.samples) + run.lost) / run.rate_per_s
         seconds = max(due_s, float((run.samples["arrival_ms"] + run.samples["latency_ms"]).max()) / 1e3)
         return goodput(self.tokens[self.tokens["run"] == "open"], seconds, bounds_ms)
@@ -347,21 +355,22 @@ def latency(
 ) -> Latency:
     """Measure how long requests take, and compute how long they would take under load.
 
-    Requests are served back to back for their service times. Latency at any rate of arrivals follows from those: a
-    request also waits for those before it. With a rate, it is measured too, with arrivals fixed in advance.
+    Requests are served back to back for their service times. Latency at any rate of arrivals follows from those,
+    because a request also waits for those before it. If a rate is given, latency is also measured, with arrivals fixed
+    in advance.
 
     Parameters
     ----------
     fn : callable
         Serves one request: a model (which then runs in inference mode), a pipeline, any function.
     requests : iterable
-        What it is called with; drawn at random, so that sizes come as often as they do here.
+        The requests that it is called with. They are drawn at random, so that sizes occur as often as they do here.
     rate_per_s : float, optional
         Serve requests that arrive independently of each other (Poisson) at this rate.
     bound_ms : float, optional
         Find the highest rate at which `quantile` of latency is within this bound, and confirm it by a run.
     quantile : float
-        For `bound_ms`.
+        The quantile for `bound_ms`.
     concurrency : int
         Requests served at the same time, in threads.
     arrivals : sequence of float, optional
@@ -371,12 +380,12 @@ def latency(
         Makes one input of `fn` from a list of requests, as a loader's ``collate_fn`` does; ``list`` if `fn` takes a
         list. Batches of 1, 2, 4 and more are measured too, for `Latency.batching`.
     tokens : bool, optional
-        Record when each token of an answer comes. `fn` yields tokens, or takes ``streamer=`` and hands it to Hugging
+        Record when each token of an answer comes. `fn` yields tokens, or takes ``streamer=`` and passes it to Hugging
         Face's ``generate``.
     price_per_hour : float, optional
-        Of the machine, in any currency; for `Latency.costs`.
+        Price of the machine, in any currency, for `Latency.costs`.
     budget_s : float
-        Seconds in all, about.
+        The approximate total time in seconds.
 
     Returns
     -------
@@ -385,8 +394,8 @@ def latency(
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit, and for what is returned before it is computed: a coroutine, a future, a
-        generator.
+        For arguments that do not fit, and for results that are returned before they are computed: a coroutine, a
+        future, a generator.
     Exception
         Whatever `fn` raises, with a note that names the request.
     """
@@ -408,7 +417,7 @@ def latency(
     rate = None if rate_per_s is None else _rate(rate_per_s)
     schedule = None if arrivals is None else _schedule(arrivals, budget_s)
     if rate is not None and schedule is not None:
-        raise TypeError("Pass rate_per_s or arrivals, not both: each says when requests arrive.")
+        raise TypeError("Pass rate_per_s or arrivals, not both: each sets when requests arrive.")
     if batch is not None and not callable(batch):
         raise TypeError(f"batch must make one input from a list of requests, not {shown(batch)}.")
     if tokens is not None:
@@ -440,7 +449,7 @@ def latency(
     with StepOutput(), Progress() as progress, energy_meter() as meter, conditions:
 
         def joules(served: Sequence[Served]) -> float | str:
-            # With pauses between requests, from the first arrival: a machine takes power while it waits.
+            # With pauses between requests, from the first arrival, because a machine takes power while it waits.
             used = meter(min(one.arrival_ns for one in served), max(one.end_ns for one in served))
             return used if isinstance(used, str) else used / len(served)
 

@@ -1,4 +1,4 @@
-"""Latency alone and under load as a document."""
+"""Show latency alone and under load as a document."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from perfnb.inference.load_model import LoadModel
     from perfnb.inference.samples import Measured, OpenRun
 
-#: Quantiles that are listed, and how they are drawn.
+#: The quantiles that are listed, and how they are drawn.
 _QUANTILES = (
     (Mark("p50", BLUE, "█", "solid"), 0.5),
     (Mark("p95", GREEN, "▒", "columns"), 0.95),
@@ -55,32 +55,32 @@ _BATCHED_AT = 5
 _FAR = 3
 #: A curve that spans more than this has a logarithmic axis.
 _DECADE = 10
-#: Requests that are drawn as dots.
+#: The number of requests that are drawn as dots.
 _DOTS = 300
-#: From how many times the median on the slowest request is named.
+#: The slowest request is named if it took at least this many times the median.
 _SLOW = 1.5
-#: The least that a pause adds, as a share of the median, to be worth a note.
+#: The least extra time after a pause, as a share of the median, that is worth a note.
 _WORTH_TELLING = 0.05
 #: Below this share of the rate that the service times allow, the time between requests is reported.
 _HELD_UP = 0.9
-#: How many requests of a run show that they took longer than alone.
+#: The number of requests in a run that shows that they took longer than alone.
 _FEWEST_UNLIKE = 10
-#: What the runs are called in the table of costs.
+#: The names of the runs in the table of costs.
 _RUNS = {"closed": "back to back", "open": "at the rate asked for", "highest": "at the highest rate"}
 
 
 def latency_document(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> Document:
-    """The highest rate within the bound, whether the rate asked for saturates, and the load curve.
+    """Return the document: the highest rate within the bound, whether the requested rate saturates, and the load curve.
 
     Parameters
     ----------
     found : Latency
     measured : Measured
-        What was measured.
+        The measurements.
     load : LoadModel
-        What is computed from it.
+        The model computed from them.
     asked : HighestRate or None
-        The highest rate for the bound that was asked for.
+        The highest rate for the requested bound.
     """
     several = f", {measured.concurrency} at a time" if measured.concurrency > 1 else ""
     return Document(
@@ -121,7 +121,10 @@ def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: Highest
 
 
 def _busy(noise: Mapping[str, Any]) -> str:
-    """That other programs kept all CPUs busy when the measurement began; empty if its conditions do not show it."""
+    """Return a note if other programs kept all CPUs busy when the measurement began.
+
+    The result is empty if the conditions do not show it.
+    """
     load, cpus = noise.get("load_before"), noise.get("cpus")
     if load is None or not cpus or load <= cpus:
         return ""
@@ -137,14 +140,14 @@ def _latencies(run: OpenRun) -> Floats:
 
 
 def _tail_words(times_ms: Floats) -> str:
-    """The highest quantile that is known, with its interval."""
+    """Return the highest quantile that is known, with its interval."""
     word, q = [(mark.word, q) for mark, q in _QUANTILES if q == 0.5 or quantile(times_ms, q) is not None][-1]
     time = fmt.interval(float(np.quantile(times_ms, q)), quantile_interval(times_ms, q))
     return f"{'the median' if q == 0.5 else word} is {time}"
 
 
 def _waiting(run: OpenRun) -> str:
-    """What saturation lost, or how much of the latency is waiting."""
+    """Return the loss from saturation, or how much of the latency is waiting."""
     if run.saturated:
         lost = f"{fmt.counted(run.lost, 'request')} that were due could not be served in the run."
         return lost if run.lost else ""
@@ -231,13 +234,13 @@ def _strip(run: OpenRun | None, load: LoadModel, bound: float | None) -> Strip:
 
 
 def _evenly(times_ms: Floats) -> list[float]:
-    """Not more of them than can be drawn, evenly from the fastest to the slowest."""
+    """Return no more rows than can be drawn, evenly from the fastest to the slowest."""
     places = np.linspace(0, len(times_ms) - 1, min(_DOTS, len(times_ms))).round().astype(int)
     return [float(ms) for ms in np.sort(times_ms)[places]]
 
 
 def _quantiles(found: Latency, measured: Measured, load: LoadModel) -> Table:
-    """What was measured of requests alone and at the rate, and what is computed for that rate."""
+    """Return the measurements of requests alone and at the rate, and the figures computed for that rate."""
     alone = _measured_cells(load.service_ms)
     rows: list[tuple[Cell, ...]] = [("back to back, measured", *alone, None, len(load.service_ms))]
     run = found.open_run
@@ -258,7 +261,7 @@ def _measured_cells(times_ms: Floats) -> list[Cell]:
 
 
 def _cell(ms: Any, interval: tuple[Any, Any] | None) -> Cell:
-    """A time with its interval, which may have no end."""
+    """Return a time with its interval, which may have no end."""
     if fmt.known(ms) is not None and interval is not None and fmt.known_bounds(interval) is None:
         return bounded_words(ms, interval)
     return Value(fmt.known(ms), "ms", fmt.known_bounds(interval))
@@ -287,7 +290,7 @@ def _loads(curve: pd.DataFrame) -> Table:
 
 
 def _token_by_token(found: Latency) -> Iterator[Section]:
-    """The request of median latency: of the run at a rate, or else of those served back to back."""
+    """Yield the request of median latency, from the run at a rate or else from those served back to back."""
     requests, tokens = found.tokens, found.token_times
     opened = requests[(requests["run"] == "open") & (not found.saturated)]
     usable = opened if len(opened) else requests[~requests["first"].astype(bool)]
@@ -308,12 +311,12 @@ def _token_by_token(found: Latency) -> Iterator[Section]:
 
 
 def _batched_at(found: Latency, measured: Measured) -> float:
-    """The rate at which batchers are compared: the one asked for, or that of 80 % utilization."""
+    """Return the rate for comparing batchers: the requested one, or that of 80 % utilization."""
     return measured.asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
 
 
 def _batchers(found: Latency, measured: Measured, asked: HighestRate | None) -> str:
-    """Which batcher to use: for the bound, or else at the rate."""
+    """Return which batcher to use, for the bound or else at the rate."""
     if not measured.batches_ms:
         return ""
     if asked is not None and asked.quantile in (0.5, 0.95, 0.99):
@@ -350,7 +353,7 @@ def _sizes(sizes: pd.DataFrame) -> Table:
 
 
 def _settings(batching: Batching, rate: float) -> Table:
-    """The p99 of a batcher by its largest batch (columns) and its delay (rows)."""
+    """Return the p99 of a batcher by its largest batch (columns) and its delay (rows)."""
     table = batching.grid(rate).pivot(index="delay_ms", columns="most", values="p99_ms")
     rows = [
         (float(str(delay)), *("overrun" if math.isinf(ms) else fmt.known(ms) for ms in row))
@@ -414,7 +417,7 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
 
 
 def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[str]:
-    """Whether the clock was late, and whether requests took much longer than alone, also after pauses."""
+    """Yield whether the clock was late, and whether requests took much longer than alone, also after pauses."""
     if run.late > 0.01 and not run.saturated:
         share = fmt.share(run.late) + " of a service time"
         much = share if run.late < 1 else fmt.significant(run.late) + " service times"
@@ -424,6 +427,6 @@ def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[
     if len(run.samples) >= _FEWEST_UNLIKE and took >= _SLOW * expected:
         yield (
             f"Requests took {fmt.duration(took)} in this run (median), {fmt.significant(took / expected)} times as "
-            "long as when they were measured alone, so what is computed from those times is too low. The machine was "
+            "long as when they were measured alone, so figures computed from those times are too low. The machine was "
             "busy, or requests slow each other down: measure again."
         )

@@ -1,4 +1,7 @@
-"""Latency under load, computed from service times and from what pauses add to them. Pure."""
+"""Compute latency under load from service times and from the extra time after pauses.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 #: The quantiles of every curve.
 QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99}
-#: Requests of each server from which the time between them is known.
+#: The number of requests of each server from which on the time between them is known.
 _FEWEST_EACH = 10
 #: A run with too few requests for its quantile refutes a rate if as many over the bound are less likely than this.
 _SIGNIFICANT = 0.05
@@ -60,7 +63,7 @@ class LoadedLatency:
 
 
 def load_words(load: LoadedLatency) -> str:
-    """``p50 12.3 ms [12.1, 12.6], p95 ..., p99 ...``."""
+    """Return ``p50 12.3 ms [12.1, 12.6], p95 ..., p99 ...``."""
     names = {word: f"{word}_ms" for word in ("p50", "p95", "p99")}
     return ", ".join(
         f"{word} {bounded_words(getattr(load, name), load.intervals.get(name))}" for word, name in names.items()
@@ -68,7 +71,7 @@ def load_words(load: LoadedLatency) -> str:
 
 
 def bounded_words(ms: Any, bounds: tuple[Any, Any] | None) -> str:
-    """A time with its interval, either of which may have no end."""
+    """Return a time with its interval, either of which may have no end."""
     if not pd.isna(ms) and math.isinf(ms):
         return "without end"
     if bounds is not None and not pd.isna(bounds[1]) and math.isinf(bounds[1]):
@@ -116,7 +119,7 @@ class HighestRate:
 
 
 def highest_sentence(highest: HighestRate) -> str:
-    """The rate, and whether a run confirmed it."""
+    """Return the rate, and whether a run confirmed it."""
     within = f"p{100 * highest.quantile:g} within {fmt.duration(highest.bound_ms)}"
     if highest.rate_per_s is None:
         return f"The highest rate with {within} is not known"
@@ -130,7 +133,7 @@ def highest_sentence(highest: HighestRate) -> str:
 
 
 def highest_evidence(highest: HighestRate) -> str:
-    """What runs at the rate and at higher ones showed; empty without a run."""
+    """Return the results of runs at the rate and at higher ones; empty without a run."""
     word, said = f"p{100 * highest.quantile:g}", ""
     if highest.confirmed_ms is not None:
         measured = fmt.interval(highest.confirmed_ms, highest.confirmed_interval_ms)
@@ -148,7 +151,7 @@ def highest_evidence(highest: HighestRate) -> str:
 
 
 def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
-    """A rate, with what a run at it showed."""
+    """Return a rate, with the result of a run at it."""
     times = run.samples["latency_ms"].to_numpy(dtype=float)
     return replace(
         highest,
@@ -160,7 +163,10 @@ def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
 
 
 def exceeds(run: OpenRun, bound_ms: float, share: float) -> bool:
-    """Whether latency in a run exceeded a bound; with too few requests for the quantile, if that is no chance."""
+    """Return whether latency in a run exceeded a bound.
+
+    With too few requests for the quantile, return whether chance is ruled out.
+    """
     from scipy.special import bdtrc
 
     if run.saturated:
@@ -208,7 +214,7 @@ class LoadModel:
 
     @cached_property
     def pauses(self) -> pd.DataFrame:
-        """What each pause adds, as `Latency.pauses` describes it."""
+        """The extra time after each pause, as `Latency.pauses` describes it."""
         rows = [
             (pause, len(extra), float(np.median(extra)), *(quantile_interval(extra, 0.5) or (None, None)))
             for pause, extra in self.extra_ms.items()
@@ -219,12 +225,12 @@ class LoadModel:
 
     @cached_property
     def _loads(self) -> Loads:
-        # What pauses add is only counted where some do for certain: waits are computed faster without.
+        # Extra time after pauses only counts if it is certain for some, because waits are computed faster without it.
         extra = self.extra_ms if (self.pauses["ci_low_ms"] > 0).any() else None
         return simulate(self.service_ms, self.servers, extra_ms=extra, between_ms=self.between_ms, runs=self.runs)
 
     def at(self, rate_per_s: float) -> LoadedLatency:
-        """Latency at a rate of independent (Poisson) arrivals."""
+        """Return latency at a rate of independent (Poisson) arrivals."""
         runs = self._loads.at(rate_per_s, list(QUANTILES.values()))
         names = [*QUANTILES, "wait_ms", "service_ms"]
         estimates = {name: self._loads.summed_up(runs[:, place]) for place, name in enumerate(names)}
@@ -255,12 +261,12 @@ class LoadModel:
         return pd.DataFrame(rows).astype("Float64")
 
     def highest_rate(self, bound_ms: float, share: float) -> HighestRate:
-        """The highest rate at which a quantile of latency is within a bound, not confirmed by a run."""
+        """Return the highest rate at which a quantile of latency is within a bound, not confirmed by a run."""
         return HighestRate(*self._loads.highest_rate(bound_ms, share), bound_ms, share)
 
 
 def load_model_of(measured: Measured) -> LoadModel:
-    """The load model of what was measured."""
+    """Return the load model of some measurements."""
     steady, servers, paused = measured.steady, measured.concurrency, measured.paused
     between_ms = 0.0
     if len(steady) >= _FEWEST_EACH * servers:

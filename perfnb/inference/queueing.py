@@ -1,12 +1,13 @@
-"""Queues computed from measured service times: waits, load curves, the highest rate for a bound. Pure.
+"""Compute queues from measured service times: waits, load curves, the highest rate for a bound.
 
-The latency at any rate follows from the service times: each request waits until a server is free. A request that
-finds its server idle takes longer than one that follows another at once, because what it needs has left the caches and
-the processor has slept; how much longer, by the pause, is measured too. So two short runs give the whole load curve.
+All functions here are pure. The latency at any rate follows from the service times: each request waits until a server
+is free. A request that finds its server idle takes longer than one that follows another at once, because its data has
+left the caches and the processor has slept. This extra time is measured, too, for several pauses. So two short runs
+give the whole load curve.
 
 Near saturation a queue takes thousands of requests to forget that it started empty, and as many between two requests
-that tell different things. Simulations are therefore many short windows, each of which starts with the backlog of a
-queue in its steady state.
+that are independent of each other. Simulations are therefore many short windows, each of which starts with the backlog
+of a queue in its steady state.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ import numpy as np
 
 from perfnb.stats.intervals import Floats, Samples, effective_size
 
-#: Utilizations at which a load curve is computed.
+#: The utilizations of a load curve.
 UTILIZATIONS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
-#: Resampled runs behind each interval, the windows of each, and the requests of each window.
+#: The resampled runs behind each interval, the windows of each, and the requests of each window.
 RUNS, WINDOWS, WINDOW = 200, 200, 60
-#: The share of the runs that have the measured service times themselves, from which estimates come.
+#: The share of the runs with the measured service times themselves, from which estimates come.
 _OWN = 0.25
 #: Requests at the start of a window that are left out: the backlog is exact for one server and independent service
 #: times, and settles within a few requests otherwise.
 _SETTLES = 15
 #: How often the interval around the highest rate is halved.
 _HALVINGS = 6
-#: Utilizations between which the highest rate is interpolated.
+#: The utilizations between which the highest rate is interpolated.
 _GRID = (0.02, *np.linspace(0.1, 0.9, 17), 0.925, 0.95, 0.97, 0.985)
 
 
 def poisson_arrivals(count: int, rate_per_s: float, rng: np.random.Generator) -> Floats:
-    """Arrival times in milliseconds of requests that come independently of each other.
+    """Return the arrival times in milliseconds of requests that come independently of each other.
 
     Given their number, Poisson arrivals are spread evenly at random. Gaps drawn one by one would bring the few requests
     of a short run at a quite different rate than the one it is reported for.
@@ -46,14 +47,14 @@ def poisson_arrivals(count: int, rate_per_s: float, rng: np.random.Generator) ->
 
 @dataclass(frozen=True)
 class Pauses:
-    """How much longer a request takes if its server was idle before it; between these pauses in proportion.
+    """The extra time of a request whose server was idle before it, interpolated between these pauses.
 
     Attributes
     ----------
     pause_ms, extra_ms : array
         Pauses, ascending from 0, and what each adds; longer ones than the last add no more than that.
     scale : array
-        By how much more or less than that it is in each run.
+        The factor on that in each run.
     """
 
     pause_ms: Floats
@@ -61,7 +62,7 @@ class Pauses:
     scale: Floats
 
     def after(self, idle_ms: Floats) -> Floats:
-        """The extra time of a request per run, by how long its server was idle; none where it was busy."""
+        """Return the extra time of a request per run, by how long its server was idle; none where it was busy."""
         runs = self.scale[: len(idle_ms)]
         return runs.reshape(-1, *[1] * (idle_ms.ndim - 1)) * np.interp(idle_ms, self.pause_ms, self.extra_ms)
 
@@ -75,10 +76,10 @@ def served_in_turn(
     between_ms: float = 0.0,
     free_ms: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """How long each request waits for a server, and service times with what pauses add.
+    """Return how long each request waits for a server, and the service times with the extra time after pauses.
 
-    Each request is handed to the server that is free first (Kiefer and Wolfowitz, 1955), in order of arrival. One that
-    finds it idle takes longer (Welch, 1964), by the pause.
+    Each request goes to the server that is free first (Kiefer and Wolfowitz, 1955), in order of arrival. A request that
+    finds it idle takes longer (Welch, 1964), depending on the pause.
 
     Parameters
     ----------
@@ -112,8 +113,8 @@ class Loads:
     would. Random numbers are the same at every rate: in each run, a higher rate never means a shorter wait.
 
     A window starts with the work that an arriving request finds in a queue in its steady state. With one server that is
-    the sum of a geometric number of remainders of service times, each of which is what is left of a request at a random
-    instant while it is served (Pollaczek and Khinchine). Several servers are taken for one that is as many times as
+    the sum of a geometric number of remainders of service times, each of which is the rest of a request at a random
+    instant while it is served (Pollaczek and Khinchine). Several servers are treated as one that is as many times as
     fast; the others are free a remainder later than the first.
     """
 
@@ -131,15 +132,15 @@ class Loads:
     #: remainders there are.
     backlogs_ms: Floats
     chances: Floats
-    #: By how much each of the other servers is free later than the first; shape ``(others, runs, windows)``.
+    #: How much later each of the other servers is free than the first; shape ``(others, runs, windows)``.
     later_ms: Floats
-    #: What pauses add, in each run; ``None`` if nothing.
+    #: The extra time after pauses in each run; ``None`` without any.
     pauses: Pauses | None = None
 
     def at(self, rate_per_s: float, quantiles: Sequence[float], runs: int | None = None) -> Floats:
-        """Quantiles of latency, mean wait and mean service, of each run; infinite where the rate is too high for it.
+        """Return quantiles of latency, mean wait and mean service of each run; infinite if the rate is too high for it.
 
-        The runs with the measured service times are one: each has the figures of all of them together.
+        The runs with the measured service times count as one: each has the figures of all of them together.
 
         Parameters
         ----------
@@ -168,9 +169,10 @@ class Loads:
         return table
 
     def _free_ms(self, rate_per_s: float, first_ms: Floats) -> Floats:
-        """When each server is free, if the first request comes at `first_ms`; shape ``(servers, runs, windows)``.
+        """Return when each server is free, if the first request comes at `first_ms`.
 
-        Servers without a backlog have been idle since 0: for as long as from one arrival to the next.
+        The shape is ``(servers, runs, windows)``. Servers without a backlog have been idle since 0: for as long as from
+        one arrival to the next.
         """
         runs, windows = first_ms.shape
         busy = np.clip(rate_per_s * (self.means_ms[:runs] + self.between_ms) / 1e3 / self.servers, 1e-9, 0.999)[:, None]
@@ -185,7 +187,7 @@ class Loads:
         return free
 
     def summed_up(self, values: Floats, estimate: float | None = None) -> tuple[float, float, float]:
-        """Estimate and 95 % interval from a value per run (bias-corrected percentiles: Efron, 1981).
+        """Return estimate and 95 % interval from a value per run (bias-corrected percentiles: Efron, 1981).
 
         The estimate is that of the runs with the measured service times, if none is given.
         """
@@ -201,9 +203,9 @@ class Loads:
         return estimate, float(min(estimate, others[low])), float(max(estimate, others[high]))
 
     def highest_rate(self, bound_ms: float, quantile: float) -> tuple[float, float, float]:
-        """The highest rate per second at which a quantile of latency is within a bound, with its 95 % interval.
+        """Return the highest rate per second at which a quantile of latency is within a bound, with its 95 % interval.
 
-        It is 0 where not even a request alone is served in time.
+        It is 0 if not even a request alone is served in time.
         """
         rates = np.array([self.rate(utilization) for utilization in _GRID])
         latency = np.array([self.at(rate, [quantile])[:, 0] for rate in rates]).T
@@ -219,7 +221,7 @@ class Loads:
         return self.summed_up(crossings, float(estimate))
 
     def rate(self, utilization: float) -> float:
-        """Requests per second that keep the servers busy for a share of their time."""
+        """Return requests per second that keep the servers busy for a share of their time."""
         return float(utilization * self.servers * 1e3 / (self.means_ms[0] + self.between_ms))
 
 
@@ -232,7 +234,7 @@ def simulate(
     seed: int = 0,
     runs: int = RUNS,
 ) -> Loads:
-    """Runs of a service whose times were measured, in the order they were measured.
+    """Simulate runs of a service whose times were measured, in the order of measurement.
 
     Consecutive service times that depend on each other (`effective_size`) are resampled in blocks, of the cube root of
     their number (Künsch, 1989), and follow each other in the runs in measured order.
@@ -267,7 +269,7 @@ def simulate(
 
 
 def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats:
-    """What is left of the request being served, at `count` instants spread evenly over the time of each run."""
+    """Return the rest of the request being served, at `count` instants spread evenly over the time of each run."""
     held = busy_ms.shape[1]
     ends = np.cumsum(busy_ms, axis=1)
     instants = (np.arange(count) + 0.5) / count * ends[:, -1:]
@@ -276,7 +278,10 @@ def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats
 
 
 def _clustering(measured: Floats, block: int) -> float:
-    """How many times as long backlogs are because long service times come together (Kingman, 1962: heavy traffic)."""
+    """Return the factor by which backlogs grow because long service times come together.
+
+    See Kingman (1962) on heavy traffic.
+    """
     mean = float(measured.mean())
     if block == 1 or mean == 0:
         return 1.0
@@ -286,7 +291,7 @@ def _clustering(measured: Floats, block: int) -> float:
 
 
 def _pauses(extra_ms: Mapping[float, Samples], runs: int, own: int, rng: np.random.Generator) -> Pauses:
-    """The median that each pause adds, never less than nothing; in the other runs, as much more as resampled ones."""
+    """Return the median extra time of each pause, never below 0; in the other runs, scaled as in resampled ones."""
     known = {pause: np.asarray(extra_ms[pause], dtype=float) for pause in sorted(extra_ms)}
     medians = np.maximum([np.median(each) for each in known.values()], 0.0)
     again = sum(np.maximum(np.median(rng.choice(each, (runs, len(each))), axis=1), 0.0) for each in known.values())
@@ -296,14 +301,17 @@ def _pauses(extra_ms: Mapping[float, Samples], runs: int, own: int, rng: np.rand
 
 
 def _places(rng: np.random.Generator, shape: tuple[int, int], count: int, block: int) -> np.ndarray[Any, Any]:
-    """Places among `count` values, drawn in blocks that wrap around."""
+    """Return places among `count` values, drawn in blocks that wrap around."""
     runs, wanted = shape
     starts = rng.integers(0, count, (runs, math.ceil(wanted / block)))
     return ((starts[:, :, None] + np.arange(block)) % count).reshape(runs, -1)[:, :wanted]
 
 
 def _crossing(rates: Floats, latency: Floats, bound_ms: float) -> float:
-    """The rate above which latency is over a bound. After pauses it can be higher at the lowest rates, too."""
+    """Return the rate above which latency exceeds a bound.
+
+    After pauses, latency can be higher at the lowest rates, too.
+    """
     within = np.flatnonzero(latency <= bound_ms)
     if not len(within):
         return 0.0

@@ -1,5 +1,7 @@
-"""Serve requests for real, and note when each came, started and ended: back to back, after pauses, at arrival times
-fixed in advance, and in batches."""
+"""Serve requests for real, and note when each came, started and ended.
+
+They are served back to back, after pauses, at arrival times fixed in advance, or in batches.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,16 @@ from perfnb.inference.serving import Requests, TokenTimes, may_hold, require_res
 from perfnb.interrupts import InterruptGate
 
 _MOST_REQUESTS = 20_000
-#: Pauses in milliseconds, how many requests follow each, and how few are too few.
+#: Pauses in milliseconds, the number of requests after each, and the smallest number that is enough.
 _PAUSES = (0.5, 2.0, 8.0, 32.0, 128.0)
 _MOST_PAUSED, _FEWEST_PAUSED = 40, 12
-#: Batch sizes other than 1, how many batches of each are made and measured, and how few are too few.
+#: Batch sizes other than 1, the number of batches of each that are made and measured, and the smallest number that is
+#: enough.
 _BATCH_SIZES = (2, 4, 8, 16, 32, 64)
 _BATCHES_MADE, _MOST_BATCHES, _FEWEST_BATCHES = 8, 500, 5
-#: How much longer than its schedule a run may take; what is not served by then is lost to saturation.
+#: How much longer than its schedule a run may take; requests not served by then are lost to saturation.
 _PATIENCE = 1.5
-#: A sleep may end late by up to this; the rest of a gap is spent looking at the clock.
+#: A sleep may end late by up to this; the rest of a gap is spent reading the clock.
 _SPIN_S = 1e-3
 #: The longest sleep, after which an interrupt or another server's error is seen.
 _NAP_S = 0.1
@@ -44,26 +47,26 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 
     request: int  # its place among the requests
     size: str
-    arrival_ns: int  # when it was due; when it was started, where nothing was scheduled
+    arrival_ns: int  # when it was due, or when it was started if nothing was scheduled
     start_ns: int
     end_ns: int
     #: How much later it was started than its arrival and a free server allowed.
     late_ns: int
-    #: When each token of the answer came, where tokens are asked for.
+    #: When each token of the answer came, if tokens were requested.
     tokens_ns: tuple[int, ...] = ()
-    #: Tokens of the prompt, where a streamer is handed it.
+    #: The tokens of the prompt, if a streamer gets it.
     prompt_tokens: int | None = None
 
     @property
     def service_ms(self) -> float:
-        """How long it took from its start."""
+        """The time from its start to its end."""
         return (self.end_ns - self.start_ns) / 1e6
 
 
 def first_calls(served: Sequence[Served]) -> list[bool]:
-    """Which requests are warm-up: the first calls of each size.
+    """Return which requests are warm-up: the first calls of each size.
 
-    The first calls of all where that would leave none: requests are slow, or no two have the same size.
+    If that would leave none, because requests are slow or no two have the same size, only the first calls of all are.
     """
     calls: Counter[str] = Counter()
     first = []
@@ -83,7 +86,7 @@ class RequestRunner:
     servers : int
         Requests served at the same time, in threads.
     progress : callable
-        Called after each request with what is run, how many requests are done, and how many there are.
+        Called after each request with the name of the run, the number of requests done, and their total number.
     """
 
     def __init__(
@@ -93,15 +96,15 @@ class RequestRunner:
         self._draws = requests.draws(SEED)
 
     def back_to_back(self, seconds: float) -> list[Served]:
-        """Requests without a pause between them."""
+        """Serve requests without a pause between them."""
         __tracebackhide__ = True
         queue = RequestQueue(self._requests, self._draws, _MOST_REQUESTS, seconds)
         return queue.serve(self._serve, self._servers, lambda done: self._progress("back to back", done))
 
     def after_pauses(self, usual_s: float, seconds: float) -> tuple[list[Served], list[float]]:
-        """Requests one by one after pauses, as many as fit, and the milliseconds of each pause; none in a short time.
+        """Serve requests one by one after pauses, as many as fit, and return the milliseconds of each pause, too.
 
-        `usual_s` is how long a request takes.
+        There are none if the time is short. `usual_s` is how long a request takes.
         """
         __tracebackhide__ = True
         for kinds in range(len(_PAUSES), 0, -1):
@@ -117,7 +120,7 @@ class RequestRunner:
         return served, pauses[: len(served)]
 
     def on_schedule(self, arrivals_ms: Sequence[float]) -> list[Served]:
-        """Requests that come at these times; those that could not be served while the run lasted are missing."""
+        """Serve requests that come at these times. Those that could not be served while the run lasted are missing."""
         __tracebackhide__ = True
         count, seconds = len(arrivals_ms), _PATIENCE * arrivals_ms[-1] / 1e3 + 1.0
         queue = RequestQueue(self._requests, self._requests.draws(SEED + 1), count, seconds, arrivals_ms=arrivals_ms)
@@ -126,9 +129,9 @@ class RequestRunner:
     def in_batches(
         self, fn: Callable[[Any], Any], batch: Callable[[list[Any]], Any], seconds: float
     ) -> tuple[dict[int, list[float]], int | None]:
-        """Service times of batches of 2, 4 and so on, as long as there is time to measure them often enough.
+        """Return service times of batches of 2, 4 and so on, as long as there is time to measure them often enough.
 
-        And the first size at which the input that `batch` makes does not seem to hold all requests.
+        Also return the first size where the input made by `batch` does not seem to hold all requests.
         """
         __tracebackhide__ = True
         times: dict[int, list[float]] = {}
@@ -160,18 +163,18 @@ class RequestQueue:
 
     Without `arrivals_ms` each server takes its next request when the last one is done. With them, the free server takes
     the next request when that is due, or at once if it is due already: the schedule never waits for the servers, so
-    latency counted from it holds all waiting (no coordinated omission). With `pauses_ms` a server is idle for so long
+    latency counted from it holds all waiting (no coordinated omission). With `pauses_ms` a server is idle for that long
     before each request.
     """
 
     requests: Requests
     draws: Iterator[int]
-    #: No more requests than this are served, nor any that would start after these seconds; but at least one.
+    #: No more requests than this are served, and none that would start after these seconds, but at least one.
     count: int
     seconds: float
     arrivals_ms: Sequence[float] | None = None
     pauses_ms: Sequence[float] | None = None
-    #: What the note of an error calls a request.
+    #: The name of a request in the note of an error.
     words: str = "request {place}"
 
     def __post_init__(self) -> None:
@@ -185,7 +188,7 @@ class RequestQueue:
     def serve(
         self, fn: Callable[[Any], Any], servers: int = 1, done: Callable[[int], None] | None = None
     ) -> list[Served]:
-        """Serve the requests; `done` is called with how many are.
+        """Serve the requests; `done` is called with the number served.
 
         Raises
         ------
@@ -201,7 +204,7 @@ class RequestQueue:
                 other.start()
             try:
                 self._work(fn, gate.opened, done)
-                for other in others:  # each serves what it has taken, also what is due later
+                for other in others:  # each server serves the requests it has taken, even if they are due later
                     while other.is_alive():
                         with gate.opened():
                             other.join(_NAP_S)
@@ -219,7 +222,7 @@ class RequestQueue:
         opened: Callable[[], AbstractContextManager[Any]],
         done: Callable[[int], None] | None = None,
     ) -> None:
-        """Serve until there is nothing left."""
+        """Serve until no request is left."""
         __tracebackhide__ = True
         try:
             while (taken := self._take()) is not None:

@@ -1,4 +1,7 @@
-"""What runs of requests gave: a row per request, per token and per answer, and the key-value cache. Pure."""
+"""Make tables of runs of requests: a row per request, per token and per answer, and the key-value cache.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from perfnb.stats.intervals import Floats
 if TYPE_CHECKING:
     from perfnb.inference.request_runner import Served
 
-#: Calls of each size that count as warm-up.
+#: The number of calls of each size that count as warm-up.
 FIRST_CALLS = 2
 #: Columns of the frame of tokens, a row per token: the served request's number in its run, the token's in its answer,
 #: and when it came, in milliseconds after the request's arrival and after the start of its service.
@@ -24,7 +27,7 @@ TOKEN_COLUMNS = ("run", "served", "token", "after_arrival_ms", "after_start_ms",
 
 
 def samples_of(served: Sequence[Served], first: Sequence[bool] | bool = False) -> pd.DataFrame:
-    """A row per request of a run, as `Latency.samples` describes them; `first` marks warm-up."""
+    """Return a row per request of a run, as `Latency.samples` describes them; `first` marks warm-up."""
     names = ["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"]
     table = pd.DataFrame(list(map(attrgetter(*names), served)), columns=names)
     began = int(table["arrival_ns"].min()) if len(table) else 0
@@ -44,7 +47,7 @@ def samples_of(served: Sequence[Served], first: Sequence[bool] | bool = False) -
 
 
 def tokens_of(run: str, served: Sequence[Served]) -> pd.DataFrame:
-    """A row per token of a run."""
+    """Return a row per token of a run."""
     rows = [
         (run, number, place, (at - one.arrival_ns) / 1e6, (at - one.start_ns) / 1e6, one.prompt_tokens)
         for number, one in enumerate(served)
@@ -60,15 +63,15 @@ class OpenRun:
     Attributes
     ----------
     rate_per_s : float
-        Arrivals per second: those asked for, or those of the recorded schedule.
+        Arrivals per second: the requested rate, or that of the recorded schedule.
     samples : DataFrame
         As `Latency.samples`, without ``run``.
     lost : int
         Requests that were due, and not served while the run lasted.
     late : float
-        By how much the clock started 1 of 100 requests late, as a share of the median service time.
+        How late the clock started 1 of 100 requests, as a share of the median service time.
     tokens : DataFrame
-        A row per token, if tokens were asked for: ``run``, ``served`` (place among the samples), ``token``,
+        A row per token, if tokens were requested: ``run``, ``served`` (place among the samples), ``token``,
         ``after_arrival_ms`` and ``after_start_ms``.
     concurrency : int
         Requests served at the same time.
@@ -91,7 +94,7 @@ class OpenRun:
 def open_run_of(
     served: Sequence[Served], arrivals_ms: Sequence[float], rate_per_s: float | None, concurrency: int
 ) -> OpenRun:
-    """What a run on a schedule gave."""
+    """Return the results of a run on a schedule."""
     samples, count = samples_of(served), len(arrivals_ms)
     late = float(samples["late_ms"].quantile(0.99)) / float(samples["service_ms"].median())
     rate = rate_per_s or count / arrivals_ms[-1] * 1e3
@@ -100,7 +103,7 @@ def open_run_of(
 
 @dataclass(frozen=True)
 class Measured:
-    """All that was measured of a service."""
+    """All measurements of a service."""
 
     name: str
     concurrency: int
@@ -108,24 +111,24 @@ class Measured:
     closed: pd.DataFrame
     paused: pd.DataFrame
     open_run: OpenRun | None = None
-    #: The rate that was asked for; ``None`` for recorded arrivals.
+    #: The requested rate; ``None`` for recorded arrivals.
     asked_rate: float | None = None
-    #: The bound that was asked for, and the share of requests to be within it.
+    #: The requested bound, and the share of requests to be within it.
     asked_bound: tuple[float, float] | None = None
-    #: Service times of batches of 2 and more by size; ``None`` if they were not asked for.
+    #: Service times of batches of 2 and more by size; ``None`` if they were not requested.
     batches_ms: Mapping[int, Sequence[float]] | None = None
-    #: A size at which the input made by ``batch`` does not seem to hold all requests.
+    #: A size where the input made by ``batch`` does not seem to hold all requests.
     short_batch: int | None = None
-    #: Tokens of the requests served back to back; ``None`` if they were not asked for.
+    #: Tokens of the requests served back to back; ``None`` if they were not requested.
     tokens: pd.DataFrame | None = None
-    #: The key-value cache of an answer, or why it is not known.
+    #: The key-value cache of an answer, or the reason why it is not known.
     cache: Cache | str = "tokens were not asked for"
     price_per_hour: float | None = None
-    #: Joules of a request in each run, or why they are not known.
+    #: The joules of a request in each run, or the reason why they are not known.
     joules: Mapping[str, float | str] = field(default_factory=dict)
-    #: Whether a model was served that was still in training mode.
+    #: Whether the served model was still in training mode.
     in_training: bool = False
-    #: What may have disturbed the requests.
+    #: Conditions that may have disturbed the requests.
     noise: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,20 +141,20 @@ class Measured:
 class Cache:
     """A key-value cache, seen with `length` tokens.
 
-    `layers` holds the bytes per token of each layer, and the most tokens that it keeps: infinite where it grows with
-    the answer, 1 where its size is the same whatever the length.
+    `layers` holds the bytes per token of each layer, and the most tokens that it keeps: infinite if it grows with the
+    answer, 1 if its size does not depend on the length.
     """
 
     layers: tuple[tuple[int, float], ...]
     length: int
 
     def bytes_at(self, length: int) -> int:
-        """Its size with so many tokens."""
+        """Return its size with this many tokens."""
         return sum(token_bytes * int(min(length, most)) for token_bytes, most in self.layers)
 
 
 def by_request(tokens: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """A row per request that gave a token: time to the first token, time per later token, and rate.
+    """Return a row per request that gave a token: time to the first token, time per later token, and rate.
 
     ``tpot_ms`` is (last - first) / (tokens - 1); undefined, and ``NA``, for a single token.
     """
@@ -175,13 +178,16 @@ def by_request(tokens: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def gaps_ms(tokens: pd.DataFrame) -> Floats:
-    """The gaps between consecutive tokens of a request, all requests together."""
+    """Return the gaps between consecutive tokens of a request, all requests together."""
     gaps = tokens.groupby(["run", "served"], observed=True)["after_start_ms"].diff().dropna()
     return np.asarray(gaps, dtype=float)
 
 
 def goodput(requests: pd.DataFrame, seconds: float, bounds: Mapping[str, float]) -> float:
-    """Requests per second that were within all bounds; one without a second token meets a bound on ``tpot_ms``."""
+    """Return requests per second that were within all bounds.
+
+    A request without a second token meets a bound on ``tpot_ms``.
+    """
     met = pd.Series(True, index=requests.index)
     for name, bound in bounds.items():
         met &= requests[name].isna() | (requests[name] <= bound)

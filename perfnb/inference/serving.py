@@ -1,4 +1,4 @@
-"""The user's requests, and how a function serves one: until its result is on the host, or token by token."""
+"""Prepare the user's requests, and serve one with a function: until its result is on the host, or token by token."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from perfnb.step.data_waits import tensors_in
 from perfnb.step.device import synchronize
 from perfnb.step.namespace import namespace_of
 
-#: Requests kept of an iterable that has no length.
+#: The number of requests kept of an iterable without a length.
 _MOST_KEPT = 1_000
-#: The attribute of a cell's function that returns the variables which the cell uses.
+#: The attribute of a cell's function that returns the variables used by the cell.
 USES = "__perfnb_uses__"
 
 
@@ -36,7 +36,7 @@ class Requests:
     Raises
     ------
     TypeError
-        For what is one request itself, or would be taken apart in another way than meant.
+        For a value that is a request itself, or that would be taken apart in an unintended way.
     ValueError
         If there are none.
     """
@@ -57,7 +57,7 @@ class Requests:
             raise ValueError("requests is empty: latency needs at least one.")
 
     def draws(self, seed: int) -> Iterator[int]:
-        """Places of requests without end: all of them, shuffled, again and again."""
+        """Yield places of requests without end: all of them, shuffled, again and again."""
         rng = random.Random(seed)
         places = list(range(len(self._held)))
         while True:
@@ -72,7 +72,10 @@ class Requests:
 
 
 def size_of(request: Any) -> str:
-    """What a request's first calls depend on: the shapes of its tensors, or the length of its text or list."""
+    """Return what the first calls of a request depend on.
+
+    That is the shapes of its tensors, or the length of its text or list.
+    """
     shapes = [str(tuple(tensor.shape)) for tensor in islice(tensors_in(request), 4)]
     if shapes:
         return " ".join(shapes)
@@ -80,9 +83,9 @@ def size_of(request: Any) -> str:
 
 
 def may_hold(made: Any, count: int) -> bool:
-    """Whether an input made of requests may hold so many: something in it is as long, or longer as where it is packed.
+    """Return whether an input made of requests may hold this many.
 
-    ``True`` where nothing in it has a length.
+    Something in it must be as long, or longer if it is packed. The result is ``True`` if nothing in it has a length.
     """
     shapes = [tuple(tensor.shape) for tensor in islice(tensors_in(made), 16)]
     lengths = [length for shape in shapes for length in shape]
@@ -92,9 +95,9 @@ def may_hold(made: Any, count: int) -> bool:
 
 
 def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A request's whole way: the call, and the wait until its result is on the host.
+    """Return a function that serves a request completely: the call, and the wait until its result is on the host.
 
-    A model itself runs without recording what backward would need, as in serving. A mapping whose keys are its
+    A model itself runs without recording for backward, as in serving. A mapping whose keys are its
     parameters, such as a tokenizer's, reaches it as keyword arguments.
     """
     without_gradients: Callable[[], AbstractContextManager[Any]] = (
@@ -116,9 +119,10 @@ def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def serves_in_training(fn: Any) -> bool:
-    """Whether a model that a function may serve is in training mode.
+    """Return whether a model that a function may serve is in training mode.
 
-    That is itself, its object, their attributes, or an argument, default or variable that it uses.
+    The model may be the function itself, its object, one of their attributes, or an argument, default or variable that
+    it uses.
     """
     used: list[Any] = []
     while isinstance(fn, partial):
@@ -131,7 +135,7 @@ def serves_in_training(fn: Any) -> bool:
 
 
 def require_result(result: Any) -> None:
-    """Refuse what has still to be computed: its request took no time yet.
+    """Refuse a result that has still to be computed, because its request took no time yet.
 
     Raises
     ------
@@ -143,39 +147,42 @@ def require_result(result: Any) -> None:
         if inspect.iscoroutine(result):
             result.close()  # or Python warns that nobody awaited it
         raise TypeError(
-            f"The function returned a {kind}, before its result was there: pass one that waits for the result, such as "
+            f"The function returned a {kind}, before its result was ready: pass one that waits for the result, such as "
             "asyncio.run_coroutine_threadsafe(serve(request), loop).result() with a loop in another thread."
         )
     if isinstance(result, (Iterator, AsyncIterator)):
         raise TypeError(
-            f"The function returned a {kind}, which computes nothing until it is gone through: return list(...) of it, "
+            f"The function returned a {kind}, which computes nothing until it is iterated over: return list(...), "
             "or pass tokens=True if it yields tokens."
         )
 
 
 class TokenTimes(list[int]):
-    """When each token came. Also a streamer for Hugging Face's ``generate``, which hands it the prompt first."""
+    """The times when tokens came.
+
+    This is also a streamer for Hugging Face's ``generate``, which passes it the prompt first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        #: Tokens of the prompt, once it was handed over.
+        #: The tokens of the prompt, once it was passed.
         self.prompt_tokens: int | None = None
 
     def put(self, value: Any) -> None:
-        """Note the tokens that came; several at once where they were guessed ahead."""
+        """Note the tokens that came; several at once if they were guessed ahead."""
         if self.prompt_tokens is None:
             self.prompt_tokens = int(value.numel()) if isinstance(value, torch.Tensor) else len(value)
             return
         self.note(value)
 
     def end(self) -> None:
-        """Called by ``generate`` after the last token."""
+        """Do nothing; ``generate`` calls this after the last token."""
 
     def note(self, value: Any) -> None:
-        """Note what an answer yielded: nothing where that is empty."""
+        """Note a token that an answer yielded; nothing if that is empty."""
         if isinstance(value, torch.Tensor):
             if value.device.type != "cpu":
-                synchronize()  # or it would be noted before it is computed
+                synchronize()  # otherwise it would be noted before it is computed
             count = value.numel()
         else:
             count = 1 if not isinstance(value, (str, bytes, list, tuple)) else min(1, len(value))

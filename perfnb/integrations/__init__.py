@@ -1,1 +1,1 @@
-"""Callbacks by which trainers have some of their steps profiled; each module needs its trainer."""
+"""Callbacks that let trainers profile some of their steps; each module needs its trainer."""

@@ -24,7 +24,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callbacks() -> tuple[type, ...]:
-    """The base classes: those of the packages that are in use, else of the first that is installed."""
+    """Return the base classes: those of the packages that are in use, else of the first that is installed."""
     if used := [sys.modules[name].Callback for name in _PACKAGES if hasattr(sys.modules.get(name), "Callback")]:
         return tuple(used)
     for name in _PACKAGES:
@@ -42,8 +42,9 @@ class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
     """Profile a few steps in the middle of ``Trainer.fit``, each executed once.
 
     A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
-    to that for the next step's. With manual optimization it ends with a batch after which an optimizer has stepped; if
-    none of Lightning's optimizers ever steps, each batch is a step. Validation and checkpoints are no steps.
+    to the request for the next step's first batch. With manual optimization it ends with a batch after which an
+    optimizer has stepped; if none of Lightning's optimizers ever steps, each batch is a step. Validation and
+    checkpoints do not count as steps.
     """
 
     _optimizer_steps = 0
@@ -121,7 +122,7 @@ def _optimizers(trainer: Any) -> dict[str, Any]:
 
 
 def _left(trainer: Any) -> int | None:
-    """Steps before the next validation or the end of the training, whichever is known to come first."""
+    """Return steps before the next validation or the end of the training, whichever is known to come first."""
     loop, ahead = trainer.fit_loop.epoch_loop, []
     done, every = loop.batch_progress.current.ready, trainer.check_val_every_n_epoch
     if trainer.enable_validation and (every is None or (trainer.current_epoch + 1) % every == 0):
@@ -137,7 +138,7 @@ def _left(trainer: Any) -> int | None:
 
 
 def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerStep:
-    """What Lightning's loop does between two batches of steps, where it optimizes automatically."""
+    """Return the work of Lightning's loop between two batches of steps, where it optimizes automatically."""
     loop, [optimizer] = trainer.fit_loop.epoch_loop, trainer.optimizers
     automatic, accumulates = loop.automatic_optimization, trainer.accumulate_grad_batches
     progress = automatic.optim_progress
@@ -192,6 +193,6 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
 
 
 def _steps_left(trainer: Any) -> int | None:
-    """Steps before the end of the training; ``None`` if that is not known."""
+    """Return steps before the end of the training; ``None`` if that is not known."""
     planned = trainer.estimated_stepping_batches
     return int(planned) - trainer.global_step if 0 <= planned < math.inf else None

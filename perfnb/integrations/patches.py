@@ -1,4 +1,4 @@
-"""Attributes of a trainer's objects, replaced for as long as it trains."""
+"""Replace attributes of a trainer's objects for as long as it trains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an object an attribute of its own in place of its class's, or of the one that it has."""
+    """Give an object its own attribute in place of its class's, or of the one that it has."""
     own, had = vars(owner).get(name), name in vars(owner)
     setattr(owner, name, value)
     try:

@@ -1,4 +1,4 @@
-"""Levers tried inside a trainer's run, between two of its steps. The run then continues as if nothing had happened."""
+"""Try levers inside a trainer's run, between two of its steps. The run then continues as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Most batches of a loader for the trial, and the finding that gives reason to try one with workers.
 _LOADED, _LOADING = 64, "input pipeline"
-#: How much longer than its budget a trial may take.
+#: The highest ratio of a trial's time to its budget.
 _LONGEST = 1.2
 #: A trial holds the state itself, its copy, and the model in float64 with gradients and optimizer state.
 _COPIES = 3
@@ -40,23 +40,23 @@ class TrainerStep:
     Attributes
     ----------
     run : callable
-        One optimizer step on the batches of one, as a list.
+        Runs one optimizer step on the batches of a step, given as a list.
     batches : list of list
         Batches of a few steps that the trainer has just run.
     model, optimizer
-        Of the trainer.
+        The trainer's model and optimizer.
     loader : DataLoader or None
-        What loads the trainer's batches, as torch's own loader.
+        The loader of the trainer's batches, as torch's own loader.
     silent : context manager
         Keeps the trainer's counters, and keeps everything that runs inside from its callbacks and loggers.
     prepared : callable
-        Makes of a loader's batch what `run` takes.
+        Turns a loader's batch into the argument of `run`.
     trainer : str
         The trainer's name in `perfnb.findings.proposed_code.setting`.
     unsettable : sequence of str
         Levers whose setting does not apply to this training.
     left : int or None
-        Steps that the run still has.
+        The steps that the run still has.
     """
 
     run: Callable[[Sequence[Any]], Any]
@@ -72,12 +72,12 @@ class TrainerStep:
 
 
 def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, name: str) -> LeverTrials | str:
-    """Try levers on a trainer's step, and put everything back; the reason if that is not possible.
+    """Try levers on a trainer's step, and restore everything. Return the reason if that is not possible.
 
     Parameters
     ----------
     profile : Profile
-        Of the same run. With ``"auto"``, what its findings give reason for is tried.
+        The profile of the same run. With ``"auto"``, levers that its findings give reason for are tried.
     levers : str or list of str
         As for `perfnb.try_levers`.
     """
@@ -102,7 +102,7 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
                 name=name,
                 bounds=bounds,
             )
-    except Exception as error:  # the training must not fail by it
+    except Exception as error:  # the training must not fail because of it
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -114,7 +114,7 @@ def say(words: str) -> None:
 
 
 def _refusal(step: TrainerStep) -> str:
-    """Why levers cannot be tried at all; empty if they can."""
+    """Return the reason why levers cannot be tried at all; empty if they can."""
     if (place_in_job() or {}).get("world_size", 1) > 1:
         return "the job has several ranks, which would have to switch levers together"
     if not step.batches:
@@ -137,9 +137,10 @@ def _words(step: TrainerStep, lever: str, subject: Any) -> list[str] | None:
 
 
 def _loader(step: TrainerStep) -> DataLoader[Any] | None:
-    """A loader of some of the run's samples that draws no random numbers; ``None`` if the step takes several batches.
+    """Return a loader of some of the run's samples that draws no random numbers.
 
-    The trainer's own is left alone, because its samplers know their position.
+    The result is ``None`` if the step takes several batches. The trainer's own loader is left alone, because its
+    samplers know their position.
     """
     own = step.loader
     if own is None or any(len(batches) > 1 for batches in step.batches) or isinstance(own.dataset, IterableDataset):
@@ -159,7 +160,7 @@ def _loader(step: TrainerStep) -> DataLoader[Any] | None:
 
 
 def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:
-    """What a run's summary keeps of the levers that were tried, with `left` steps to go."""
+    """Return the facts about the levers that a run's summary keeps, with `left` steps to go."""
     figures, kept = trials.figures, trials.best
     tried = [trial for trial in figures.trials if trial.verdict != "not tried"]
     combined = [figures.confirmed] if figures.confirmed is not None and len(kept) > 1 else []

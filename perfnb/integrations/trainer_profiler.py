@@ -1,4 +1,4 @@
-"""What both callbacks have in common: their options and results, and what begins and ends with a training."""
+"""The common base of both callbacks: their options and results, and what begins and ends with a training."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _SEEN = 4
 
 
 class TrainerProfiler:
-    """Has a few steps in the middle of a training profiled; a subclass tells its `LoopSteps` what the trainer does.
+    """Has a few steps in the middle of a training profiled.
 
-    A step ends where the next one starts, so that logging is in its phase *other*; validation and checkpoints, which
-    come before that, end it too.
+    A subclass reports the trainer's actions to its `LoopSteps`. A step ends where the next one starts, so that logging
+    is in its phase *other*; validation and checkpoints, which come before that, end it too.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TrainerProfiler:
         log: Any = False,
         **options: Any,
     ) -> None:
-        """Plan the windows, and what is tried after the first one.
+        """Plan the windows, and the trial after the first one.
 
         Parameters
         ----------
@@ -91,7 +91,7 @@ class TrainerProfiler:
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For strategies that start processes."""
+        """Return the state for strategies that start processes."""
         levers, budget_s = self._levers
         return {**self._options, "try_levers": levers, "levers_budget_s": budget_s, "log": self._log}
 
@@ -114,7 +114,7 @@ class TrainerProfiler:
         return self._tried
 
     def _prepare(self, *, optimizers_end_steps: bool = True, **own: Any) -> None:
-        """Be ready for a training; `own` are options that the trainer gives and the user may override."""
+        """Prepare for a training; `own` are options that the trainer gives and the user may override."""
         self._tried: LeverTrials | None = None
         self._to_try = self._levers[0] is not False
         self._seen: deque[list[Any]] = deque(maxlen=_SEEN)
@@ -125,7 +125,7 @@ class TrainerProfiler:
         self._kept_run = KeptRun(driver, asked=True)
 
     def _ask(self) -> None:
-        """The trainer asks for a batch."""
+        """Note that the trainer asks for a batch."""
         if not self._kept_run.begun:
             self._kept_run.begin()
         if self._to_try:
@@ -135,12 +135,12 @@ class TrainerProfiler:
         self._steps.ask()
 
     def _has(self, batches: list[Any]) -> None:
-        """A step of the trainer has these batches: the last ones of a window are kept for the levers."""
+        """Note that a step of the trainer has these batches; the last ones of a window are kept for the levers."""
         if self._to_try and self._steps.driver.is_open:
             self._seen.append(batches)
 
     def _profiled(self, profile: Profile) -> None:
-        """A window has ended."""
+        """Note that a window has ended."""
         self._log_result(profile, profile.meta["loop"]["step"])
         if self._options["on_done"] is not None:
             self._options["on_done"](profile)
@@ -158,7 +158,7 @@ class TrainerProfiler:
             warnings.warn(f"perfnb: no lever will be tried: {reason}.", RuntimeWarning, stacklevel=3)
 
     def _step(self) -> TrainerStep:
-        """The trainer's step, to try levers on."""
+        """Return the trainer's step, to try levers on."""
         raise NotImplementedError
 
     def _try(self) -> None:
@@ -177,7 +177,7 @@ class TrainerProfiler:
         say(escape.plain(f"perfnb: {tried._document().verdict.sentence}", 500))
 
     def _finish(self) -> None:
-        """The training has ended as planned: warn if that was too early for a profile."""
+        """Note that the training has ended as planned, and warn if that was too early for a profile."""
         self._steps.pause()
         driver = self._steps.driver
         driver.close()
@@ -191,7 +191,7 @@ class TrainerProfiler:
             )
 
     def _remove(self) -> None:
-        """The training is over, however it ended."""
+        """Remove everything, because the training is over, however it ended."""
         try:
             self._steps.driver.close()
             if self._kept_run.begun:
@@ -201,7 +201,7 @@ class TrainerProfiler:
 
 
 def _levers(wanted: Any) -> Any:
-    """The levers to try: ``"auto"`` or a list of names; ``False`` for none.
+    """Return the levers to try: ``"auto"`` or a list of names; ``False`` for none.
 
     Raises
     ------

@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
 
 #: The training itself.
 _LOOP = "_inner_training_loop"
-#: What it calls that may fail, for a callback that was added too late to guard all of it: where, and names.
+#: Methods that may fail, for a callback that was added too late to guard all of the training: where, and names.
 _FAILING = {
     "": ("training_step", "get_batch_samples"),
     "callback_handler": ("call_event",),
@@ -45,7 +45,7 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
     """Profile a few steps in the middle of ``Trainer.train``, each executed once.
 
     A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
-    to that for the next step's. Evaluation and checkpoints are no steps.
+    to the request for the next step's first batch. Evaluation and checkpoints do not count as steps.
     """
 
     _guarded: weakref.ref[Trainer] | None = None
@@ -128,7 +128,7 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
 
 
 class _Waited:
-    """An iterator of batches, whose waits are the steps'."""
+    """An iterator of batches whose waits count for the steps."""
 
     def __init__(self, batches: Iterator[Any], callback: ProfileCallback) -> None:
         self._batches, self._callback = batches, callback
@@ -154,7 +154,7 @@ def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[
 
 
 def _trainer() -> Any:
-    """The trainer whose event this is, which no event names; ``None`` if something else calls."""
+    """Return the trainer of this event, which no event names; ``None`` if something else calls."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if isinstance(owner := frame.f_locals.get("self"), Trainer):
@@ -164,10 +164,13 @@ def _trainer() -> Any:
 
 
 def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[Any]]) -> TrainerStep:
-    """What the Trainer's loop does between two batches of steps; `batches_of` is its own `get_batch_samples`."""
+    """Return the work of the Trainer's loop between two batches of steps.
+
+    `batches_of` is its own `get_batch_samples`.
+    """
     model, optimizer, scheduler = trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler
     accelerator, args, state = trainer.accelerator, trainer.args, trainer.accelerator.gradient_state
-    scaler = getattr(accelerator, "scaler", None)  # known to the step, and so put back
+    scaler = getattr(accelerator, "scaler", None)  # known to the step, and so restored
 
     def run(batches: Sequence[Any]) -> Any:
         samples, items = batches_of(iter(rebuilt(batches)), len(batches), args.device)
@@ -219,7 +222,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
 
 
 def _left(args: Any, state: Any, loader: Any) -> int | None:
-    """Steps before the next evaluation or the end of the training, as far as known."""
+    """Return steps before the next evaluation or the end of the training, as far as known."""
     strategy = getattr(args.eval_strategy, "value", args.eval_strategy)
     ahead: list[int] = [state.max_steps - state.global_step]
     if strategy == "steps" and state.eval_steps:

@@ -88,20 +88,35 @@ def as_pair(returned: Any, what: str) -> list[float]:
     return [as_number(number, "A number that your function returns") for number in pair]
 
 
-def as_numbers(returned: Any, count: int, what: str) -> list[float]:
+#: Most numbers in a list of any length.
+MANY = 1000
+
+
+def as_numbers(returned: Any, count: int | None, what: str) -> list[float]:
     """So many numbers that the reader's function returned, from a list, tuple, array, tensor or column of a frame.
+
+    Parameters
+    ----------
+    returned : object
+    count : int or None
+        ``None`` for a list of any length that is not empty.
+    what : str
+        The name of the numbers.
 
     Raises
     ------
     Hint
-        If it is anything else; `what` names the numbers.
+        If it is anything else.
     """
+    asked, most = (f"{count} {what}", count) if count is not None else (what, MANY)
     if returned is None:
         raise Hint("Your function returns nothing yet.")
     if isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable):
-        raise Hint(f"Return a list of {count} {what}, not a {type(returned).__name__}.")
-    numbers = [as_number(number, "A number in the list") for number in itertools.islice(returned, count + 1)]
-    if len(numbers) != count:
+        raise Hint(f"Return a list of {asked}, not a {type(returned).__name__}.")
+    numbers = [as_number(number, "A number in the list") for number in itertools.islice(returned, most + 1)]
+    if count is None and not 0 < len(numbers) <= MANY:
+        raise Hint(f"Return a list of {what}; yours has {'more than ' + str(MANY) if numbers else 'none'}.")
+    if count is not None and len(numbers) != count:
         raise Hint(f"Return {count} {what}, one each; yours are {'more' if len(numbers) > count else len(numbers)}.")
     return numbers
 

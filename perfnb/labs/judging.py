@@ -125,3 +125,28 @@ class Numbers:
 
     def _are(self, values: Iterable[float]) -> bool:
         return all(close(said, value, *self._tolerances) for said, value in zip(self._said, values, strict=True))
+
+
+class Lists:
+    """The lists of numbers that a function returned for every case of a check, next to those that are right."""
+
+    def __init__(self, cases: Any, count: int, right: Callable[[Facts], Sequence[float]], within: float = 1e-6) -> None:
+        self._cases, self._within = all_there(cases, count), within
+        self.right = self._are(right)
+
+    def slip(self, values: Callable[[Facts], Sequence[float]], words: str) -> None:
+        """Raise these words if a slip leads to the lists of every case."""
+        hint_if(not self.right and self._are(values), words)
+
+    def wrong(self, words: str) -> None:
+        """Raise these words if the lists are not right."""
+        hint_if(not self.right, words)
+
+    def _are(self, values: Callable[[Facts], Sequence[float]]) -> bool:
+        return all(_same(case["said"], values(case), self._within) for case in self._cases)
+
+
+def _same(said: Sequence[float], wanted: Sequence[float], within: float) -> bool:
+    if len(said) != len(wanted) or not said:
+        return False
+    return all(close(one, other, within, within) for one, other in zip(said, wanted, strict=True))

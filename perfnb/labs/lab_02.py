@@ -114,16 +114,20 @@ def judge_self_times(facts: Facts) -> None:
             raise Hint(f"In {tree}, the time of {name} is too large: which inner layers were not (fully) subtracted?")
 
 
+#: Layers by the name of their ratio in the answer.
+COUNTED = {"stem": "model.stem", "up": "model.blocks.0.up"}
+
+
 def measure_arithmetic(answer: Any, profile: Any = None) -> Facts:
     layers = evidence(profile, Profile).layers
-    said = as_fields(answer, stem=float, body=float)
+    said = as_fields(answer, **dict.fromkeys(COUNTED, float))
     counted = {
-        name: [int(layers[f"{way}_flops"][f"model.{name}.conv"]) for way in ("forward", "backward")]
-        for name in said
-        if f"model.{name}.conv" in layers.index
+        name: [int(layers[f"{way}_flops"][layer]) for way in ("forward", "backward")]
+        for name, layer in COUNTED.items()
+        if layer in layers.index
     }
     if set(counted) != set(said):
-        raise Hint("The profile has no model.stem.conv and model.body.conv; pass the first one, profile=p.")
+        raise Hint(f"The profile has no {' and '.join(COUNTED.values())}; pass the first one, profile=p.")
     return {"said": said, "flops": counted}
 
 
@@ -139,7 +143,7 @@ def judge_arithmetic(facts: Facts) -> None:
         Number(own, right, 1e-3, f"{name}:").wrong(counted)
 
 
-FROZEN, TRAINED = ("stem.conv", "body.conv"), "head"
+FROZEN, TRAINED = ("stem", "blocks"), "head"
 #: The op that runs once per trained tensor, and how many of these the head has: weights and bias.
 GIVEN_A_GRADIENT, OF_THE_HEAD = "torch::autograd::AccumulateGrad", 2
 
@@ -163,16 +167,16 @@ def _flops(profile: Profile) -> dict[str, list[int]]:
 
 
 def judge_frozen(facts: Facts) -> None:
-    before, after = facts["before"], facts["after"]
+    before, after = all_there(facts["before"], len(FROZEN) + 1), facts["after"]
     for part, (forward, _) in before.items():
         if after[part][0] != forward:
-            raise Hint(f"The forward pass of {part} differs from before: is it the same batch and net?")
+            raise Hint(f"The forward pass of {part} differs from before: is it the same model, with the same batch?")
     if after[TRAINED][1] == 0:
         what = "The weights of the head have no backward pass" if facts["learned"] else "Nothing is trained at all now"
         raise Hint(f"{what}; the whole head should still learn.")
-    for part in FROZEN:
-        if after[part][1] > 0:
-            raise Hint(f"{part} still has a backward pass: which parameter in or before its block needs a gradient?")
+    for part in before:
+        if part != TRAINED and after[part][1] > 0:
+            raise Hint(f"{part} still has a backward pass: which parameter in it or before it needs a gradient?")
     if after[TRAINED][1] >= before[TRAINED][1]:
         raise Hint(
             "The head's backward pass computes as much as before, including a gradient for its input. Does anything "
@@ -271,8 +275,8 @@ def judge_verified(facts: Facts) -> None:
     (tested, tested_new), (own, own_new) = facts["tested_ms"], facts["own_ms"]
     if not 1 / PACE < tested / own < PACE:
         raise Hint(
-            f"The test's first step took at least {tested:.2g} ms; make_step(Rescale()) takes {own:.2g} ms now. "
-            "If you compared whole training steps, the machine changed pace: rerun the test."
+            f"The first step of the test took at least {tested:.2g} ms; make_step(Rescale()) takes {own:.2g} ms now. "
+            "If you did compare whole training steps, the machine has changed its pace: run the test again."
         )
     if not 1 / PACE < tested_new / tested * own / own_new < PACE:
         raise Hint(
@@ -287,7 +291,7 @@ EXERCISES = (
     Exercise("2.2", "Backward divided by forward", measure_ratio, judge_ratio),
     Exercise("2.3", "Self and total", measure_self_times, judge_self_times),
     Exercise("2.4", "Arithmetic of backward", measure_arithmetic, judge_arithmetic),
-    Exercise("2.5", "A frozen body", measure_frozen, judge_frozen),
+    Exercise("2.5", "Frozen blocks", measure_frozen, judge_frozen),
     Exercise("2.6", "The suspect", measure_suspect, judge_suspect),
     Exercise("2.7", "The same, faster", measure_rewritten, judge_rewritten, timed=True),
     Exercise("2.8", "Did it help?", measure_verified, judge_verified, timed=True),

@@ -108,7 +108,7 @@ def judge_training(facts: Facts) -> None:
 
     every = Numbers(facts["cases"], len(NETWORKS), 1e-9)
     every.slip(lambda case: sum(products(case)), "That is only the forward pass.")
-    one_more = "One product too many: which layer's input needs no gradient?"
+    one_more = "That is one product too many: which layer's input needs no gradient?"
     every.slip(lambda case: case["wanted"] + products(case)[0], one_more)
     _judge_cases(facts, NETWORKS, "batch, widths", training=True)
 
@@ -196,7 +196,7 @@ def judge_least_time(facts: Facts) -> None:
         least.slip(min(computing, moving), "That is the shorter of the two times, but both have to pass.")
         least.slip(1e3 * case["wanted"], "It looks like milliseconds; return seconds.")
         if not least.right:
-            alone = "How long for the arithmetic alone, and how long for the bytes alone?"
+            alone = "How long would the arithmetic take alone, and how long would the bytes take alone?"
             raise Hint(f"That is not the minimum time. {alone}")
 
 
@@ -220,8 +220,8 @@ def judge_small(facts: Facts) -> None:
     ratio, own = facts["big_ms"] / facts["small_ms"], facts["own_ms"][0] / facts["own_ms"][1]
     if not 1 / APART < ratio / own < APART:
         raise Hint(
-            "Run again just now, the two steps have a ratio far from that of big and small. Were these the timings of "
-            "big_step and small_step, taken on an idle machine?"
+            "The check has just run both steps again, and their ratio is far from that of big and small. Were these "
+            "the timings of big_step and small_step, taken on an idle machine?"
         )
     arithmetic = big_flops / small_flops
     left = 1 - ratio / arithmetic

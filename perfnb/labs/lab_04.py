@@ -141,7 +141,7 @@ TRIALS = {
     "plain": "Is every parameter counted, weights and biases?",
     "with a frozen first layer": "Which of the three does a frozen layer still have?",
     "with batch normalisation": "It has buffers, which count as parameters; do they have gradients?",
-    "in bfloat16": "How many bytes does each of its numbers have? tensor.element_size() tells.",
+    "in bfloat16": "How many bytes does each of its numbers have? tensor.element_size() returns it.",
     "with a weight that two layers share": "A tensor shared by two layers exists only once.",
 }
 
@@ -189,8 +189,10 @@ def judge_saved(facts: Facts) -> None:
         if wanted:
             said.slip(wanted / 4, "that is how many numbers are kept; how many bytes does a float32 have?")
             said.slip(wanted / batch, "that is for a single row of the batch.")
-            said.slip(2 * wanted, "twice too much. A layer reads what the one before wrote: is it kept twice?")
-            said.slip(wanted / 2, "half of it. Which tensor does this activation need: its output or its input?")
+            twice = "that is twice as much. A layer reads the tensor that the one before wrote: is it kept twice?"
+            said.slip(2 * wanted, twice)
+            half = "that is half of it. Which tensor does this activation need: its output or its input?"
+            said.slip(wanted / 2, half)
         said.wrong("", "this is not what autograd keeps. Go through the layers one by one.")
 
 
@@ -303,7 +305,7 @@ def judge_price(facts: Facts) -> None:
     judge_checked(facts["check"])
     others = "uses the column `total`, which includes `other`: tensors that this notebook keeps and no step needs. "
     others += "peak_bytes leaves them out."
-    as_many = "is 1: as many FLOPs as before? Recomputation has a column of its own."
+    as_many = "is 1, which would mean as many FLOPs as before. Recomputation has a column of its own."
     forward = "is only the forward pass; take the whole step."
     textbook = "is the textbook's 4/3. Is all of the forward pass repeated? Divide what was counted."
     flops = sum(before["flops"])
@@ -429,11 +431,13 @@ def judge_ordered(facts: Facts) -> None:
             )
         least = -(-max(sizes) // ROUND_MIB) * ROUND_MIB
         if case["reserved"] > least:
-            grows = (
-                "as they come" if said == sizes else "the shortest first" if said == sorted(sizes) else "in your order"
-            )
+            order = "in your order"
+            if said == sizes:
+                order = "in the given order"
+            elif said == sorted(sizes):
+                order = "with the shortest first"
             raise Hint(
-                f"{where}, {grows}, {case['reserved']} MiB are reserved; {least} are enough. Which step finds a free "
+                f"{where}, {order}, {case['reserved']} MiB are reserved; {least} are enough. Which step finds a free "
                 "block that is large enough, and which one does not?"
             )
 

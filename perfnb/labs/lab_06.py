@@ -285,6 +285,7 @@ def judge_stopwatches(facts: Facts) -> None:
             said = Number(ms, took, NEAR, name)
             said.slip(took[0] / 1e3, "looks like seconds; give milliseconds.")
             said.slip(BATCHES * took[0], "looks like the time of all batches; give it per batch.")
+            said.slip(BATCHES * took[0] / 1e3, "looks like the seconds of all batches; give milliseconds per batch.")
             if name != "together":
                 other = "the loader" if name == "model" else "the step"
                 as_long = f"takes as long as together: does {other} still run in it? What must be left out, and what "
@@ -354,7 +355,7 @@ def judge_parsed(facts: Facts) -> None:
         if case["never"] > MISSING:
             raise Hint(
                 f"The shift is random, but of its {VALUES} possible values, {case['never']} in a row never came in "
-                f"{DRAWS} draws. Each reading must have the same chance to come first, as in Text."
+                f"{DRAWS} draws. Each number of a line must have the same chance to come first, as in Text."
             )
     all_there(facts["cases"], len(LINES))
     if facts["ratio"] > MOST:

@@ -67,7 +67,7 @@ def compared(answer: Any, script: Any, batches: Any) -> Facts:
 
 
 def training_of(answer: Any) -> Any:
-    """An instance of the reader's class for training; raises `Hint` if a method that makes a part returns nothing."""
+    """Make an instance of the answer, a class; raises `Hint` if a method that makes a part of it returns nothing."""
     if not callable(answer) and hasattr(answer, "step"):
         name = type(answer).__name__
         raise Hint(f"Pass the class {name} itself, not {name}(): the check makes its own instances.")
@@ -283,8 +283,8 @@ def judge_quality(facts: Facts) -> None:
         every.slip(lambda case: 1 - case["wanted"], right)
         number = "It is the number of wrong digits; give their fraction, 0 to 1."
         every.slip(lambda case: case["wanted"] * IMAGES, number)
-        for_all = "It is the share for one answer given to all images, as of argmax() without a dimension; each image "
-        every.slip(lambda case: case["one_for_all"], f"{for_all}needs its own.")
+        for_all = "It is the share for one answer given to all images, as from argmax() without a dimension. Each image"
+        every.slip(lambda case: case["one_for_all"], f"{for_all} needs its own.")
         if any(case["called_in_training"] for case in cases):
             raise Hint("This is not the share of wrong digits: a model with dropout answers in training mode here.")
         first = cases[0]
@@ -431,8 +431,11 @@ def judge_compiled(facts: Facts) -> None:
         fit = "that is how many steps fit into the first one. How much does each later step *save*?"
         steps.slip((first_ms / before_ms, first_ms / (before_ms * ratio)), fit)
         if said < 0:
-            raise Hint(f"{where} a negative number of steps. A compiled step takes ratio times as long: what is saved?")
-        steps.wrong("not the first step's time divided by what one step saves.")
+            raise Hint(
+                f"{where} this is a negative number of steps. A compiled step takes ratio times as long: how much does "
+                "it save?"
+            )
+        steps.wrong("this is not the first step's time divided by the time that one step saves.")
     if facts["first_s"] is None:
         if not is_false(facts["can"]):
             raise Hint(

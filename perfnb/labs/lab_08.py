@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping
 from operator import itemgetter
@@ -15,12 +16,13 @@ from perfnb.findings.gpu_facts import ALLOCATES
 from perfnb.labs.answers import as_fields, as_function, as_number, evidence, result_of
 from perfnb.labs.exercise import Exercise, Facts, Hint
 from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if, usual_slip
+from perfnb.labs.made_traces import trace_file
 from perfnb.recording.text import TEXT, found
 from perfnb.results import Ranks
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
-FIRST, SECOND, TRAINING, RANK = "encoder_a", "encoder_b", "training_b", "rank_0"
+FIRST, SECOND, TRAINING, RANK = "reader_a", "reader_b", "training_b", "rank_0"
 
 
 #: One inside another, one that starts as another ends, one of zero length; not sorted, and not numbered in order.
@@ -36,10 +38,10 @@ MADE = pd.DataFrame(
 def measure_busy(answer: Any, ranks: Any = None) -> Facts:
     function, several = as_function(answer, "busy_ms(work)"), evidence(ranks, Ranks)
     columns = ["name", "stream", "start_ns", "duration_ns"]
-    frames = {"made up": MADE}
+    frames = {"the made-up frame": MADE}
     for rank in several.ranks:
         events = several[rank].events
-        frames[f"rank {rank}"] = events.loc[events["category"].isin(WORK), columns]
+        frames[f"the events of rank {rank}"] = events.loc[events["category"].isin(WORK), columns]
     cases = {}
     for name, work in frames.items():
         in_order = work.sort_values("start_ns", kind="stable")
@@ -64,12 +66,12 @@ def _union_ms(work: pd.DataFrame, latest: bool = True) -> float:
 
 def judge_busy(facts: Facts) -> None:
     for name, case in all_there(facts["cases"], 2, or_more=True).items():
-        said = Number(case["said"], case["union"], 1e-4, f"On the frame of {name}:")
+        said = Number(case["said"], case["union"], 1e-4, f"On {name}:")
         for slip, words in (
             ("sum", "It is the sum: when two overlap, the GPU is busy once, not twice."),
             ("span", "It is the whole time from the first start to the last end, gaps included."),
             ("neighbours", "A kernel can end before an earlier one: use the latest end so far, not the previous end."),
-            ("unsorted", "The rows are not sorted by start."),
+            ("unsorted", "The result depends on the order of the rows: sort them by their start."),
         ):  # fmt: skip
             said.slip(case[slip], words)
         said.wrong("the result is wrong.", within=1e-3)
@@ -112,7 +114,11 @@ def measure_late(answer: Any, profile: Any = None, other: Any = None) -> Facts:
             "ended": _late(events, at_end=True),
             "began": _late(events, of_work=True),
         }
-        for name, events in {"made up": LATE, FIRST: first, SECOND: second}.items()
+        for name, events in {
+            "the made-up frame": LATE,
+            f"the events of {FIRST}": first,
+            f"the events of {SECOND}": second,
+        }.items()
     ]
     return {"cases": cases}
 
@@ -146,7 +152,7 @@ def judge_late(facts: Facts) -> None:
         every.slip(itemgetter(slip), words)
     every.slip(lambda case: 1 - case["wanted"], "That is the share launched in time.")
     for case in facts["cases"]:
-        said = Number(case["said"], case["wanted"], 0.0, f"On the frame {case['frame']}, the result is wrong.", 0.004)
+        said = Number(case["said"], case["wanted"], 0.0, f"On {case['frame']}, the result is wrong.", 0.004)
         otherwise = "Is each launch found by its correlation, and compared with the latest end of all earlier work?"
         said.wrong("", otherwise, 0.005)
 
@@ -180,10 +186,10 @@ def judge_origin(facts: Facts) -> None:
     images = Number(said["batch"], batch, 0.0, "batch:")
     images.slip(others, "that is another dimension of the shape: channels, or pixels per row.")
     images.slip(batch * facts["iterations"], "that is the number of images in all iterations together.")
-    images.wrong("", "that is not the first dimension of the first convolution's input.")
+    images.wrong("", "it is not the first dimension of the first convolution's input.")
     ranks = Number(said["ranks"], facts["ranks"], 0.0, "ranks:")
     ranks.slip(facts["loaded"], "that many are loaded, but how many took part? Look at world_size.")
-    ranks.wrong("not the number in the traces.", within=1e-6)
+    ranks.wrong("it is not the number in the traces.", within=1e-6)
 
 
 def measure_faster(answer: Any, profile: Any = None) -> Facts:
@@ -209,9 +215,9 @@ def judge_faster(facts: Facts) -> None:
     share.slip(max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), of_kernel)
     of_step = "that is its share of the step; give its share of GPU work."
     share.slip(gpu_ms[op] / facts["step_ms"], of_step, 0.05)
-    share.wrong("not the op's share of GPU work.")
+    share.wrong("it is not the op's share of GPU work.")
     saves = Number(facts["saves_ms"], facts["path_gpu_ms"] / 2, 0.0, "saves_ms:", absolute=0.005)
-    waits = "the GPU would do that much less work. Does the end of the step wait for that work?"
+    waits = "the GPU would work for that much less time. Does the end of the step wait for that work?"
     saves.slip((gpu_ms[op] / 2, gpu_ms[op]), waits, 0.02)
     of_host = "that is the host's time in the op, which a faster kernel does not change."
     saves.slip((facts["path_host_ms"] / 2, facts["path_host_ms"]), of_host, 0.02)
@@ -239,13 +245,13 @@ def judge_calls(facts: Facts) -> None:
         raise Hint(f"call: the host spends more time in another call than in {call}.{often}")
     per_iteration = Number(facts["per_iteration"], calls[call] / facts["iterations"], 1e-3, "per_iteration:")
     per_iteration.slip(calls[call], "that is the count in the whole trace. How many iterations does it have?")
-    per_iteration.wrong("not the number of calls per iteration.")
+    per_iteration.wrong("it is not the number of calls per iteration.")
     share = Number(facts["share"], ms[call] / facts["step_ms"], 0.004, "share:")
     if facts["idle_ms"]:
         idle = "that is relative to the GPU's idle time; make it relative to the whole trace's single step."
         share.slip(ms[call] / facts["idle_ms"], idle)
     share.slip((ms[call], ms[call] / 1e3), "that is its time; divide it by the step's, in the same unit.", 0.01)
-    share.wrong(f"not the share of the host's time in {call}.")
+    share.wrong(f"it is not the share of the host's time in {call}.")
 
 
 def measure_straggler(answer: Any, ranks: Any = None) -> Facts:
@@ -282,7 +288,7 @@ def judge_straggler(facts: Facts) -> None:
     own = waiting[str(int(rank))]
     itself = f"that is how long rank {int(rank)} itself waits; how long does the other one wait for it?"
     said.slip((sum(own) / len(own), sum(own), *own), itself, 0.02)
-    said.wrong("not the other rank's waiting time.", within=0.02)
+    said.wrong("it is not the other rank's waiting time.", within=0.02)
 
 
 def measure_machines(answer: Any, profile: Any = None, other: Any = None) -> Facts:
@@ -307,7 +313,7 @@ def judge_machines(facts: Facts) -> None:
             lengths = "that is the ratio of step lengths; how long is the GPU busy in them?"
             ratio.slip(facts["wall_ms"][1] / facts["wall_ms"][0], lengths)
         ratio.slip(second - first, "that is the difference in ms; give the ratio.")
-        ratio.wrong("not the second trace's time divided by the first's.")
+        ratio.wrong("it is not the second trace's time divided by the first's.")
 
 
 #: Where to look if another lever has the largest bound; in the order of the lab's table.
@@ -398,19 +404,73 @@ def judge_cures(facts: Facts) -> None:
     waiting, exposed, every = own["waiting_ms"], own["exposed_ms"], own["ms"]
     balance = Number(facts["said"]["balance_ms"], waiting, 0.02, "balance_ms:")
     balance.slip([other["waiting_ms"] for other in others], "that is how long another rank waits; rank 0 waits for it.")
-    balance.slip(waiting + sum(other["waiting_ms"] for other in others), "that is of all ranks together.")
+    balance.slip(waiting + sum(other["waiting_ms"] for other in others), "that is the waiting of all ranks together.")
     balance.slip(exposed - waiting, "that remains when nobody waits any more: are the two swapped?")
     balance.slip(exposed, "a perfect balance leaves the transfers: how much of this is waiting?")
     balance.wrong("it is not rank 0's waiting in its collectives.")
     network = Number(facts["said"]["network_ms"], exposed - waiting, 0.02, "network_ms:")
     network.slip(exposed, "that includes rank 0's waiting, and no network makes the last rank come earlier.")
     network.slip((every, every - waiting), "that includes a collective that is already hidden behind computation.")
-    network.slip([other["exposed_ms"] - other["waiting_ms"] for other in others], "that is of another rank.", 0.002)
+    network.slip(
+        [other["exposed_ms"] - other["waiting_ms"] for other in others], "that is the figure of another rank.", 0.002
+    )
     network.wrong("it is not the exposed time of rank 0 without its waiting.")
 
 
+#: The kinds of memory in the names of copies, and the steps with each of them in the trace.
+KINDS, COPIED_STEPS = ("Pageable", "Pinned"), 3
+
+
+def measure_on_their_way(answer: Any) -> Facts:
+    said = as_fields(answer, pageable=float, pinned=float, saves_ms=float)
+    events = json.loads(gzip.decompress(trace_file("copies").read_bytes()))["traceEvents"]
+    copied = {
+        kind: [
+            [float(event["args"]["bytes"]), float(event["dur"])]
+            for event in events
+            if event["name"] == f"Memcpy HtoD ({kind} -> Device)"
+        ]
+        for kind in KINDS
+    }
+    back = [[float(event["args"]["bytes"]), float(event["dur"])] for event in events if "DtoH" in event["name"]]
+    steps_ms = [event["dur"] / 1e3 for event in events if event["name"].startswith("ProfilerStep")]
+    return {"said": said, "copied": copied, "back": back, "steps_ms": steps_ms}
+
+
+def judge_on_their_way(facts: Facts) -> None:
+    said, copied, back = facts["said"], all_there(facts["copied"], len(KINDS)), facts["back"]
+    took_us = {kind: sum(us for _, us in copied[kind]) for kind in KINDS}
+    rates = {kind: sum(size for size, _ in copied[kind]) / took_us[kind] / 1e3 for kind in KINDS}
+    for kind, other in (KINDS, KINDS[::-1]):
+        rate = Number(said[kind.lower()], rates[kind], 0.005, f"{kind.lower()}:")
+        rate.slip(rates[other], "that is the bandwidth from the other kind of memory.")
+        mean = "that is the mean of the copies' bandwidths, where 2 KiB count as much as 8 MiB: divide sums."
+        rate.slip(sum(size / us for size, us in copied[kind]) / len(copied[kind]) / 1e3, mean)
+        rate.slip(rates[kind] * 1e9 / 2**30, "that is in GiB/s; 1 GB is 10⁹ bytes.")
+        rate.slip(rates[kind] * 8, "that is in gigabits per second; a byte has 8 bits.")
+        large = max(size for size, _ in copied[kind])
+        cards_us = sum(us for size, us in copied[kind] if size == large)
+        cards = large * sum(size == large for size, _ in copied[kind]) / cards_us / 1e3
+        rate.slip(cards, "that is without the labels, which are copied to the GPU, too.")
+        to_host = "the copies from the GPU to the host are counted, too: their names have DtoH."
+        every = [*copied[kind], *back]
+        rate.slip(sum(size for size, _ in every) / sum(us for _, us in every) / 1e3, to_host)
+        rate.wrong("it is not the bytes of these copies divided by their time.")
+    saved_ms = (took_us["Pageable"] - took_us["Pinned"]) / 1e3
+    saves = Number(said["saves_ms"], saved_ms / COPIED_STEPS, 0.01, "saves_ms:")
+    saves.slip(saved_ms, "that is for all three steps; give it per step.")
+    saves.slip(saved_ms / (2 * COPIED_STEPS), "only three of the six steps copy from each kind of memory.")
+    all_gone = "that is all the time of the copies from pageable memory, but pinned ones take time, too."
+    saves.slip((took_us["Pageable"] / 1e3 / COPIED_STEPS, took_us["Pageable"] / 1e3), all_gone)
+    slow, fast = facts["steps_ms"][:COPIED_STEPS], facts["steps_ms"][COPIED_STEPS:]
+    whole = "that is by how much the step gets shorter; how much of it is in the copies to the GPU?"
+    saves.slip((sum(slow) - sum(fast)) / COPIED_STEPS, whole, 0.05)
+    saves.slip(1 - took_us["Pinned"] / took_us["Pageable"], "that is a share; give milliseconds.")
+    saves.wrong("it is not the difference between the two kinds of copies, per step.")
+
+
 EXERCISES = (
-    Exercise("8.1", "What ran it", measure_origin, judge_origin),
+    Exercise("8.1", "What produced these traces?", measure_origin, judge_origin),
     Exercise("8.2", "Busy", measure_busy, judge_busy),
     Exercise("8.3", "Late launches", measure_late, judge_late),
     Exercise("8.4", "A faster kernel", measure_faster, judge_faster),
@@ -419,4 +479,5 @@ EXERCISES = (
     Exercise("8.7", "Two machines", measure_machines, judge_machines),
     Exercise("8.8", "A verdict", measure_verdict, judge_verdict),
     Exercise("8.9", "Two cures for one wait", measure_cures, judge_cures),
+    Exercise("8.10", "Cards on their way", measure_on_their_way, judge_on_their_way),
 )

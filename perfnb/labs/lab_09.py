@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import nn
 
 from perfnb.labs.answers import as_fields, as_function, as_number, as_numbers, outcome, tried
 from perfnb.labs.exercise import Exercise, Facts, Hint
-from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
+from perfnb.labs.judging import Lists, Number, Numbers, all_there, hint_if
 from perfnb.labs.made_service import CARDS_PER_S, PlantedService, monday, queued
 
 
@@ -83,7 +83,7 @@ def measure_queue(answer: Any) -> Facts:
 
 
 def judge_queue(facts: Facts) -> None:
-    every = _Lists(facts["cases"], 2, lambda case: queued(case["arrivals"], case["services"]))
+    every = Lists(facts["cases"], 2, lambda case: queued(case["arrivals"], case["services"]))
     every.slip(
         lambda case: [
             latency - service
@@ -120,29 +120,6 @@ def _after_one(case: Facts) -> list[float]:
     return [wait + service for wait, service in zip(waits, services, strict=True)]
 
 
-class _Lists:
-    """The lists that a function returned for every case of a check, next to those that are right."""
-
-    def __init__(self, cases: Any, count: int, right: Callable[[Facts], Sequence[float]]) -> None:
-        self._cases = all_there(cases, count)
-        self.right = self._are(right)
-
-    def slip(self, values: Callable[[Facts], Sequence[float]], words: str) -> None:
-        """Raise these words if a slip leads to the lists of every case."""
-        hint_if(not self.right and self._are(values), words)
-
-    def wrong(self, words: str) -> None:
-        """Raise these words if the lists are not right."""
-        hint_if(not self.right, words)
-
-    def _are(self, values: Callable[[Facts], Sequence[float]]) -> bool:
-        return all(_same(case["said"], values(case)) for case in self._cases)
-
-
-def _same(said: Sequence[float], wanted: Sequence[float]) -> bool:
-    return len(said) == len(wanted) > 0 and all(close(a, b, 1e-6, 1e-6) for a, b in zip(said, wanted, strict=True))
-
-
 #: Seconds between the cards of a load test, and the service times of two services: one stalls, one is only uneven.
 EVERY_S = 0.5
 SERVICES = ([0.1] * 5 + [4.0] + [0.1] * 14, [0.2, 0.6, 0.1, 0.7, 0.3, 0.1, 0.1, 0.9, 0.1, 0.1])
@@ -161,7 +138,7 @@ def measure_load_test(answer: Any) -> Facts:
 
 def judge_load_test(facts: Facts) -> None:
     cases = all_there(facts["cases"], len(SERVICES))
-    every = _Lists(cases, len(SERVICES), lambda case: queued(case["due"], case["services"]))
+    every = Lists(cases, len(SERVICES), lambda case: queued(case["due"], case["services"]))
     every.slip(
         lambda case: case["services"],
         "Every latency is just the service time, even right after a stall of 4 s. Your clock starts when a card is "

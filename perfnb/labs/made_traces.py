@@ -1,6 +1,7 @@
-"""The traces of lab 8: small, made up by perfnb, and identical on every machine.
+"""The traces of lab 8: small, and identical on every machine.
 
-What they teach is planted here. None of their figures were measured on a GPU.
+All but one are made up: what they teach is planted here, and none of their figures were measured on a GPU. The other
+one, `copies`, was recorded on an H100.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from perfnb.step.kept_rates import cache_folder
 MAIN, BACKWARD = 4000, 4001
 #: Duration of a launch call, and the time from its start until the work can start, in microseconds.
 CALL_US, ARRIVES_US = 4.5, 6.0
+#: Time between two kernels of a graph, in microseconds.
+GRAPH_GAP_US = 0.8
+#: Streams for computation, collectives and copies.
+COMPUTES, TALKS, COPIES = 7, 20, 24
 
 
 class MadeMachine:
@@ -76,11 +81,29 @@ class MadeMachine:
         """Launch a kernel; returns when it ends."""
         return self._launched(self._launch[call], ("kernel", kernel), self._about(us), after=after)
 
-    def moves(self, what: str, us: float, stream: int = 7, prefix: str = "cuda") -> None:
-        """Launch a copy or a fill."""
+    def moves(self, what: str, us: float, stream: int = 7, prefix: str = "cuda", size: int = 65_536) -> None:
+        """Launch a copy or a fill of so many bytes."""
         kind = what[:6]  # Memcpy or Memset
         call, work = ("cuda_runtime", f"{prefix}{kind}Async"), (f"gpu_{kind.lower()}", what)
-        self._launched(call, work, self._about(us), stream, bytes=65536)
+        self._launched(call, work, self._about(us), stream, bytes=size)
+
+    def replays(self, graph: Sequence[tuple[str, str, float]]) -> None:
+        """Launch a graph of work, each a category, a name and a duration, by a single call."""
+        self._number += 1
+        called, self.now = self.now, round(self.now + 4 * self._about(CALL_US), 3)
+        self._on_host("cudaGraphLaunch", "cuda_runtime", called, {"correlation": self._number})
+        end = max(called + 2 * ARRIVES_US, self.free_at())
+        for category, name, us in graph:
+            begin = end + GRAPH_GAP_US
+            end = round(begin + us, 3)
+            facts = {"device": 0, "stream": COMPUTES, "correlation": self._number}
+            self._add(name, category, begin, end, 0, COMPUTES, facts)
+        self._free[COMPUTES] = end
+
+    def work(self) -> list[tuple[str, str, float]]:
+        """Category, name and duration of all that ran on the GPU."""
+        kinds = ("kernel", "gpu_memset")
+        return [(each["cat"], each["name"], each["dur"]) for each in self._events if each["cat"] in kinds]
 
     def collective(self, kernel: str, begin: float, end: float, kind: str, group: str) -> None:
         """Launch a collective with a given start and end, because other ranks take part."""
@@ -139,28 +162,28 @@ NOTE = "Made up by perfnb for lab 8. No figure in it was measured."
 CUDA = (("cuda_runtime", "cudaLaunchKernel"), ("cuda_driver", "cuLaunchKernelEx"))
 HIP = (("cuda_runtime", "hipLaunchKernel"), ("cuda_runtime", "hipExtModuleLaunchKernel"))
 
-#: Sentences per batch, tokens, width and layers of the text encoder.
-BATCH, TOKENS, WIDTH, LAYERS = 8, 128, 512, 10
+#: Cards per batch, their images, width and blocks of the larger Reader.
+CARDS, BOXES, WIDTH, BLOCKS = 8, 128, 512, 10
 #: Microseconds of each operator's kernels on GPU A, and the factor for GPU B.
-ENCODER_US = {
-    **{"embedding": (9.0, 0.8), "add": (2.4, 0.9), "norm": (2.8, 0.7), "projection": (5.6, 1.2)},
+READER_US = {
+    **{"stem": (4.0, 1.2), "places": (5.0, 0.8), "add": (2.4, 0.9), "norm": (2.8, 0.7), "projection": (5.6, 1.2)},
     **{"attention": (8.0, 3.2), "up": (12.0, 1.2), "gelu": (3.2, 1.1), "down": (11.0, 1.2)},
 }
 
 
-def encoder(gpu: str) -> MadeMachine:
-    """Inference of a text encoder on GPU ``"A"`` or ``"B"``: nearly every launch is late.
+def reader(gpu: str) -> MadeMachine:
+    """Inference of the larger Reader on GPU ``"A"`` or ``"B"``: nearly every launch is late.
 
     GPU B is slower, above all in attention, but its host is faster, so its step is shorter.
     """
     on_a = gpu == "A"
-    times = {name: us if on_a else us * factor for name, (us, factor) in ENCODER_US.items()}
+    times = {name: us if on_a else us * factor for name, (us, factor) in READER_US.items()}
     machine = MadeMachine(CUDA if on_a else HIP, 1.0 if on_a else 0.9, seed=1 if on_a else 2, **_about(f"GPU {gpu}"))
-    rows, prefix = BATCH * TOKENS, "cuda" if on_a else "hip"
-    hidden = (BATCH, TOKENS, WIDTH)
+    rows, prefix = CARDS * BOXES, "cuda" if on_a else "hip"
+    hidden = (CARDS, BOXES, WIDTH)
 
     def linear(name: str, outputs: int, inputs: int, us: float, kernel: str = "gemm_64x64") -> None:
-        with machine.module(name), machine.op("aten::linear", ((BATCH, TOKENS, inputs), (outputs, inputs)), 5):
+        with machine.module(name), machine.op("aten::linear", ((CARDS, BOXES, inputs), (outputs, inputs)), 5):
             with machine.op("aten::t", ((outputs, inputs),), 4):
                 pass
             with machine.op("aten::addmm", ((outputs,), (rows, inputs), (inputs, outputs)), 12):
@@ -173,29 +196,43 @@ def encoder(gpu: str) -> MadeMachine:
 
     with machine.span("ProfilerStep#4"):
         machine.works(60)
-        with machine.module("TextEncoder_0"):
-            with machine.module("Embedding_0"), machine.op("aten::embedding", ((30_000, WIDTH), (BATCH, TOKENS)), 20):
+        with machine.module("Reader_0"):
+            linear("Linear_0", WIDTH, 64, times["stem"])
+            with machine.module("Embedding_0"), machine.op("aten::embedding", ((256, WIDTH), (BOXES,)), 20):
                 machine.moves("Memset (Device)", 2.0, prefix=prefix)
-                machine.launch("embedding_gather", times["embedding"])
-            for number in range(LAYERS):
-                with machine.module(f"EncoderLayer_{number}"):
+                machine.launch("embedding_gather", times["places"])
+            for number in range(BLOCKS):
+                with machine.module(f"Block_{number}"):
                     with machine.module(f"LayerNorm_{2 * number}"):
                         simple("aten::native_layer_norm", times["norm"], "layer_norm_rows")
                     for place in range(3):  # query, key and value
-                        linear(f"Linear_{6 * number + place}", WIDTH, WIDTH, times["projection"])
+                        linear(f"Linear_{6 * number + place + 1}", WIDTH, WIDTH, times["projection"])
                     simple("aten::scaled_dot_product_attention", times["attention"], "attention_forward")
-                    linear(f"Linear_{6 * number + 3}", WIDTH, WIDTH, times["projection"])
+                    linear(f"Linear_{6 * number + 4}", WIDTH, WIDTH, times["projection"])
                     simple("aten::add", times["add"], "elementwise_add")
                     with machine.module(f"LayerNorm_{2 * number + 1}"):
                         simple("aten::native_layer_norm", times["norm"], "layer_norm_rows")
-                    linear(f"Linear_{6 * number + 4}", 4 * WIDTH, WIDTH, times["up"], "gemm_128x128")
+                    linear(f"Linear_{6 * number + 5}", 4 * WIDTH, WIDTH, times["up"], "gemm_128x128")
                     with machine.module(f"GELU_{number}"):
                         simple("aten::gelu", times["gelu"], "elementwise_gelu")
-                    linear(f"Linear_{6 * number + 5}", WIDTH, 4 * WIDTH, times["down"], "gemm_128x128")
+                    linear(f"Linear_{6 * number + 6}", WIDTH, 4 * WIDTH, times["down"], "gemm_128x128")
                     simple("aten::add", times["add"], "elementwise_add")
         with machine.op("aten::copy_", (hidden,), 10):
-            machine.moves("Memcpy DtoH (Device -> Pageable)", 4.0, prefix=prefix)
+            machine.moves("Memcpy DtoH (Device -> Pageable)", 4.0, prefix=prefix, size=CARDS * BOXES * 40)
             machine.call(f"{prefix}StreamSynchronize", 3, waits=True)
+        machine.works(30)
+    return machine
+
+
+def replayed() -> MadeMachine:
+    """The same kernels on GPU A, launched as one CUDA graph."""
+    once, machine = reader("A"), MadeMachine(CUDA, seed=1, **_about("GPU A"))
+    with machine.span("ProfilerStep#4"):
+        machine.works(60)
+        machine.replays(once.work())
+        with machine.op("aten::copy_", ((CARDS, BOXES, 10),), 10):
+            machine.moves("Memcpy DtoH (Device -> Pageable)", 4.0, size=CARDS * BOXES * 40)
+            machine.call("cudaStreamSynchronize", 3, waits=True)
         machine.works(30)
     return machine
 
@@ -207,7 +244,7 @@ GIVES_BACK_US, TAKES_US, CONVOLUTION_US = 1900.0, 11.0, 700.0
 
 
 def training() -> MadeMachine:
-    """Training of a small network without step marks, on GPU B, which keeps freeing memory.
+    """Training of the network that finds the boxes of a card, without step marks, on GPU B, which keeps freeing memory.
 
     The kernels are long, so the GPU does not wait for launches: each `hipFree` waits for the GPU, then takes two
     milliseconds when nothing is launched.
@@ -240,8 +277,8 @@ def training() -> MadeMachine:
 
     for _ in range(ITERATIONS):
         machine.works(200)
-        machine.moves("Memcpy HtoD (Pageable -> Device)", 900, prefix="hip")
-        with machine.module("SmallNet_0"):
+        machine.moves("Memcpy HtoD (Pageable -> Device)", 900, prefix="hip", size=IMAGES * 3 * 64 * 64 * 4)
+        with machine.module("BoxFinder_0"):
             numbers = [convolution(n, *pair) for n, pair in enumerate(itertools.pairwise(CHANNELS))]
         machine.thread = BACKWARD
         for number in reversed(numbers):
@@ -263,7 +300,6 @@ LOOKUPS_US = ((2200.0, 2300.0, 2250.0), (4700.0, 7100.0, 5600.0))
 EXCHANGE_US, COMPUTED_US, OTHERS_US = 1500.0, 2600.0, (900.0, 2600.0)
 #: Microseconds per step when each rank's host is busy but launches nothing.
 SILENT_US = 16_000.0
-COMPUTES, TALKS, COPIES = 7, 20, 24
 
 
 def job() -> tuple[MadeMachine, MadeMachine]:
@@ -300,8 +336,8 @@ def _step(ranks: tuple[MadeMachine, ...], place: int) -> None:
     done = []
     for machine, lookups_us in zip(ranks, LOOKUPS_US, strict=True):
         machine.works(120)
-        machine.moves("Memcpy HtoD (Pinned -> Device)", 300, COPIES)
-        machine.moves("Memset (Device)", 20, COMPUTES)
+        machine.moves("Memcpy HtoD (Pinned -> Device)", 300, COPIES, size=7_500_000)
+        machine.moves("Memset (Device)", 20, COMPUTES, size=20_000_000)
         with machine.op("fbgemm::lookup_forward", us=30):
             done.append(machine.launch("embedding_lookup_forward", lookups_us[place]))
     after = _together(ranks, done, "alltoall", "ncclDevKernel_SendRecv")
@@ -344,10 +380,17 @@ def _about(gpu: str) -> dict[str, Any]:
     return {"note": NOTE, "deviceProperties": [{"id": 0, "name": f"{gpu} (made up)"}]}
 
 
+def recorded() -> bytes:
+    """Six steps that copy cards to an H100, from pageable and then from pinned memory."""
+    return Path(__file__).with_name("copies_h100.json.gz").read_bytes()
+
+
 #: The lab's traces by name.
 TRACES: dict[str, Callable[[], bytes]] = {
-    "encoder_a": lambda: encoder("A").text(),
-    "encoder_b": lambda: encoder("B").text(),
+    "reader_a": lambda: reader("A").text(),
+    "reader_b": lambda: reader("B").text(),
+    "reader_a_again": lambda: replayed().text(),
+    "copies": recorded,
     "training_b": lambda: training().text(),
     "rank_0": lambda: job()[0].text(),
     "rank_1": lambda: job()[1].text(),

@@ -1,4 +1,4 @@
-"""Starts the ranks of a job, profiles all of them, and measures what more ranks gain.
+"""Start the ranks of a job, profile all of them, and measure the gain of more ranks.
 
 `profile_ranks` writes an `order` into a `job_folder`. `job` has an `agent` start a process for each rank, which begins
 in `child`; `engines` has running engines of ipyparallel carry the ranks, each through `engine`. Both then run `rank`,

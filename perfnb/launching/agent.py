@@ -1,7 +1,7 @@
 """The process that starts the ranks of a job: ``python -m perfnb.launching.agent``.
 
-A process of its own, so that the ranks end even if the one that asked for them is killed. It loads no torch and listens
-for nothing.
+It is a separate process, so that the ranks end even if the process that requested them is killed. It does not load
+torch, and listens on no port.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import psutil
 from perfnb.launching.child import FOLDER, STARTED_BY, set_process_option, variables_of
 from perfnb.launching.job_folder import tell
 
-#: Seconds between two looks at the ranks, and that a rank has for its own cleanup.
+#: Seconds between two checks of the ranks, and seconds that a rank has for its own cleanup.
 _LOOK_S, _GRACE_S = 0.05, 1.5
 _RANK = "from perfnb.launching.child import main; main()"
 #: Linux's option to become the parent of all orphans below this process.
@@ -30,7 +30,7 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    """Start the ranks, tell how each of them ended, and end them all when asked to or left alone."""
+    """Start the ranks, report how each of them ended, and end them all on request or when left alone."""
     folder, ranks, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
@@ -53,12 +53,12 @@ def main() -> None:
             time.sleep(_LOOK_S)
     finally:
         _end_all()
-        if os.getppid() != parent:  # nobody else is left to remove it
+        if os.getppid() != parent:  # no other process is left to remove it
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_port() -> str:
-    """A port for a script that sets its process group up by itself; it is not held until then."""
+    """Return a port for a script that sets its process group up by itself; it is not held until then."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])

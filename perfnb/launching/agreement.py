@@ -1,4 +1,7 @@
-"""Passes that all ranks of a job run equally often: a step more on one rank would wait for the others for ever."""
+"""Make passes run equally often on all ranks of a job.
+
+A rank with one step more would wait for the others for ever.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from perfnb.step.budget import Plan
 class AgreedPlan(Plan):
     """A plan whose decisions are those of rank 0.
 
-    The number of timed and of traced steps is agreed on before the pass, so that ranks wait for each other nowhere but
-    in the step itself; otherwise the wait for a slow rank would move out of the steps.
+    The number of timed and of traced steps is agreed on before the pass, so that ranks wait for each other only in the
+    step itself; otherwise the wait for a slow rank would move out of the steps.
     """
 
     def __init__(self, plan: Plan, rank: int, meeting: Meeting) -> None:
@@ -47,7 +50,7 @@ class AgreedPlan(Plan):
 
 
 def _agreed(name: str) -> Callable[..., Any]:
-    """A decision of the plan, made by rank 0."""
+    """Return a decision of the plan, made by rank 0."""
 
     def decision(self: AgreedPlan, *args: Any) -> Any:
         return self._agree(lambda: getattr(vars(self)["_own"], name)(*args))

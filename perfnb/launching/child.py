@@ -1,4 +1,4 @@
-"""What the processes of a job share, before anything heavy is imported.
+"""Code that the processes of a job share before anything heavy is imported.
 
 They end with the process that started them, and leave their results in the job's folder. Every rank starts
 here, as ``python -c``, so that ``__main__`` is empty and can hold what was sent.
@@ -22,7 +22,7 @@ from perfnb.launching.job_folder import tell
 
 #: Environment variables: the folder of the job, and the process that started a rank.
 FOLDER, STARTED_BY = "PERFNB_JOB_FOLDER", "PERFNB_JOB_STARTED_BY"
-#: Seconds between two looks at the parent.
+#: Seconds between two checks of the parent.
 _LOOK_S = 0.2
 #: Linux's option to get a signal when the process that started this one ends.
 _SET_PDEATHSIG = 1
@@ -30,7 +30,7 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def main() -> None:
-    """Do what the job's order says, as one rank."""
+    """Carry out the job's order, as one rank."""
     _end_with(int(os.environ[STARTED_BY]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
@@ -45,19 +45,19 @@ def main() -> None:
         # The other ranks see their connections close, and the finalizers of a broken job may wait for ever.
         sys.stdout.flush()
         os._exit(1)
-    # What has been printed until now: what follows, such as a report, is not for the notebook.
+    # Output printed until now. Later output, such as a report, is not for the notebook.
     sys.stdout.flush()
     tell(folder / f"done_{rank}", str(os.fstat(1).st_size))
 
 
 def variables_of(rank: int, ranks: int) -> dict[str, str]:
-    """The environment variables by which a rank of one machine knows its place, named as torchrun names them."""
+    """Return the environment variables that tell a rank of one machine its place, named as torchrun names them."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     return {name: str(value) for name, value in own.items()}
 
 
 def set_process_option(option: int, value: int) -> None:
-    """Call Linux's prctl; other systems have none."""
+    """Call Linux's prctl; other systems have no such call."""
     if sys.platform == "linux":
         import ctypes
 
@@ -94,12 +94,12 @@ def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
         packed = cloudpickle.dumps(error)
         pickle.loads(packed)  # some exceptions can be pickled but not read
         tell(folder / f"raised_{rank}", packed)
-    with suppress(OSError):  # the folder is gone: nobody listens
+    with suppress(OSError):  # the folder is gone, so there is no listener
         tell(path, json.dumps(facts))
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from its first frame outside perfnb; the whole one if there is none."""
+    """Return a traceback from its first frame outside perfnb; the whole one if there is none."""
     inner = trace
     while inner is not None:
         file = inner.tb_frame.f_code.co_filename

@@ -1,7 +1,7 @@
 """One rank of a job in a process that continues afterwards, such as an engine of ipyparallel.
 
-Nothing may be killed there, so the rank is stopped from inside. An interrupt reaches Python alone, not a collective
-that waits for another rank; a collective ends if its connections do, on both sides.
+Nothing may be killed there, so the rank is stopped from inside. An interrupt reaches only Python, not a collective that
+waits for another rank; a collective ends if its connections end, on both sides.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from perfnb.errors import CaptureError
 from perfnb.launching.child import tell_failure, variables_of
 from perfnb.launching.job_folder import ORDER, STOP, Meeting, is_abandoned, tell
 
-#: Seconds between two looks at the folder, and between two interrupts.
+#: Seconds between two checks of the folder, and between two interrupts.
 _LOOK_S, _AGAIN_S = 0.1, 1.0
 #: The process group of a job that failed, until the next one. A group that is freed waits for its threads, and these
-#: may wait for the interpreter, to free what they had to send.
+#: may wait for the interpreter to free the data that they had to send.
 _KEPT: list[Any] = []
 
 
 def run_on_engine(job: str, rank: int, ranks: int, env: Mapping[str, str]) -> None:
-    """Do what the order in a job's folder says, as one rank; put everything back."""
+    """Carry out the order in a job's folder, as one rank, and restore everything."""
     folder = Path(job)
     if not (folder / ORDER).is_file():
         raise CaptureError(
@@ -92,12 +92,12 @@ def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
 
 
 class _Stopper:
-    """Stops a rank if its job is to end, or has lost its owner: looks from a thread, interrupts the main one.
+    """Stops a rank if its job is to end, or has lost its owner: it checks from a thread, and interrupts the main one.
 
     Attributes
     ----------
     armed : bool
-        Whether an interrupt is raised: while the job runs, but not while things are put back.
+        Whether an interrupt is raised: while the job runs, but not while things are restored.
     stopping : threading.Event
         Set when the rank is to stop.
     """
@@ -138,7 +138,7 @@ class _Stopper:
         for number, node in self._connections.items():
             if now.get(number) == node:
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                    connection.getpeername()  # fails for what only listens, where gloo would end the process
+                    connection.getpeername()  # fails for a socket that only listens, where gloo would end the process
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
@@ -153,7 +153,7 @@ class _Stopper:
 
 
 def _connections() -> dict[int, int]:
-    """Open sockets of this process: descriptor and inode."""
+    """Return open sockets of this process: descriptor and inode."""
     sockets = {}
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):
@@ -165,7 +165,7 @@ def _connections() -> dict[int, int]:
 
 @contextmanager
 def _as_rank(rank: int, ranks: int, env: Mapping[str, str]) -> Iterator[None]:
-    """Set the variables of a rank; put them back, and paths, arguments, threads and the current GPU."""
+    """Set the variables of a rank; restore them afterwards, and paths, arguments, threads and the current GPU."""
     import torch
 
     variables, path, argv, threads = dict(os.environ), list(sys.path), list(sys.argv), torch.get_num_threads()

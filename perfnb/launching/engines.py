@@ -1,4 +1,4 @@
-"""The ranks of a job on engines that run already, one on each."""
+"""Run the ranks of a job on engines that run already, one on each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATIENCE_S = 10.0
 
 
 def chosen_engines(executor: Any, ranks: int) -> tuple[Any, list[int]]:
-    """The client of an executor and the engines that carry a job: a client's first ones, or those of a view.
+    """Return the client of an executor and the engines that carry a job: a client's first ones, or those of a view.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Starts the ranks of a job, follows them, and ends all of them whatever happens."""
+"""Start the ranks of a job, follow them, and end all of them in every case."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from perfnb.launching.job_folder import ORDER, PROGRESS, tell
 from perfnb.launching.order import Order
 from perfnb.quantities import counted
 
-#: Seconds between two looks at the ranks; that ranks have for an end that is due; that the launcher has to end them.
+#: Seconds between two checks of the ranks, seconds that ranks have for an end that is due, and seconds that the
+#: launcher has to end them.
 _LOOK_S, _LAST_S, _PATIENCE_S = 0.05, 3.0, 30.0
-#: What torch's backends print about themselves.
+#: Output of torch's backends about themselves.
 _CHATTER = (b"[Gloo] Rank ",)
-#: In what a rank raises if another one is gone.
+#: Part of the error that a rank raises if another one is gone.
 _LOST_PEER = ("connection", "gloo", "nccl", "peer")
 _MOST_OF_A_LINE = 2000
-#: Variables by which a launcher tells a rank of its place.
+#: Variables by which a launcher tells a rank its place.
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
@@ -38,7 +39,7 @@ class RankTraceback(Exception):
 
 
 class FollowedRanks:
-    """The ranks of a job, whatever runs them; `folder` is where they leave their results."""
+    """The ranks of a job, whatever runs them; `folder` is the place for their results."""
 
     def __init__(self, folder: Path, order: Order, ranks: int, note: str) -> None:
         self._folder, self._ranks, self._words = folder, ranks, f"{counted(ranks, 'rank')} · {note}"
@@ -47,7 +48,7 @@ class FollowedRanks:
         tell(folder / ORDER, pickle.dumps(order))
 
     def follow(self, progress: Callable[..., None], show: Callable[[str], None]) -> None:
-        """Wait for all ranks, showing how far they are and what they print.
+        """Wait for all ranks, showing their progress and their output.
 
         Raises
         ------
@@ -78,7 +79,7 @@ class FollowedRanks:
         raise NotImplementedError
 
     def _have_ended(self) -> bool:
-        """Whether nothing more can come of them."""
+        """Return whether nothing more can come from the ranks."""
         raise NotImplementedError
 
     def _wait_for(self, come: Callable[[], bool], most_s: float = _LAST_S) -> None:
@@ -88,16 +89,16 @@ class FollowedRanks:
             time.sleep(_LOOK_S)
 
     def _how_it_ended(self) -> str:
-        """Say which rank ended without an exception."""
+        """Describe which rank ended without an exception."""
         raise NotImplementedError
 
     def _files(self, kind: str) -> dict[int, Path]:
-        """The files of this kind that ranks have written, by rank."""
+        """Return the files of this kind that ranks have written, by rank."""
         paths = {rank: self._folder / f"{kind}_{rank}" for rank in range(self._ranks)}
         return {rank: path for rank, path in paths.items() if path.exists()}
 
     def _missing(self) -> list[int]:
-        """Ranks that have ended without saying how."""
+        """Return ranks that have ended without reporting how."""
         gone = [rank for rank, path in self._files("pid").items() if not _runs(int(path.read_text()))]
         told = self._files("done").keys() | self._files("failed").keys()  # written before the rank ended
         return [rank for rank in gone if rank not in told]
@@ -116,7 +117,7 @@ class FollowedRanks:
             with path.open("rb") as file:
                 file.seek(self._read[rank])
                 new = file.read()
-            if (last := self._files("done").get(rank)) is not None:  # what follows its last word is not shown
+            if (last := self._files("done").get(rank)) is not None:  # output after its last word is not shown
                 new = new[: int(last.read_text()) - self._read[rank]]
             whole = new[: new.rfind(b"\n") + 1]
             self._read[rank] += len(whole)
@@ -191,12 +192,15 @@ class Job(FollowedRanks):
 
 
 def of_loopback() -> dict[str, str]:
-    """The variables by which gloo and NCCL connect ranks of one machine: only its own processes can reach them."""
+    """Return the variables by which gloo and NCCL connect ranks of one machine.
+
+    Only processes of this machine can then reach them.
+    """
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 
 
 def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the ranks: this one, with loopback for gloo and their number of threads."""
+    """Return the environment of the ranks: this one, with loopback for gloo and their number of threads."""
     # This process may be a rank of another job, and may have another launcher's settings.
     own = {
         name: value

@@ -1,4 +1,4 @@
-"""The folder where the processes of a job meet: what they leave there, and what a killed process has left of one."""
+"""The folder where the processes of a job meet: the files that they leave there, and leftovers of killed processes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from pathlib import Path
 from perfnb.errors import CaptureError
 from perfnb.files import take_lock
 
-#: Files in it: what is asked of the ranks, how far they are, and that they are to end; and the folder of the profiles.
+#: Files in it: the order for the ranks, their progress, and the request to end; and the folder of the profiles.
 ORDER, PROGRESS, STOP, PROFILES = "order", "progress", "stop", "profiles"
-#: A folder's name; the file that its owner locks, as long as its process lives; and the one that says that it has.
+#: A folder's name; the file that its owner locks as long as its process lives; and the file that shows that it has been
+#: locked.
 _PREFIX, _LOCK, _OWNED = "perfnb-job-", "lock", "owner"
-#: Seconds between two looks at what another rank says.
+#: Seconds between two checks for a value of another rank.
 _LOOK_S = 0.001
 
 
 @contextmanager
 def job_folder() -> Iterator[Path]:
-    """A new folder, which is gone afterwards, as are those that killed processes of this user have left."""
+    """Provide a new folder, which is removed afterwards, as are those that killed processes of this user have left."""
     base = Path(tempfile.gettempdir())
     remove_abandoned(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
@@ -39,7 +40,7 @@ def job_folder() -> Iterator[Path]:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Whether a job's folder is gone, or its owner has ended; where no lock tells, it has not."""
+    """Return whether a job's folder is gone, or its owner has ended; without a lock to tell, it has not."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
@@ -53,7 +54,7 @@ def is_abandoned(folder: Path) -> bool:
 
 
 def remove_abandoned(base: Path) -> None:
-    """Remove the folders of jobs whose owners have ended; of this user, and no links."""
+    """Remove the folders of jobs whose owners have ended, but only folders of this user, and no links."""
     with suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
             with suppress(OSError):
@@ -65,7 +66,7 @@ def remove_abandoned(base: Path) -> None:
 
 
 def tell(path: Path, text: str | bytes) -> None:
-    """Write a file of the job's folder, all at once, for this user alone: pickles in it are run by who reads them."""
+    """Write a file of the job's folder, all at once, only for this user, because the reader runs the pickles in it."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
     with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text.encode() if isinstance(text, str) else text)
@@ -73,9 +74,9 @@ def tell(path: Path, text: str | bytes) -> None:
 
 
 class Meeting:
-    """What ranks tell each other, as files in the folder of their job, which only its user can read.
+    """Messages between ranks, as files in the folder of their job, which only its user can read.
 
-    Unlike a store of torch's it needs no port, and waiting ends with an interrupt or when `stopping` is set.
+    Unlike torch's stores, it needs no port, and waiting ends with an interrupt or when `stopping` is set.
     """
 
     def __init__(self, folder: Path, stopping: threading.Event | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What is sent to the ranks of a job: a function, a script, or a cell with the variables that it names."""
+"""The order that is sent to the ranks of a job: a function, a script, or a cell with the variables that it names."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST_WORDS = 300
 
 @dataclass(frozen=True)
 class Order:
-    """What every rank is asked to do; all of it plain values, except what `payload` holds, pickled."""
+    """The work that every rank is asked for; all of it plain values, except the pickled `payload`."""
 
     #: ``function``, ``cell`` or ``script``.
     kind: str
     payload: bytes = b""
     #: The script and its arguments.
     program: Sequence[str] = ()
-    #: Steps before the profiled ones of a script.
+    #: The number of steps before the profiled ones of a script.
     at: int = 0
     #: Arguments of `Plan`.
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -34,12 +34,12 @@ class Order:
     backend: str = "gloo"
     threads: int = 1
     ddp: bool = False
-    #: Take models out of DistributedDataParallel, to compare.
+    #: Whether to take models out of DistributedDataParallel, to compare.
     plain: bool = False
     split: bool = False
     #: One for each rank, or none.
     gpus: int = 0
-    #: Where this process finds its modules, and its arguments.
+    #: The import path of this process, and its arguments.
     path: Sequence[str] = field(default_factory=lambda: [str(entry) for entry in sys.path])
     argv: Sequence[str] = field(default_factory=lambda: list(sys.argv))
     #: Lines of code by file name, for tracebacks through cells.
@@ -48,19 +48,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell's step as it travels."""
+    """A cell's step, ready to be sent."""
 
     body: CodeType
     clause: Clause | None
     variables: Mapping[str, Any]
-    #: A function of the notebook, by whose globals the functions among the variables are found.
+    #: A function of the notebook, whose globals find the functions among the variables.
     anchor: FunctionType
     #: Names of the models to break down, or ``None`` for all.
     models: Sequence[str] | None
 
 
 def pack_function(target: Any, batches: Any) -> bytes:
-    """A function that sets a job up, and its batches, for another process.
+    """Return a function that sets a job up, and its batches, for another process.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def pack_function(target: Any, batches: Any) -> bytes:
 def pack_cell(
     body: CodeType, clause: Clause | None, namespace: dict[str, Any], names: Sequence[str], models: Sequence[str] | None
 ) -> bytes:
-    """A cell with those variables of the notebook that it names.
+    """Return a cell with those variables of the notebook that it names.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def pack_cell(
 
 
 def lines_of(*codes: CodeType) -> dict[str, list[str]]:
-    """The source of code that is in no file, if known."""
+    """Return the source of code that is not in any file, if known."""
     files = [code.co_filename for code in codes]
     return {file: lines for file in files if not Path(file).exists() and (lines := linecache.getlines(file))}
 
@@ -112,7 +112,7 @@ def _packed(value: Any, parts: Mapping[str, Any]) -> bytes:
 
 
 def _culprit(parts: Mapping[str, Any]) -> tuple[str, Exception] | None:
-    """The first part that cannot be pickled, and why; of a function, the variable that it uses."""
+    """Return the first part that cannot be pickled, and the reason; for a function, the variable that it uses."""
     import cloudpickle
 
     from perfnb.step.namespace import namespace_of

@@ -1,4 +1,4 @@
-"""`profile_ranks`: starts the ranks of a job, and profiles each of them."""
+"""`profile_ranks`: start the ranks of a job, and profile each of them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from perfnb.recording.job import rank_folder
 from perfnb.recording.saved_profile import SavedProfile
 from perfnb.shell import print_text
 
-#: Ranks that a machine may always start, and those that it may start for each core.
+#: The number of ranks that any machine may start, and the number that it may start for each core.
 _MANY, _MANY_PER_CORE = 64, 4
 _BACKENDS = ("gloo", "nccl", "mpi", "xccl")
-#: With as many GPUs as ranks: tensors on either kind of device.
+#: The backends with as many GPUs as ranks: tensors on either kind of device.
 _BOTH = "cpu:gloo,cuda:nccl"
 
 
@@ -61,11 +61,11 @@ def profile_ranks(
     ----------
     target : callable, str or Path
         A function that each rank calls once: it sets the job up and returns the step, or ``(step, batches)``. torch's
-        process group exists by then. It is sent by cloudpickle, with the variables that it uses. Or the path of a
-        training script, which each rank runs as ``perfnb run`` does.
+        process group exists by then. The function is sent by cloudpickle, with the variables that it uses.
+        Alternatively, the path of a training script, which each rank runs as ``perfnb run`` does.
     ranks : int
     backend : str, optional
-        Of the process group. By default, gloo for the CPU, and nccl for GPUs if there is one for each rank.
+        Backend of the process group. By default, gloo for the CPU, and nccl for GPUs if there is one for each rank.
     threads : int, optional
         Threads of each rank; by default this process's cores divided by the number of ranks.
     env : mapping of str to str, optional
@@ -86,8 +86,8 @@ def profile_ranks(
         Running engines that carry the ranks of a function, one each, instead of new processes: an ipyparallel
         ``Client`` (its first engines) or ``DirectView``, on this machine. Anything else needs ``ids`` and, for
         ``executor[id]``, ``apply_async(function, *args)``, which calls it in the engine's main thread and returns
-        something with ``ready()`` and ``get()``. The engines must have no process group; afterwards they have none,
-        and their environment is what it was.
+        something with ``ready()`` and ``get()``. The engines must have no process group; afterwards they have none, and
+        their environment is restored.
     warmup, steps, traced, budget_s, memory, flops, name
         As in `profile_step`.
 
@@ -192,7 +192,8 @@ def run_ranks(
 ) -> Ranks:
     """Start the ranks of a job and return their profiles, when all of them have ended.
 
-    `executor` has engines that carry them; `note` is shown with the progress; `show` is whether the ranks' output is.
+    `executor` has engines that carry them; `note` is shown with the progress; `show` is whether the ranks' output is
+    shown.
     """
     __tracebackhide__ = True
     if env is not None and not all(isinstance(text, str) for pair in env.items() for text in pair):

@@ -1,4 +1,4 @@
-"""One rank of a job: sets up the process group, makes the step from what was sent, and profiles it."""
+"""Run one rank of a job: set up the process group, make the step from the order, and profile it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PATIENCE = timedelta(days=7)
 
 
 def run(folder: Path, rank: int) -> None:
-    """Do what the order in a job's folder says."""
+    """Carry out the order in a job's folder."""
     order = settled(folder)
     for file, lines in order.lines.items():
         linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
@@ -42,14 +42,14 @@ def run(folder: Path, rank: int) -> None:
         sys.argv[:] = ["perfnb", "run", "--at", str(order.at), "--save", str(folder / PROFILES), *order.program]
         try:
             runpy.run_module("perfnb", run_name="__main__", alter_sys=True)
-        except SystemExit as end:  # without an error, a script has ended well
+        except SystemExit as end:  # without an error, a script has ended successfully
             if end.code not in (None, 0):
                 raise
         return
     ranks = int(os.environ["WORLD_SIZE"])
     if order.gpus:
         if order.kind == "cell":
-            # What was on the notebook's GPU goes to this rank's: there it is the only one.
+            # Data on the notebook's GPU goes to this rank's GPU, which is the only one there.
             seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             os.environ["CUDA_VISIBLE_DEVICES"] = seen[rank] if rank < len(seen) and seen[0] else str(rank)
         else:
@@ -59,7 +59,7 @@ def run(folder: Path, rank: int) -> None:
 
 
 def settled(folder: Path) -> Order:
-    """The order in a job's folder, when this process has its paths, arguments and threads."""
+    """Return the order in a job's folder, once this process has its paths, arguments and threads."""
     order: Order = pickle.loads((folder / ORDER).read_bytes())
     sys.path[:], sys.argv[:] = order.path, order.argv
     torch.set_num_threads(order.threads)
@@ -67,7 +67,7 @@ def settled(folder: Path) -> Order:
 
 
 def gpu_count() -> int:
-    """Number of CUDA or ROCm devices; nothing is initialised on them."""
+    """Return the number of CUDA or ROCm devices; nothing is initialised on them."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -82,12 +82,12 @@ def profile_in_group(
 ) -> None:
     """Set up the process group, make the step and profile it; the profile goes to the job's folder.
 
-    The ranks find each other through a file in the job's folder: nothing listens for them but their backend.
+    The ranks find each other through a file in the job's folder: only their backend listens for them.
 
     Parameters
     ----------
     on_failure : callable
-        Called at once if the step fails: whatever follows may wait for ranks that wait for this one.
+        Called at once if the step fails, because later code may wait for ranks that wait for this one.
     connecting : context manager
         Entered while the ranks connect.
     """
@@ -155,7 +155,7 @@ def profile_in_group(
 
 
 def _set_up(target: Callable[[], Any], given: Any) -> tuple[Any, Any]:
-    """The step that a target returns, and the batches: those given, or those returned with the step."""
+    """Return the step that a target returns, and the batches: those given, or those returned with the step."""
     returned = target()
     step, batches = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not callable(step):
@@ -169,7 +169,7 @@ def _set_up(target: Callable[[], Any], given: Any) -> tuple[Any, Any]:
 
 
 class _FileLine:
-    """Progress of one rank in a file, from which the process that started the job shows it."""
+    """Progress of one rank in a file, which the process that started the job displays."""
 
     def __init__(self, folder: Path, silent: bool) -> None:
         self._path, self._silent = folder / PROGRESS, silent
@@ -183,7 +183,7 @@ class _FileLine:
 
 
 class _Split:
-    """Batches of which each rank takes its part; the parts of all ranks are the batch."""
+    """Batches that are split among the ranks; the parts of all ranks are the batch."""
 
     def __init__(self, batches: Any, rank: int, ranks: int) -> None:
         self._batches, self._rank, self._ranks = batches, rank, ranks
@@ -227,13 +227,13 @@ def _replace_in(step: Any, new: Mapping[int, Any]) -> None:
 
 
 def _unwrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """The model inside each DistributedDataParallel, by the ``id`` of that."""
+    """Return the model inside each DistributedDataParallel, by the ``id`` of the latter."""
     parallel = nn.parallel.DistributedDataParallel
     return {id(value): value.module for value in values.values() if isinstance(value, parallel)}
 
 
 def _wrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """Each model with something to train, by its ``id``, wrapped; parts of another one are left alone."""
+    """Return each model with something to train, wrapped, by its ``id``; parts of another model are left alone."""
     parallel = nn.parallel.DistributedDataParallel
     models = [value for value in values.values() if isinstance(value, nn.Module)]
     parts = {id(part) for model in models for part in list(model.modules())[1:]}

@@ -1,4 +1,4 @@
-"""`rank_scaling`: how much faster a job is on several ranks, and what becomes of the rest."""
+"""`rank_scaling`: measure how much faster a job is on several ranks, and where the rest of their time goes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODES = ("strong", "weak")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RankScaling(Documented):
-    """How a job scales over ranks. A notebook displays it.
+    """The scaling of a job over ranks. A notebook displays it.
 
     Attributes
     ----------
@@ -35,9 +35,9 @@ class RankScaling(Documented):
         A row for each job.
 
         ``ranks``, ``threads`` of each, ``step_ms`` with its interval from ``ci_low_ms`` to ``ci_high_ms``. ``speedup``
-        is work per second against one rank of the same code, ``efficiency`` the same per rank, both with an interval;
-        ``against_plain`` is the speed-up against one rank without DDP, ``against_best`` against one process with all
-        cores.
+        is work per second compared with one rank of the same code, and ``efficiency`` the same per rank, both with an
+        interval. ``against_plain`` is the speed-up over one rank without DDP, and ``against_best`` the speed-up over
+        one process with all cores.
     losses : pd.DataFrame
         Milliseconds of a step beyond perfect scaling (``ideal_ms``), for each number of ranks above 1.
 
@@ -47,7 +47,7 @@ class RankScaling(Documented):
     rounds, cores : int
         How often each job ran, and the cores of this machine.
     notes : list of str
-        What limits these figures: failed jobs, runs that disagree, and what other bucket sizes would save.
+        Caveats about these figures: failed jobs, runs that disagree, and the savings of other bucket sizes.
     """
 
     mode: str
@@ -77,9 +77,9 @@ def rank_scaling(
     rounds: int = 2,
     budget_s: float = 120.0,
 ) -> RankScaling:
-    """Measure how much faster a job is on several ranks of this machine, and what becomes of the rest.
+    """Measure how much faster a job is on several ranks of this machine, and where the rest of their time goes.
 
-    Each job runs `rounds` times in fresh processes, in an order that turns around each time: with each number of ranks,
+    Each job runs `rounds` times in fresh processes, in an order that is reversed each time: with each number of ranks,
     with one rank without DistributedDataParallel, and with one such process that has all cores. All ranks have the same
     number of threads.
 
@@ -90,12 +90,12 @@ def rank_scaling(
     ranks : sequence of int
         Numbers of ranks; one rank is always measured.
     mode : str
-        ``strong``: all ranks together get the batch that one rank gets, each a part. ``weak``: each rank gets a whole
-        one. A step without batches must do this itself.
+        ``strong``: all ranks together get the batch of one rank, each a part of it. ``weak``: each rank gets a whole
+        batch. A step without batches must do this itself.
     batches, ddp, backend, threads, env
         As in `profile_ranks`. By default, each rank gets the cores divided by the highest number of ranks.
     warmup, steps, traced : int, optional
-        Of each run of a job, as in `profile_step`.
+        Steps of each run of a job, as in `profile_step`.
     rounds : int
         Runs of each job. Intervals cover all of them.
     budget_s : float
@@ -135,7 +135,7 @@ def rank_scaling(
         order = order_for(
             "function",
             job.ranks,
-            {**plan, "flops": of_ranks and job.ranks > 1},  # which tells the bytes of buckets
+            {**plan, "flops": of_ranks and job.ranks > 1},  # which contains the bytes of buckets
             backend=backend,
             threads=job.threads,
             ddp=ddp and of_ranks,
@@ -149,7 +149,7 @@ def rank_scaling(
         except Exception as error:
             if of_ranks:
                 raise
-            # Code may ask DDP's model for what others lack.
+            # Code may request attributes of DDP's model that others lack.
             job.runs, job.failed = [], escape.plain(f"{type(error).__name__}: {error}", 200)
     return RankScaling(mode=mode, cores=cores, **compared_jobs(jobs, mode))
 
@@ -166,7 +166,7 @@ def _numbers(ranks: Sequence[int]) -> list[int]:
 
 
 def _measured(profiles: Ranks) -> JobRun:
-    """Step times and parts of a job's step."""
+    """Return step times and parts of a job's step."""
     timed = [profile.steps.loc[profile.steps["pass"] == "timed", "wall_ms"] for profile in profiles]
     steps_ms = np.max(np.stack([wall_ms.to_numpy(dtype=float) for wall_ms in timed]), axis=0)
     phases = [profile.phases["share"] for profile in profiles]

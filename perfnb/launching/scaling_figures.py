@@ -1,4 +1,7 @@
-"""What more ranks gain, and what becomes of the rest: pure figures from the steps of jobs."""
+"""Compute the gain of more ranks, and the causes of the loss, from the steps of jobs.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.stats.intervals import interval_of_median
 
-#: Of each job's median: two of them are compared, and both hold with 95 %.
+#: The confidence of each job's median: two of them are compared, and both hold with 95 %.
 CONFIDENCE = 0.975
-#: How many times as long as the fastest run of a job the slowest may take without a note.
+#: The highest ratio of the slowest run of a job to the fastest without a note.
 _DISAGREE = 1.25
 _UNKNOWN = (np.nan, np.nan, np.nan)
 #: The parts of a loss.
@@ -34,7 +37,7 @@ class JobRun:
         the last rank), ``imbalance`` (this waiting; ``None`` if unknown, and then in ``communication``) and
         ``compute``, all the rest. They add up to 1.
     buckets : str
-        What other sizes of DDP's buckets would save, in words; empty without buckets.
+        The savings of other sizes of DDP's buckets, in words; empty without buckets.
     """
 
     steps_ms: Sequence[float]
@@ -51,7 +54,7 @@ class ScalingJob:
     kind : str
         ``ranks``, ``plain`` (one rank without DDP) or ``best`` (the same with all cores).
     failed : str
-        Why there are no runs.
+        The reason why there are no runs.
     """
 
     kind: str
@@ -101,7 +104,7 @@ def _name(job: ScalingJob) -> str:
 
 
 def _time(job: ScalingJob) -> tuple[float, float, float]:
-    """The median step of a job, and an interval that holds those of all its runs."""
+    """Return the median step of a job, and an interval that holds those of all its runs."""
     if not job.runs:
         return _UNKNOWN
     medians = [float(np.median(run.steps_ms)) for run in job.runs]
@@ -113,7 +116,7 @@ def _time(job: ScalingJob) -> tuple[float, float, float]:
 
 
 def _notes(jobs: Sequence[ScalingJob]) -> Iterator[str]:
-    """What limits the figures, one note for all jobs that share it."""
+    """Yield the caveats about the figures, one note for all jobs that share it."""
     shared: dict[str, list[str]] = {}
     for job in jobs:
         if job.failed:
@@ -148,12 +151,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _ratio(other: tuple[float, float, float], own: tuple[float, float, float], work: int) -> tuple[float, float, float]:
-    """How many times as fast `own` is as `other`, and an interval."""
+    """Return the ratio of the speeds of `own` and `other`, and an interval."""
     return work * other[0] / own[0], work * other[1] / own[2], work * other[2] / own[1]
 
 
 def _losses(jobs: Sequence[ScalingJob], mode: str) -> pd.DataFrame:
-    """Milliseconds of a step beyond perfect scaling, by cause; the parts add up to the loss."""
+    """Return milliseconds of a step beyond perfect scaling, by cause; the parts add up to the loss."""
     base = next(job for job in jobs if job.kind == "ranks" and job.ranks == 1)
     rows = []
     for job in jobs:
@@ -171,6 +174,6 @@ def _losses(jobs: Sequence[ScalingJob], mode: str) -> pd.DataFrame:
 
 
 def _parts(job: ScalingJob) -> dict[str, float]:
-    """The parts of a job's median step in milliseconds: the shares of the traced steps, of the timed ones."""
+    """Return the parts of a job's median step in milliseconds: the shares of the traced steps, of the timed ones."""
     step = _time(job)[0]
     return {name: step * float(np.mean([run.shares[name] or 0.0 for run in job.runs])) for name in PARTS}

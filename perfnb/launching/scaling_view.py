@@ -1,4 +1,4 @@
-"""A study of scaling over ranks as a document."""
+"""Show a study of scaling over ranks as a document."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from perfnb.draw.palette import Mark
 if TYPE_CHECKING:
     from perfnb.launching.rank_scaling import RankScaling
 
-#: What perfect scaling would take too, and the parts of what exceeds it.
+#: The part that perfect scaling would take, too, and the parts of the excess.
 _IDEAL = Mark("within perfect scaling", palette.LIGHT, "·", "none")
 _LOSSES = {
     "compute": Mark("slower computing", palette.BLUE, "█", "solid"),
@@ -42,7 +42,7 @@ _BATCHES = {"strong": "the same batch for all ranks together", "weak": "the same
 
 
 def rank_scaling_document(study: RankScaling) -> Document:
-    """How much faster the job is on most ranks, what the rest of their time is lost to, and every job."""
+    """Return the document: how much faster the job is on most ranks, the causes of the loss, and every job."""
     last = study.table[study.table["efficiency"].notna()].iloc[-1]
     runs = "once" if study.rounds == 1 else f"{study.rounds:,} times"
     threads = fmt.counted(int(study.table["threads"].iloc[0]), "thread")
@@ -69,7 +69,7 @@ def rank_scaling_document(study: RankScaling) -> Document:
 
 
 def _value(row: Any, name: str, unit: Unit) -> Value:
-    """A figure of a job's row with its interval."""
+    """Return a figure of a job's row with its interval."""
     low, high = ("ci_low_ms", "ci_high_ms") if unit == "ms" else (f"{name}_low", f"{name}_high")
     return Value(fmt.known(row[name]), unit, fmt.known_bounds((row[low], row[high])))
 
@@ -89,7 +89,7 @@ def _verdict(study: RankScaling, last: Any) -> Verdict:
 
 
 def _why(study: RankScaling, last: Any) -> str:
-    """What a step on most ranks loses to each cause, the largest first."""
+    """Return what a step on most ranks loses to each cause, the largest first."""
     row = study.losses.loc[int(last["ranks"])]
     parts = {mark.word: fmt.known(row[f"{name}_ms"]) or 0.0 for name, mark in _LOSSES.items()}
     lost = [f"{word} {fmt.duration(ms)}" for word, ms in sorted(parts.items(), key=lambda part: -part[1]) if ms > 0]

@@ -1,4 +1,4 @@
-"""The passes of a capture laid over the steps of a running loop: whoever runs the loop says where they begin."""
+"""Lay the passes of a capture over the steps of a running loop, whose owner announces where each step begins."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ class LoopProfiler:
 
     The loop's owner calls `wait` where the loop asks for a batch (if that is known) and `begin` where it has the batch.
     The first of these calls after `end` begins a step, and all that follow until `end` belong to it, so that a step of
-    several batches, as for accumulated gradients, has all their waits. `close` is called when the loop is over, however
-    it ended. Work between `end` and the next step belongs to no step. Outside its windows a step costs a counter, and
-    nothing is installed.
+    several batches, as with accumulated gradients, includes all their waits. `close` is called when the loop is over,
+    however it ended. Work between `end` and the next step belongs to no step. Outside its windows a step costs a
+    counter, and nothing is installed.
 
-    A failure of perfnb itself, such as another profiler that is running, ends the window with a warning; the loop goes
-    on.
+    If perfnb itself fails, for example because another profiler is running, the window ends with a warning and the loop
+    continues.
 
     Parameters
     ----------
     at : int or list of int
         Number of steps before each window: with ``at=100`` the first profiled step is the hundred-and-first.
     every : int, optional
-        Profile again after this many steps, over and over.
+        Profile again after this many steps, repeatedly.
     save : str or Path, optional
-        Folder in which each profile is saved, as ``step_000100``. Without it they stay in memory. In a job of several
-        ranks each saves its own in that folder, as ``rank_3``.
+        Folder where each profile is saved, as ``step_000100``. Without it they stay in memory. In a job of several
+        ranks each saves its own profile in that folder, as ``rank_3``.
     on_done : callable, optional
         Called with each `Profile` when its window has ended.
     model : Module, list of Module, or dict of name to Module, optional
@@ -72,31 +72,32 @@ class LoopProfiler:
     namespace : callable, optional
         Returns the variables by which models and optimizers are named; called when a window ends.
     loader : object
-        The loader, whose settings are noted.
+        The loader whose settings are noted.
     left : callable, optional
         Returns the number of steps that are certain to come, or ``None`` if that is not known: a window that would not
         fit times fewer steps, or waits until after these steps.
     trainer : str
-        ``"transformers"`` or ``"lightning"``, in whose words findings then name settings.
+        ``"transformers"`` or ``"lightning"``, whose names for settings findings then use.
     try_levers : bool, str or list of str
         Levers to try on the loop's own steps after the first window; see `profiled`.
 
     Attributes
     ----------
     profiles : KeptProfiles
-        Those made so far; saved ones are loaded when they are asked for.
+        The profiles made so far; saved ones are loaded on access.
     done : int
         Number of steps that have ended.
     next_at, planned_at : int or None
-        Number of steps before the next window, and that for which the user planned it: less, if it did not fit there.
+        Number of steps before the next window, and the number that the user planned, which is smaller if the
+        window did not fit there.
     loader : object
-        The loader, which its owner may name later than at the start, but before a window opens.
+        The loader. Its owner may set it after the start, but before a window opens.
     recorder : RunRecorder
         Notes every step, inside the windows and outside.
     on_demand : OnDemand
-        Opens a window at the next step when somebody asks for one; its owner says when the loop begins and ends.
+        Opens a window at the next step when somebody asks for one; its owner reports when the loop begins and ends.
     trial : LoopTrial or None
-        Levers that are being tried; it then gives the batches of the loop's loader.
+        The trial of levers in progress; it then supplies the batches of the loop's loader.
     """
 
     def __init__(
@@ -155,26 +156,29 @@ class LoopProfiler:
 
     @property
     def length(self) -> int:
-        """Steps in a window, apart from warm-up steps at the start of a run."""
+        """Number of steps in a window, apart from warm-up steps at the start of a run."""
         plan = self._plan
         return (plan.steps or 0) + 1 + plan.traced + 2 * plan.memory + plan.flops
 
     def why_no_profile(self, until: str) -> str:
-        """Why there is no profile yet, after a loop's name; `until` is what a window must be over before."""
+        """Return the reason why there is no profile yet, to follow the loop's name.
+
+        A window must be over before `until`.
+        """
         at, had = self.planned_at or 0, f"had {counted(self.done, 'step')}, and"
         if self.done <= at:
             return f"{had} the window of {self.length} opens only after {at:,}"
         return f"{had} no window of {self.length} fitted between step {at:,} and {until}"
 
     def wait(self) -> None:
-        """The loop asks for a batch: the next step begins, or the open one waits once more."""
+        """Note that the loop asks for a batch: the next step begins, or the open one waits once more."""
         self._begin_step()
         if self._turn is not None and self._waiting is None:
             self._guarded(self._open_wait, self._turn)
         self._step.wait()
 
     def begin(self, batch: Any = None) -> None:
-        """The loop has the batch that it asked for, if there was one, and works on it."""
+        """Note that the loop has the batch it asked for, if there was one, and works on it."""
         self._begin_step()
         if self._turn is None:
             self._step.get()
@@ -182,7 +186,7 @@ class LoopProfiler:
             self._guarded(self._close_wait, batch)
 
     def end(self) -> None:
-        """The step has ended."""
+        """Note that the step has ended."""
         step, turn = self._step, self._turn
         if turn is not None and self._around is not None:
             self._guarded(self._end_in_window, step.end(turn.pass_name))
@@ -207,7 +211,7 @@ class LoopProfiler:
             self._on_done(profile)  # its errors are the user's
 
     def skip(self) -> None:
-        """The step that has begun does not take place: its batches ran out, or it failed and the loop continues."""
+        """Drop the step that has begun: its batches ran out, or it failed and the loop continues."""
         self._step.reset()
         if self._around is not None:
             self._guarded(self._advance, None)
@@ -215,9 +219,9 @@ class LoopProfiler:
             self._pause_trial()
 
     def close(self) -> None:
-        """Remove everything. A window that was open is given up, and starts over if more steps come.
+        """Remove everything. An open window is abandoned, and starts over if more steps come.
 
-        Can be called at any time, as before a validation, and again.
+        This can be called at any time, as before a validation, and again.
         """
         passes, self._passes, self._turn = self._passes, None, None
         self._step.reset()
@@ -233,9 +237,10 @@ class LoopProfiler:
             self.recorder.leave()
 
     def join_first(self) -> int:
-        """Count all steps so far as one, because they were its batches: its batches, or 1 if that was not possible.
+        """Count all steps so far as one, because they were its batches.
 
-        A window that is open starts over. Steps of a finished profile keep their numbers.
+        Return its batches, or 1 if that was not possible. A window that is open starts over. Steps of a finished
+        profile keep their numbers.
         """
         self.close()
         batches = self.done
@@ -246,7 +251,7 @@ class LoopProfiler:
         return batches
 
     def _guarded(self, part: Callable[..., Any], *args: Any) -> Any:
-        """Run a part of a window; if it fails, the window is given up and the loop continues."""
+        """Run a part of a window; if it fails, abandon the window and let the loop continue."""
         first = self.done if self._passes is None else self._first
         try:
             return part(*args)
@@ -270,7 +275,7 @@ class LoopProfiler:
         self.planned_at = self.next_at = self.done + 1
 
     def _begin_step(self) -> None:
-        """Begin a step unless one is open, in the open window or in one that is due."""
+        """Begin a step unless one is open, either in the open window or in one that is due."""
         if self._step.is_open:
             return
         due = self._passes is not None or (self.next_at is not None and self.done >= self.next_at)
@@ -282,14 +287,14 @@ class LoopProfiler:
             self._step.begin()
 
     def _pause_trial(self) -> None:
-        """No lever is on until the next step outside of windows."""
+        """Turn all levers off until the next step outside of windows."""
         if self.trial is not None:
             self.trial.pause()
             self._note_trial()
             self.recorder.leave()
 
     def _note_trial(self) -> None:
-        """Keep the answers so far; at the end of the trial, print them."""
+        """Keep the answers so far, and print them at the end of the trial."""
         over = self.trial.finished
         facts, answer = self.trial.found()
         self.recorder.note_tried(facts, over)
@@ -302,7 +307,7 @@ class LoopProfiler:
         return {**self._namespace(), **self._names}
 
     def _enter(self) -> bool:
-        """Begin a step of a window, which opens now if none is open; whether there is one."""
+        """Begin a step of a window, opening one if none is open. Return whether there is one."""
         if self._passes is None and not self._open():
             return False
         assert self._turn is not None
@@ -312,7 +317,7 @@ class LoopProfiler:
         return True
 
     def _open(self) -> bool:
-        """Open a window if it fits before what ends or interrupts the loop; whether it does."""
+        """Open a window if it fits before what ends or interrupts the loop. Return whether it does."""
         floor = FLOOR_GPU if accelerator_in_use() else FLOOR
         warmup, steps = max(0, floor - self.done), self._plan.steps or 1
         left = self._left()
@@ -362,7 +367,7 @@ class LoopProfiler:
                 stack.__exit__(None if error is None else type(error), error, None)
 
     def _advance(self, executed: ExecutedStep | None) -> None:
-        """Send the passes the step, or that it did not take place; the last one ends the window."""
+        """Tell the passes that the step took place, or that it did not; the last one ends the window."""
         assert self._passes is not None
         if executed is None:
             self._leave(SkippedStep())

@@ -1,4 +1,4 @@
-"""The profiles of a loop: kept in memory, or saved and loaded again when they are asked for."""
+"""The profiles of a loop, kept in memory, or saved and loaded again on access."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.recording.saved_profile import SavedProfile
 
 
 class KeptProfiles(Sequence[Profile]):
-    """The profiles of a loop in the order of their steps; saved ones are loaded when they are asked for.
+    """The profiles of a loop in the order of their steps; saved ones are loaded on access.
 
     Attributes
     ----------
@@ -24,7 +24,8 @@ class KeptProfiles(Sequence[Profile]):
     paths : list of Path
         Their folders; empty if they are not saved.
     given, folder : str or Path, and Path; or None
-        Where they are saved: as the user named it, and wherever the loop changes the working folder to.
+        Where they are saved: the path as the user gave it, and the one that stays valid if the loop changes the working
+        folder.
     """
 
     def __init__(self, save: str | Path | None = None, *, keep_trace: bool = True) -> None:
@@ -34,11 +35,11 @@ class KeptProfiles(Sequence[Profile]):
         if self.folder is not None:
             require_writable(self.folder)
         self._keep_trace = keep_trace
-        #: Each profile, or where it is saved.
+        #: Each profile, or the path where it is saved.
         self._kept: list[Profile | Path] = []
 
     def add(self, profile: Profile, at: int) -> None:
-        """Save the profile of the window after `at` steps, or keep it, also if it cannot be saved."""
+        """Save the profile of the window after `at` steps; keep it in memory without a folder, or if saving fails."""
         profile = profile if self._keep_trace else profile._reduced()
         kept: Profile | Path = profile
         if self.folder is not None:

@@ -1,4 +1,4 @@
-"""A run that is saved beside its profiles and told of in one line when the process ends; otherwise shown then."""
+"""Save a run next to its profiles, and report it in one line when the process ends; show an unsaved run in full."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ from perfnb.quantities import counted
 from perfnb.recording.job import place_of_rank, tell_of_ranks
 from perfnb.shell import in_notebook
 
-#: Seconds between two times that the run is saved while the process continues: saving takes a tenth of one or so.
+#: Seconds between two saves of the run while the process continues: a save takes about a tenth of a second.
 _BETWEEN_S = 30.0
 
 
 class KeptRun:
-    """The run of a loop: saved where its profiles are, and told of at the end of the process.
+    """The run of a loop: saved where its profiles are, and reported at the end of the process.
 
-    Of several loops only the last one is told of, and the ones that have not ended.
+    Of several loops, only the last one and those that have not ended are reported.
 
     Parameters
     ----------
     driver : LoopProfiler
-        What profiles the loop, and records its run.
+        Profiles the loop and records its run.
     asked : bool
-        Whether somebody asks for the run or its profiles: then they need not be told of it.
+        Whether somebody asks for the run or its profiles, so that it need not be reported.
     """
 
     def __init__(self, driver: LoopProfiler, *, asked: bool) -> None:
         self._driver, self.asked = driver, asked
         self._folder = driver.profiles.folder
         self._process, self._saved_s = os.getpid(), time.monotonic()
-        #: Whether the loop is running, and has not ended, perhaps for a while.
+        #: Whether the loop has begun and not ended, although it may be idle for a while.
         self.begun = False
 
     def begin(self) -> None:
-        """The loop starts, or goes on with the next epoch: the end of the process will find it."""
+        """Note that the loop starts, or continues with the next epoch.
+
+        It is then reported at the end of the process.
+        """
         atexit.unregister(_tell_all)
         atexit.register(_tell_all)
         for other in [kept for kept in _to_tell if not kept.begun and kept is not self]:
@@ -56,14 +59,14 @@ class KeptRun:
         self._driver.on_demand.begin()
 
     def end(self, *, for_good: bool = False) -> None:
-        """The loop has ended, perhaps until the next epoch: then it is saved now and then."""
+        """Note that the loop has ended, perhaps only until the next epoch: then it is saved now and then."""
         self.begun = False
         self._driver.on_demand.end()
-        self._driver.recorder.recorded()  # memory as it is now, not when somebody asks
+        self._driver.recorder.recorded()  # the memory in use at this moment, not when somebody asks
         due = for_good or in_notebook() or time.monotonic() > self._saved_s + _BETWEEN_S
         if due and self._folder is not None:
             self._saved_s = time.monotonic()
-            with suppress(Exception):  # the end of the process tries again, and says why it failed
+            with suppress(Exception):  # the end of the process tries again, and reports the reason if that fails
                 self._saved()
 
     def _saved(self) -> RunSummary | None:
@@ -84,7 +87,7 @@ class KeptRun:
             if self._folder is not None:
                 where = f"{what}: perfnb show {shlex.quote(str(self._driver.profiles.given))}"
                 text = f"perfnb: {escape.plain(f'{run._line()}. {where}', 500)}"
-            elif number and not self.asked:  # it is gone with the process
+            elif number and not self.asked:  # it disappears with the process
                 text = f"{run._text()}\n\nperfnb: {what} were not saved; save= would."
             else:
                 return
@@ -94,7 +97,7 @@ class KeptRun:
             print(text, file=sys.stderr, flush=True)
 
 
-#: The loops to be told of at the end.
+#: The loops to report at the end.
 _to_tell: list[KeptRun] = []
 
 
@@ -103,13 +106,14 @@ def _tell_all() -> None:
     for kept in _to_tell:
         kept._tell()
     if interrupted and not (sys.flags.interactive or hasattr(sys, "ps1") or in_notebook()):
-        # Python ends by SIGINT, as shells expect, unless code from text ran since: importing a dataclass does that.
+        # Python ends by SIGINT, as shells expect, unless code compiled from text has run since: importing a dataclass
+        # does that.
         with suppress(KeyboardInterrupt):
             exec("raise KeyboardInterrupt")
 
 
 def keep_run(run: RunSummary, folder: Path) -> Path:
-    """Save a run beside its profiles: in a folder of its own for each rank, if its job has several.
+    """Save a run next to its profiles; each rank of a job with several gets its own folder.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Where the steps of a loop end, given when it asks for batches, uses them, and its optimizer steps."""
+"""Decide where the steps of a loop end, from when it asks for batches, uses them, and its optimizer steps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
 
 
 class LoopSteps:
-    """Tells a `LoopProfiler` the steps of a loop: each ends with the batch after which an optimizer has stepped.
+    """Reports the steps of a loop to a `LoopProfiler`: each ends with the batch after which an optimizer has stepped.
 
-    Until an optimizer steps for the first time, nobody knows whether the loop has one, and each batch is a step. When
-    it does step, all batches so far become one step. A step ends where the next batch is asked for, so that logging is
-    in its phase *other*, or before, where its owner says `end_if_over`.
+    Until an optimizer steps for the first time, it is unknown whether the loop has one, and each batch is a step. Once
+    one steps, all batches so far become one step. A step ends where the next batch is asked for, so that logging is in
+    its phase *other*, or earlier, where its owner calls `end_if_over`.
 
     Parameters
     ----------
     driver : LoopProfiler
     optimizers_end_steps : bool
-        Whether that is known from the start.
+        Whether it is known from the start that optimizers end the steps.
 
     Attributes
     ----------
@@ -33,30 +33,30 @@ class LoopSteps:
         self.restart()
 
     def restart(self) -> None:
-        """No step is open."""
-        #: Of the open step: batches that were used, whether there was one, and whether an optimizer has stepped.
+        """Start again without an open step."""
+        #: About the open step: the batches used, whether there was one, and whether an optimizer has stepped.
         self._used, self._works, self._stepped = 0, False, False
-        #: Whether the step was given up of which more batches are to come.
+        #: Whether the open step, of which more batches are to come, was abandoned.
         self._given_up = False
 
     def ask(self) -> None:
-        """The loop asks for a batch."""
+        """Note that the loop asks for a batch."""
         self.end_if_over()
         if not self._given_up:
             self.driver.wait()
 
     def get(self, batch: object = None) -> None:
-        """The loop has what it asked for, if there was one, or works on this batch."""
+        """Note that the loop has what it asked for, if there was a batch, or works on this batch."""
         self._works |= batch is not None
         if not self._given_up:
             self.driver.begin(batch)
 
     def use(self) -> None:
-        """The loop has used a batch."""
+        """Note that the loop has used a batch."""
         self._used += 1
 
     def step(self, *_: object) -> None:
-        """An optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         self._stepped = True
 
     def end_if_over(self) -> None:
@@ -76,18 +76,18 @@ class LoopSteps:
             self.batches = self.driver.join_first()
 
     def skip(self) -> None:
-        """The open step does not take place."""
+        """Drop the open step, which does not take place."""
         self.restart()
         self.driver.skip()
 
     def pause(self) -> None:
-        """Something that is no step comes before the next batch: a checkpoint, or the end of an epoch."""
+        """Note that something outside the steps comes before the next batch: a checkpoint, or the end of an epoch."""
         self.end_if_over()
         if not self._works:
             self.skip()
 
     def validate(self) -> None:
-        """The loop runs its model for something else than training."""
+        """Note that the loop runs its model for something other than training."""
         self.pause()
         self.driver.close()
         self._given_up = self._works

@@ -1,4 +1,4 @@
-"""Windows that are asked for from outside, while a loop is running: by a signal, or by a file."""
+"""Windows requested from outside while a loop is running, by a signal or by a file."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-#: A file of this name in the folder of the profiles asks for a window whenever it is made or touched.
+#: Creating or touching a file of this name in the folder of the profiles requests a window.
 FILE = "now"
 _BETWEEN_NS = 500_000_000
 
 
 class _Signal:
-    """Counts SIGUSR1 while somebody listens; the handlers of a user are left alone."""
+    """Counts SIGUSR1 while somebody listens; a user's handlers are left alone."""
 
     def __init__(self) -> None:
         self.heard = self._listeners = 0
 
     def listen(self) -> bool:
-        """Begin to listen; whether that is possible here."""
+        """Begin to listen. Return whether that is possible here."""
         number: Any = getattr(signal, "SIGUSR1", None)
         if number is None or threading.current_thread() is not threading.main_thread():
             return False
         if self._listeners == 0:
-            if signal.getsignal(number) not in (signal.SIG_DFL, self._hear):  # its own is left by another thread
+            if signal.getsignal(number) not in (signal.SIG_DFL, self._hear):  # left to another thread
                 return False
             signal.signal(number, self._hear)
         self._listeners += 1
         return True
 
     def stop(self) -> None:
-        """End to listen; the last one puts the handler back."""
+        """Stop listening; the last listener restores the handler."""
         number: Any = getattr(signal, "SIGUSR1", None)
         self._listeners -= 1
         here = threading.current_thread() is threading.main_thread()
@@ -62,21 +62,24 @@ class OnDemand:
         self._listens = False
 
     def begin(self) -> None:
-        """The loop is running: listen to the signal until `end`, and have a folder for the file."""
+        """Listen for the signal until `end`, because the loop is running, and create a folder for the file."""
         if self._file is not None:
-            with suppress(OSError):  # saving names the reason
+            with suppress(OSError):  # saving reports the reason
                 self._file.parent.mkdir(parents=True, exist_ok=True)
         if not self._listens:
             self._heard, self._listens = _SIGNAL.heard, _SIGNAL.listen()
 
     def end(self) -> None:
-        """The loop is over."""
+        """Stop listening, because the loop is over."""
         if self._listens:
             self._listens = False
             _SIGNAL.stop()
 
     def asked(self, now_ns: int) -> bool:
-        """Whether a window was asked for since the last call; `now_ns` is on the clock of `time.perf_counter_ns`."""
+        """Return whether a window was requested since the last call.
+
+        `now_ns` is on the clock of `time.perf_counter_ns`.
+        """
         if _SIGNAL.heard != self._heard:
             self._heard = _SIGNAL.heard
             return self._listens

@@ -1,4 +1,4 @@
-"""`profiled`: a loader whose loop is profiled for some of its steps, with one changed line."""
+"""`profiled`: wrap a loader to profile some steps of its loop, with one changed line."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def profiled(
     at : int or list of int
         Steps before each window of profiled steps: ``at=100`` starts with the hundred-and-first.
     every : int, optional
-        Profile again after this many steps, over and over.
+        Profile again after this many steps, repeatedly.
     save : str or Path, optional
-        Folder in which each profile is saved, as ``step_000100``. Without it they stay in memory.
+        Folder where each profile is saved, as ``step_000100``. Without it they stay in memory.
     on_done : callable, optional
         Called with each `Profile` when its window has ended.
     model : Module, list of Module, or dict of name to Module, optional
@@ -84,7 +84,7 @@ def profiled(
     Returns
     -------
     ProfiledLoop
-        Iterate over it instead of the loader; its `profiles` are those made so far.
+        The object to iterate over instead of the loader; its `profiles` are those made so far.
 
     Raises
     ------
@@ -120,7 +120,7 @@ class ProfiledLoop(Generic[_Batch]):
     Attributes
     ----------
     profiles : sequence of Profile
-        Those made so far; saved ones are loaded when they are asked for.
+        The profiles made so far; saved ones are loaded on access.
     """
 
     def __init__(self, loader: Iterable[_Batch], steps_by: Any = None, **options: Any) -> None:
@@ -139,7 +139,7 @@ class ProfiledLoop(Generic[_Batch]):
 
     @property
     def profiles(self) -> KeptProfiles:
-        """Those made so far; saved ones are loaded when they are asked for."""
+        """The profiles made so far; saved ones are loaded on access."""
         self._kept_run.asked = True
         return self._profiler.profiles
 
@@ -150,7 +150,7 @@ class ProfiledLoop(Generic[_Batch]):
         return summarise(self._profiler.recorder)
 
     def close(self) -> None:
-        """Remove everything at once; a window that is open starts over if the loop goes on."""
+        """Remove everything at once; a window that is open starts over if the loop continues."""
         self._profiler.close()
 
     def __iter__(self) -> Iterator[_Batch]:
@@ -172,7 +172,7 @@ class ProfiledLoop(Generic[_Batch]):
             while True:
                 steps.ask()
                 try:
-                    # In a list, because a variable here would keep the batch alive while the loop's body runs.
+                    # Kept in a list, because a variable here would keep the batch alive while the loop's body runs.
                     box = [next(source) if profiler.trial is None else profiler.trial.next(source)]
                 except StopIteration:
                     break
@@ -207,7 +207,7 @@ class ProfiledLoop(Generic[_Batch]):
         return f"<perfnb.ProfiledLoop after {self._profiler.done:,} steps: {self._profiler.profiles!r}>"
 
     def _left(self) -> int | None:
-        """Steps of this epoch that are still to come."""
+        """Return the steps of this epoch that are still to come."""
         return None if self._batches_left is None else self._batches_left // self._steps.batches
 
     def _show(self) -> None:
@@ -219,14 +219,14 @@ class ProfiledLoop(Generic[_Batch]):
                 profiles[-1]._ipython_display_()
 
     def _show_at_once(self, error: type[BaseException] | None, *_: object) -> None:
-        """Show what there is if the loop was left, by ``break``, an exception or an interrupt."""
+        """Show what there is if the loop was left by ``break``, an exception or an interrupt."""
         if error is not None:
             with suppress(Exception):  # the user's own exception comes first
                 self._show()
                 self._show_run()
 
     def _show_run(self) -> None:
-        """Show the whole run in a notebook, below the profile; after each further epoch, anew in the same place."""
+        """Show the whole run in a notebook, below the profile; after each further epoch, replace it."""
         run = summarise(self._profiler.recorder) if in_notebook() else None
         if run is None:
             return
@@ -241,7 +241,7 @@ class ProfiledLoop(Generic[_Batch]):
 
 
 def _users_variables() -> dict[str, Any]:
-    """The variables of the loop that is now asking for its next batch."""
+    """Return the variables of the loop that is now asking for its next batch."""
     frame = sys._getframe(1)
     while frame.f_back is not None and is_installed(frame.f_code.co_filename):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The runs of several ranks of one job: which is slower, by how much, and whether it waits for data."""
+"""Compare the runs of several ranks of one job: which one is slower, by how much, and whether it waits for data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from perfnb.recording.text import TEXT
 
 #: Share of the median step from which a difference between ranks matters.
 _WORTH = 0.05
-#: Parts of a step, in the order in which they explain one another: gradients are exchanged, so that ranks wait for a
-#: slow one in their own work.
+#: The parts of a step, ordered by how they explain one another. Ranks exchange gradients, so they wait for a slow rank
+#: as part of their own work.
 _PARTS = {"waiting for data": "data_ms", "working": "working_ms", "step": "step_ms"}
 _CHANGE = ("change_ms", "low_ms", "high_ms")
 
@@ -23,8 +23,8 @@ _CHANGE = ("change_ms", "low_ms", "high_ms")
 class RankFigures:
     """The facts of the ranks' runs, by rank.
 
-    In each part of the step, ranks are compared with the one in the middle (the lower of two). The 95 % intervals hold
-    for all ranks together (Bonferroni).
+    In each part of the step, each rank is compared with the one in the middle (the lower of two). The 95 % intervals
+    hold for all ranks together (Bonferroni).
     """
 
     def __init__(self, runs: Mapping[int, RunFigures]) -> None:
@@ -34,7 +34,7 @@ class RankFigures:
         self.differences = _differences(runs, self.times)
         #: The slow rank, and the part of its steps that is longer.
         self.straggler, self.slow_part = _straggler(self.differences, self.times)
-        #: Ranks of the job, as far as their runs know.
+        #: The ranks of the job, as far as their runs know.
         self.size = max((run.ranks or 0 for run in runs.values()), default=0)
 
 
@@ -70,7 +70,7 @@ def _differences(runs: Mapping[int, RunFigures], times: pd.DataFrame) -> pd.Data
 
 
 def _wider(others: int) -> float:
-    """How much wider intervals are so that they hold for this many comparisons together."""
+    """Return the factor by which intervals widen to hold for this many comparisons together."""
     from scipy.special import ndtri
 
     return float(ndtri(1 - 0.025 / max(1, others)) / ndtri(0.975))

@@ -20,11 +20,11 @@ class RankRuns(RankFigures, Documented):
     Attributes
     ----------
     straggler : int or None
-        The rank whose steps wait longer for data than others', or else work longer, if one clearly does: by 5 % of the
-        median step or more, and with an interval above 0.
+        The rank whose steps clearly wait longer for data than those of other ranks, or else work longer: by at least 5
+        % of the median step, and with an interval above 0.
     times : DataFrame
-        Of each rank: ``step_ms`` (median); means per step of waiting, working and between steps. Profiled steps and the
-        warm-up are left out.
+        For each rank: ``step_ms`` (median); the mean times per step spent waiting, working and between steps. Profiled
+        steps and the warm-up are left out.
     differences : DataFrame
         How much longer each rank takes in each part of its steps than the rank in the middle (``than``). The 95 %
         intervals from ``low_ms`` to ``high_ms`` hold for all ranks together.
@@ -55,7 +55,7 @@ class RankRuns(RankFigures, Documented):
 
 
 def _folders(path: Path) -> list[Path]:
-    """The runs of ranks in a folder, or in the one for runs inside it."""
+    """Return the runs of ranks in a folder, or in its subfolder for runs."""
     for place in (path, path / RUN_FOLDER):
         if place.is_dir():
             found = [one for one in place.iterdir() if one.name.startswith("rank_") and RUN.is_at(one)]

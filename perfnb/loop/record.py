@@ -1,7 +1,7 @@
-"""The whole run, lightly: each step's time and wait for data, and memory now and then, in bounded memory.
+"""Record the whole run at little cost: each step's time and wait for data, and memory now and then, in bounded space.
 
-`RunRecorder.step` is called once per step and costs a microsecond or so: what takes longer, folding rows together or
-reading memory, is done so rarely that it hardly counts. On an accelerator an event marks the end of each step; events
+`RunRecorder.step` is called once per step and costs about a microsecond. What takes longer, folding rows together or
+reading memory, happens so rarely that it hardly counts. On an accelerator an event marks the end of each step; events
 are read when the device has passed them, and nothing ever waits for them.
 """
 
@@ -22,16 +22,16 @@ from perfnb.loop.thinning import COLUMNS, READING_COLUMNS, WINDOW_COLUMNS, Rows,
 from perfnb.step.device import accelerator_in_use, accelerators, capacity_bytes
 from perfnb.step.environment import place_in_job
 
-#: Rows beyond which neighbours are joined; steps between two looks at that, a power of two.
+#: The number of rows beyond which neighbours are joined, and the steps between two checks of it, a power of two.
 MOST_ROWS, _CHUNK = 100_000, 4096
-#: Most batches of which gradients are taken to be accumulated.
+#: The largest number of batches over which gradients are taken to be accumulated.
 _MOST_JOINED = 512
-#: Numbers kept of each step until then.
+#: How many numbers of each step are kept until then.
 _KEPT = 5
-#: Nanoseconds between readings of memory at first, the multiple of its cost that a reading must be apart from the next,
-#: and readings beyond which every second one is dropped.
+#: The nanoseconds between the first readings of memory, the multiple of a reading's cost that must pass before the next
+#: one, and the number of readings beyond which every second one is dropped.
 _READING_NS, _REST, MOST_READINGS = 50_000_000, 1000, 2048
-#: A device's time of a step is unknown if the host paused before it for more than this share of it.
+#: A step's device time is unknown if the host paused before it for more than this share of the step.
 _PAUSED = 0.05
 #: Kinds of devices whose events tell times.
 _TIMED_KINDS = ("cuda", "xpu")
@@ -39,41 +39,41 @@ _TIMED_KINDS = ("cuda", "xpu")
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was recorded of a run so far; unknown whole numbers are -1."""
+    """The record of a run so far; unknown whole numbers are -1."""
 
-    rows: Rows  # as `COLUMNS` says, profiled steps left out
-    windows: Rows  # as `WINDOW_COLUMNS` says, a row for each profiled window
-    readings: Rows  # as `READING_COLUMNS` says
+    rows: Rows  # with the columns of `COLUMNS`, profiled steps left out
+    windows: Rows  # with `WINDOW_COLUMNS`, a row for each profiled window
+    readings: Rows  # with `READING_COLUMNS`
     facts: dict[str, Any]
 
 
 class RunRecorder:
-    """Counts the steps of a loop that is driven by someone else.
+    """Counts the steps of a loop that somebody else drives.
 
     Parameters
     ----------
     name : str
-        What the run is called in its summary.
+        The name of the run in its summary.
     """
 
     def __init__(self, name: str = "run") -> None:
         self.name = name
         #: Whether each batch counts as a step, because no optimizer's step shows where a step ends.
         self.by_batch = False
-        #: Batches of a step, as far as that is known.
+        #: The batches of a step, where known.
         self.batches = 1
-        #: The levers that were tried during the run, as `RunFacts` describes them.
+        #: The levers tried during the run, as `RunFacts` describes them.
         self.tried: list[dict[str, Any]] = []
-        #: How many steps had ended when that was over, if the steps that are left are counted from there.
+        #: The number of steps that had ended when the trial was over, if the remaining steps are counted from there.
         self._tried_at: int | None = None
         self._count = 0
         self._first_ns = self._end_ns = 0
-        # Numbers side by side: objects kept alive would set off Python's garbage collector.
+        # Parallel arrays of numbers: objects kept alive would trigger Python's garbage collector.
         self._chunk, self._window = array("q"), array("q")
         self._add = self._chunk.extend
         self._rows: list[Rows] = []
         self._stride = 1
-        self._choice = np.random.default_rng(5)  # its own: the run's random numbers stay as they are
+        self._choice = np.random.default_rng(5)  # its own: the random numbers of the run do not change
         self._pass: str | None = None
         self._timed_ns: list[int] = []
         self._windows: list[tuple[int, ...]] = []
@@ -83,11 +83,11 @@ class RunRecorder:
         self._reading_cost_ns = _READING_NS
         self._loads = [0.0, 0]
         self._process = psutil.Process()
-        #: What was returned last, and of which state of the run.
+        #: The last result, and the state of the run that it belongs to.
         self._recorded: tuple[object, Recorded] | None = None
         self._device: _DeviceClock | None = None
         self._place = _place()
-        _allocated_bytes()  # what is slow only the first time is not for the first step
+        _allocated_bytes()  # does here whatever is slow only the first time, so that the first step does not pay for it
         self._process.memory_info()
 
     def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
@@ -96,7 +96,7 @@ class RunRecorder:
         Parameters
         ----------
         wall_ns : int
-            How long it took, its wait for data included.
+            How long it took, including its wait for data.
         data_ns : int
             How long it waited for data; -1 if that is not known.
         begin_ns : int
@@ -115,9 +115,10 @@ class RunRecorder:
             self._fold()
 
     def join_first(self) -> bool:
-        """Make one step of all so far, which were its batches; whether that was possible: not if they are too many.
+        """Merge all steps so far, which were batches of one, into one step.
 
-        If some were in a window, which must be closed, the whole step is.
+        Return whether that was possible: not if they are too many. If some were in a window, which must be closed, the
+        whole step counts as part of it.
         """
         if self._pass is not None or not 1 < self._count <= _MOST_JOINED:
             return False
@@ -130,7 +131,7 @@ class RunRecorder:
             self._add((0, self._first_ns, wall, sum(waits) if waits else -1, 0))
         self._count = 1
         self._readings = [(at_ns, 0, resident, allocated) for at_ns, _, resident, allocated in self._readings]
-        self._device = None  # it has numbered the batches; another one is made when memory is next read
+        self._device = None  # it has numbered the batches; the next reading of memory makes another one
         return True
 
     def enter(self, pass_name: str) -> None:
@@ -140,7 +141,7 @@ class RunRecorder:
         self._pass = pass_name
 
     def leave(self, now_ns: int | None = None) -> None:
-        """End the profiled window, if one is open; what was done between its last step and now belongs to it."""
+        """End the profiled window, if one is open. The time from its last step until now belongs to it."""
         row = self._window_row()
         self._pass, self._add = None, self._chunk.extend
         del self._window[:], self._timed_ns[:]
@@ -153,7 +154,7 @@ class RunRecorder:
             self._device.cut(self._count)
 
     def paused(self) -> None:
-        """What was done between the last step and now belongs to the last profiled window."""
+        """Count the time since the last step as part of the last profiled window."""
         now_ns = time.perf_counter_ns()
         if self._windows:
             *before, other, timed, median = self._windows[-1]
@@ -163,11 +164,14 @@ class RunRecorder:
             self._device.cut(self._count)
 
     def note_tried(self, tried: list[dict[str, Any]], over: bool) -> None:
-        """Keep what levers have shown so far; once that is `over`, the steps that follow are those that were left."""
+        """Keep the results of the levers so far; once the trial is `over`, the steps that follow count as remaining."""
         self.tried, self._tried_at, self._recorded = tried, self._count if over else None, None
 
     def recorded(self) -> Recorded:
-        """What has been recorded so far; the run may go on. Until another step has ended, it stays the same."""
+        """Return what has been recorded so far, while the run may continue.
+
+        The result stays the same until another step ends.
+        """
         state = (self._count, len(self._windows), self._pass, self.by_batch, self.batches)
         if self._recorded is None or self._recorded[0] != state:
             self._recorded = state, self._recorded_now()
@@ -218,7 +222,10 @@ class RunRecorder:
         return rows_of(step, begin - self._first_ns, wall, data, other, device)
 
     def _table(self, numbers: array[int]) -> Rows:
-        """The numbers of steps as rows: step, begin, wall, data, other. A copy: the array must stay free to grow."""
+        """Return the numbers of steps as rows: step, begin, wall, data, other.
+
+        This is a copy, so that the array stays free to grow.
+        """
         table: Rows = np.array(numbers, dtype=np.int64).reshape(-1, _KEPT).T
         if numbers is self._chunk:
             self._waits_known |= bool((table[3] >= 0).any())
@@ -226,7 +233,7 @@ class RunRecorder:
         return table
 
     def _fold(self) -> None:
-        """Turn the last steps into rows; join rows when there are too many."""
+        """Turn the last steps into rows, and join rows when there are too many."""
         if self._device is not None:
             self._device.poll()
         rows = self._rows_of_chunk()
@@ -261,12 +268,12 @@ class RunRecorder:
         if len(self._readings) > MOST_READINGS:
             del self._readings[1::2]
             self._spacing_ns *= 2
-        # The least so far: on a busy machine, a reading that is interrupted looks expensive.
+        # The least so far: on a busy machine, an interrupted reading looks expensive.
         self._reading_cost_ns = min(self._reading_cost_ns, time.perf_counter_ns() - begin)
         self._due_ns = now_ns + max(self._spacing_ns, _REST * self._reading_cost_ns)
 
     def _look_around(self) -> None:
-        """Note the place in the job: at the end of a run its process group may be gone."""
+        """Note the process's place in its job: at the end of a run the process group may be gone."""
         place = _place()
         if place["ranks"] is not None:
             self._place = place
@@ -295,7 +302,7 @@ class _DeviceClock:
         self._cut = -1
 
     def cut(self, step: int) -> None:
-        """Something else was done before this step: its time is not known."""
+        """Note that something else ran before this step, so that its time is unknown."""
         self._cut = step
 
     def mark(self, step: int) -> None:
@@ -317,7 +324,7 @@ class _DeviceClock:
             self._last = step, event
 
     def times_of(self, steps: Rows) -> Rows:
-        """Nanoseconds from the end of the step before to the end of each step, -1 where unknown."""
+        """Return nanoseconds from the end of the step before to the end of each step, -1 where unknown."""
         self.poll()
         times = np.array([self._times.get(step, -1) for step in steps.tolist()], dtype=np.int64)
         first = int(steps[0])
@@ -326,7 +333,7 @@ class _DeviceClock:
 
 
 def _device_clock() -> _DeviceClock | None:
-    """A clock on the only device in use; ``None`` with several, or without events that tell times."""
+    """Return a clock on the only device in use; ``None`` with several, or without events that tell times."""
     used = accelerators()
     if len(used) != 1 or len(used[0].indices) != 1 or used[0].kind not in _TIMED_KINDS:
         return None
@@ -334,7 +341,10 @@ def _device_clock() -> _DeviceClock | None:
 
 
 def _allocated_bytes() -> int:
-    """Bytes of tensors on all accelerators in use; -1 without one, as torch does not count those of the CPU."""
+    """Return the bytes of tensors on all accelerators in use.
+
+    The result is -1 without an accelerator, because torch does not count tensors on the CPU.
+    """
     held = [
         int(used.module.memory_allocated(index))
         for used in (accelerators() if accelerator_in_use() else ())
@@ -345,7 +355,10 @@ def _allocated_bytes() -> int:
 
 
 def _place() -> dict[str, int | None]:
-    """Rank and number of ranks, if this process is one of several: as torch knows them, else as a launcher told it."""
+    """Return the rank and the number of ranks if this process is one of several.
+
+    Torch reports them, or else the launcher.
+    """
     if (job := place_in_job()) is not None:
         return {"rank": job["rank"], "ranks": job["world_size"]}
     given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]

@@ -1,4 +1,4 @@
-"""`RunSummary`: a whole run, shown, saved, loaded and compared."""
+"""`RunSummary`: a whole run that can be displayed, saved, loaded and compared."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from perfnb.recording.store import SavedFolder, SavedKind
 if TYPE_CHECKING:
     from perfnb.loop.record import Recorded, RunRecorder
 
-#: What may be unknown, which is -1, and what may not.
+#: The columns that may be unknown, which is -1, and the constraints of numbers that may and may not be.
 _UNKNOWN = ("one_device_ns", "timed_median_ns", "resident_bytes", "allocated_bytes")
 _NUMBER, _KNOWN = (SavedColumn("int64", low=low, high=2**62) for low in (-1, 0))
 
 
 class TriedLever(TypedDict):
-    """A lever that was tried during a run, with so many steps left."""
+    """A lever that was tried during a run, with this many steps remaining."""
 
     lever: str
     verdict: str
@@ -54,7 +54,7 @@ class TriedLever(TypedDict):
 
 
 class RunFacts(TypedDict):
-    """What a saved run contains besides its frames."""
+    """The contents of a saved run besides its frames."""
 
     name: str
     steps: Count
@@ -75,7 +75,7 @@ class RunFacts(TypedDict):
     tried: NotRequired[list[TriedLever]]
 
 
-#: The folder of a loop's run, beside those of its profiles.
+#: The folder of a loop's run, next to those of its profiles.
 RUN_FOLDER = "run"
 _TABLES = {
     name: {column: _NUMBER if column in _UNKNOWN else _KNOWN for column in columns}
@@ -92,16 +92,16 @@ class RunSummary(RunFigures, Documented):
     Attributes
     ----------
     name : str
-        What the run is called.
+        The name of the run.
     median_ms, ci_ms
         Median step time, without profiled windows and warm-up, and its 95 % interval; ``None`` without any step, and
         below 6 steps.
     steps : DataFrame
         Steps in order. A row is one step; in a run of more than 100,000 steps, several consecutive ones (`steps` says
-        how many), and a profiled window is one row (`profiled`). `wall_ms`, `data_ms` (of it, waiting for data) and
-        `device_ms` (between the ends of steps on an accelerator) are those of one of the row's steps, chosen at random;
-        of a window, the median of its `timed_steps`. `sum_wall_ms`, `sum_data_ms` and `sum_other_ms` (between steps)
-        are sums, and `slowest_ms`, `slowest_data_ms` and `slowest_step` are about the slowest.
+        how many), and a profiled window is also one row (`profiled`). `wall_ms`, `data_ms` (of it, waiting for data)
+        and `device_ms` (between the ends of steps on an accelerator) belong to one of the row's steps, chosen at
+        random, or are the medians of a window's `timed_steps`. `sum_wall_ms`, `sum_data_ms` and `sum_other_ms` (between
+        steps) are sums, and `slowest_ms`, `slowest_data_ms` and `slowest_step` describe the slowest step.
     memory : DataFrame
         Memory now and then: `t_s` since the start, the `step` before, `resident_bytes`, `allocated_bytes`.
     phases : DataFrame
@@ -109,9 +109,9 @@ class RunSummary(RunFigures, Documented):
     findings : DataFrame
         What held the run back, most important first; the columns are those of `Profile.findings`.
     slow : DataFrame
-        Steps far slower than those around them, slowest first, and the milliseconds they lost.
+        Steps that are far slower than their neighbours, slowest first, and the milliseconds they lost.
     tried : list of dict
-        Levers that were tried during the run, one each, and those that are kept together as one more: ``lever``,
+        Levers that were tried during the run, one entry each, and one more for those that are kept together: ``lever``,
         ``verdict``, ``ratio`` to the run's own step with its ``interval``, ``values``, ``saves_ms`` per step,
         ``setup_s``, the steps that were ``left``, whether it was ``kept``, ``why_not``, and the lines of ``code`` that
         keep it.
@@ -126,23 +126,23 @@ class RunSummary(RunFigures, Documented):
 
     @property
     def verdict(self) -> str:
-        """What held the run back, in a few words; "Steady" if nothing did, or that there were too few steps."""
+        """What held the run back, in a few words; "Steady" if nothing did, or a note that there were too few steps."""
         return self.judgement.verdict.verdict.partition(":")[0]
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict with what it could save at most, its reasons, the other findings, and what to bear in mind."""
+        """The verdict with the most that it could save, its reasons, the other findings, and caveats."""
         document, evidence = self._document(), self.findings["evidence"]
         verdict = document.verdict
         return list(dict.fromkeys([f"{verdict.sentence}.", *filter(None, [verdict.why]), *evidence, *document.notes]))
 
     @property
     def next(self) -> str | None:
-        """What to do next; ``None`` if nothing stands out."""
+        """A recommendation; ``None`` if nothing stands out."""
         return self.judgement.verdict.next or None
 
     def compare(self, other: RunSummary, *, equal_within: float = 0.02) -> RunComparison:
-        """What changed from this run to another.
+        """Return what changed from this run to another.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class RunSummary(RunFigures, Documented):
         return RunComparison(self, other, equal_within)
 
     def save(self, path: str | Path) -> Path:
-        """Save the run to the folder `path` (Parquet and JSON), atomically; `perfnb.load` reads it.
+        """Save the run to the folder `path` atomically, as Parquet and JSON; `perfnb.load` reads it.
 
         Raises
         ------
@@ -170,12 +170,12 @@ class RunSummary(RunFigures, Documented):
     def log_to(self, target: Any, step: int | None = None) -> list[str]:
         """Log the figures, the report and the verdict to the run of an experiment tracker, as `Profile.log_to` does.
 
-        Figures are called ``perfnb/run/step_ms`` and so on.
+        The names of the figures start with ``perfnb/run/``, as in ``perfnb/run/step_ms``.
         """
         return log_result(Logged("run", self, self._first_outcome or self._outcome()), target, step)
 
     def _outcome(self) -> Outcome:
-        """What held the run back, as dated facts."""
+        """Return what held the run back, as dated facts."""
         facts = self._recorded.facts
         peaks = [facts[f"peak_{which}_bytes"] for which in ("allocated", "resident")]
         return make_outcome(
@@ -199,22 +199,22 @@ class RunSummary(RunFigures, Documented):
 
 
 class RunComparison(RunChanges, Documented):
-    """What changed from one run to another, with intervals over blocks of steps.
+    """The changes from one run to another, with intervals over blocks of steps.
 
     Attributes
     ----------
     verdict : str
-        ``faster``, ``slower``, ``same`` or ``inconclusive``: the second run against the first.
+        ``faster``, ``slower``, ``same`` or ``inconclusive``: the second run compared with the first.
     ratio : float or None
         Median step time of the second divided by that of the first; ``None`` without steps.
     ratio_ci : tuple of float or None
         Its 95 % interval; ``None`` with too few steps.
     step : DataFrame
-        Of ``step`` (median), ``mean step``, ``waiting for data``, ``working`` and ``between steps`` (means per step):
-        `a_ms` and `b_ms` of both runs, `change_ms` with its 95 % interval from `low_ms` to `high_ms`, and the `ratio`
-        from `ratio_low` to `ratio_high`.
+        Rows for ``step`` (median), ``mean step``, ``waiting for data``, ``working`` and ``between steps`` (means per
+        step), with `a_ms` and `b_ms` of the two runs, `change_ms` with its 95 % interval from `low_ms` to `high_ms`,
+        and the `ratio` with its interval from `ratio_low` to `ratio_high`.
     memory : DataFrame
-        Peaks of memory and growth per step of both, and the change; peaks have no interval.
+        Peak memory and growth per step of both runs, and the change; peaks have no interval.
     """
 
     def __init__(self, a: RunSummary, b: RunSummary, equal_within: float = 0.02) -> None:
@@ -228,7 +228,7 @@ class RunComparison(RunChanges, Documented):
 
     @property
     def sentences(self) -> list[str]:
-        """What changed, most important first."""
+        """The changes in sentences, most important first."""
         document = self._document()
         return [f"{document.verdict.sentence}.", *filter(None, [document.verdict.why]), *document.notes]
 
@@ -237,19 +237,19 @@ class RunComparison(RunChanges, Documented):
 
 
 def summarise(recorder: RunRecorder) -> RunSummary | None:
-    """The summary of what a recorder has seen; ``None`` before the first step."""
+    """Summarise the records of a run; ``None`` before the first step."""
     recorded = recorder.recorded()
     return RunSummary(recorded) if recorded.facts["steps"] else None
 
 
 def place_of_run(path: str | Path) -> Path:
-    """The folder of a run, given that folder or the one in which a loop saved its profiles."""
+    """Return the folder of a run, given that folder or the one where a loop saved its profiles."""
     source = usable(path)
     return source if RUN.is_at(source) or not RUN.is_at(source / RUN_FOLDER) else source / RUN_FOLDER
 
 
 def profiles_beside(path: str | Path) -> list[str]:
-    """The profiles in a folder that also has a run, or the runs of ranks, as paths; none if there is no run in it."""
+    """Return the paths of the profiles in a folder that also has a run or the runs of ranks; none without a run."""
     folder = usable(path)
     if not any(kind.is_at(folder / RUN_FOLDER) for kind in (RUN, RANKS)):
         return []

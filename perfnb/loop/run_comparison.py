@@ -1,4 +1,4 @@
-"""Two runs: what changed from one to the other, with intervals over blocks of their steps."""
+"""Compare two runs: what changed from one to the other, with intervals over blocks of their steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.stats.comparisons import judge, within_band
 from perfnb.stats.intervals import Centre
 from perfnb.stats.slope import Slope
 
-#: Ratio of the 90 % to the 95 % normal quantile: how much narrower the equivalence interval is.
+#: The ratio of the 90 % to the 95 % normal quantile, by which the equivalence interval is narrower.
 _INNER = 1.6449 / 1.9600
 
 
@@ -28,7 +28,7 @@ _PARTS = {
 
 
 class RunChanges:
-    """What changed from one run, the baseline, to another, profiled windows and warm-up left out.
+    """The changes from one run, the baseline, to another, without profiled windows and warm-up.
 
     Intervals come from blocks of consecutive steps: single steps depend on their neighbours, and count for less than
     their number. They cover what varied within each run, not what differed on the machine between the runs.
@@ -37,7 +37,7 @@ class RunChanges:
     ----------
     a, b : RunFigures
     equal_within : float
-        Relative difference that does not matter.
+        The relative difference that does not matter.
     """
 
     def __init__(self, a: RunFigures, b: RunFigures, equal_within: float = 0.02) -> None:
@@ -65,7 +65,7 @@ def _times(sides: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _ratio(one: Centre, other: Centre) -> tuple[float | None, ...]:
-    """The other over the one with its interval, from the difference of their logarithms."""
+    """Return the ratio of the second to the first with its interval, from the difference of their logarithms."""
     return tuple(None if value is None else math.exp(value) for value in _change(_log(one), _log(other)))
 
 

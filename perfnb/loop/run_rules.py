@@ -1,4 +1,4 @@
-"""What held a run back: one rule per cause, which argues from the figures of the run's steps, and the verdict."""
+"""Find what held a run back: one rule per cause, which argues from the figures of the run's steps, and the verdict."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from perfnb.recording.nesting import Ints
     from perfnb.stats.intervals import Centre
 
-#: Share of the run from which a wait, time between steps or a change matters, and from which stalls do.
+#: The share of the run above which a wait, time between steps or a change matters, and the one above which stalls do.
 _WORTH, _WORTH_STALLS = 0.05, 0.02
-#: Share of the steps' time from which waiting for data is what bounds the run.
+#: The share of the steps' time above which waiting for data bounds the run.
 _BOUND = 0.2
-#: An interval that reaches this many times its estimate says nothing.
+#: An interval that reaches this many times its estimate is too wide to conclude anything from.
 _NOTHING_SAID = 100
 #: Growth over the run that matters, in bytes and relative to the level.
 _LEAST_GROWTH, _GROWTH = 16 * 2**20, 0.01
-#: Memory that would be full within this many times the run's length is the most urgent.
+#: Memory that would be full within this many times the run's length is the most urgent finding.
 _URGENT = 10
 #: Findings that other programs on the machine can cause, too.
 _BY_NOISE = frozenset({"stalls", "drift", "change of pace"})
@@ -55,7 +55,7 @@ def _input_words(run: RunFigures) -> tuple[str, str]:
 
 @rule("input pipeline", "Input-bound", words=_input_words)
 def input_pipeline(run: RunFigures) -> Iterator[Finding]:
-    """Waits for data, over all steps."""
+    """Find waits for data over all steps."""
     wait = run.wait
     if not wait.estimate >= _WORTH:
         return
@@ -87,7 +87,7 @@ def _share(share: Centre) -> str:
 
 @rule("stalls", "Held up by stalls", "making the slow steps as fast as the others")
 def stalls(run: RunFigures) -> Iterator[Finding]:
-    """Steps far slower than those around them, waits for data left out."""
+    """Find steps that are far slower than their neighbours, waits for data left out."""
     slow, count = run.slow, run.counted
     if slow.empty or (bound := run.lost_ms / count) < _WORTH_STALLS * run.mean_ms:
         return
@@ -103,23 +103,23 @@ def stalls(run: RunFigures) -> Iterator[Finding]:
         "Look for what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
         if period
         else "Look for work that is done only now and then, and for other programs on the machine; "
-        "perfnb.watch() shows what the machine does meanwhile.",
+        "perfnb.watch() shows the state of the machine meanwhile.",
         "medium" if period or len(slow) >= 3 else "low",
         f"The slow steps recur every {period:,} steps." if period else _OTHERS,
-        "What these steps did: they ran without instrumentation.",
+        "The work of these steps: they ran without instrumentation.",
         rows("step", slow["step"].astype(int).head(5)),
     )
 
 
 def _period(steps: Ints) -> int | None:
-    """The distance between slow steps, if it is always the same."""
+    """Return the distance between slow steps, if it is always the same."""
     apart = np.diff(np.sort(steps))
     return int(apart[0]) if len(steps) >= 3 and apart.min() == apart.max() >= 2 else None
 
 
 @rule("between steps", "Much time passes between steps", "doing less between steps")
 def between_steps(run: RunFigures) -> Iterator[Finding]:
-    """Time that is in no step."""
+    """Find time that passes outside the steps."""
     bound, whole = run.between_ms, run.mean_ms + run.between_ms
     if bound < _WORTH * whole:
         return
@@ -130,14 +130,14 @@ def between_steps(run: RunFigures) -> Iterator[Finding]:
         "Do it less often, or at the same time as the steps (asynchronous checkpoints, logging without .item()).",
         "high",
         "The time from the end of each step to the start of the next one was measured.",
-        "What was done in that time.",
+        "How that time was spent.",
         of_ms=whole,
     )
 
 
 @rule("drift", "Slower and slower", "keeping the pace of the start")
 def drift(run: RunFigures) -> Iterator[Finding]:
-    """Step times that grow little by little."""
+    """Find step times that grow little by little."""
     changes = run.changes
     if changes is None or changes.kind != "drift":
         return
@@ -157,7 +157,7 @@ def drift(run: RunFigures) -> Iterator[Finding]:
 
 @rule("change of pace", "Its pace changed", "keeping the fastest pace")
 def change_of_pace(run: RunFigures) -> Iterator[Finding]:
-    """Step times that jump to another level and stay there."""
+    """Find step times that jump to another level and stay there."""
     changes = run.changes
     if changes is None or changes.kind in ("steady", "drift"):
         return
@@ -189,7 +189,7 @@ def _ends(ratio: Centre) -> tuple[float, float] | None:
 
 @rule("memory growth", "Memory grows")
 def memory_growth(run: RunFigures) -> Iterator[Finding]:
-    """Memory that grows, on the device or else of the process; urgent if it soon fills the machine."""
+    """Find memory that grows on the device, or else in the process; it is urgent if it soon fills the machine."""
     for kind, words in (("allocated", "Memory allocated on the device"), ("resident", "The process's memory")):
         slope, level = run.memory_of[kind].growth, run.memory_of[kind].last_bytes
         if slope is None or level is None or not slope.grows:
@@ -221,7 +221,10 @@ _BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def run_findings(run: RunFigures) -> Findings:
-    """What held a run back. On a busy machine, what other programs can cause comes last, with low confidence."""
+    """Return what held a run back.
+
+    On a busy machine, findings that other programs can cause come last, with low confidence.
+    """
     if not run.enough:
         return Findings(finding_table([], None), Conclusion(TOO_FEW, "", ""), None)
     found = found_by(RULES, run, run.mean_ms)

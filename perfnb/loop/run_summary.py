@@ -1,4 +1,7 @@
-"""What a whole run's steps say: times, phases, slow steps, memory, and whether its profiled windows were typical."""
+"""Compute what the steps of a whole run show.
+
+That is times, phases, slow steps, memory, and how typical its profiled windows are.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,20 @@ from perfnb.stats.blocks import (
 from perfnb.stats.intervals import Floats, interval_of_median
 from perfnb.stats.slope import Slope, memory_slope
 
-#: Fewest steps after the warm-up for a verdict: below, there are no blocks for an interval.
+#: The fewest steps after the warm-up for a verdict: with fewer there are no blocks for an interval.
 FEWEST_STEPS = FEWEST_BLOCKS * SHORTEST
-#: Steps that take this many times as long as their neighbours are slow; leading ones this many are warm-up.
+#: Steps that take this many times as long as their neighbours are slow. At the start of a run, they are warm-up.
 _SLOW, _WARMING = 2.0, 1.5
-#: Most of a run that can be warm-up: a longer start is a change of its own.
+#: The largest part of a run that can be warm-up: a longer start is a separate change.
 _MOST_WARMUP = 0.1
-#: Most readings for the slope, which compares all pairs.
+#: The largest number of readings for the slope, which compares all pairs.
 _MOST_READINGS = 400
-#: A window is typical if its median step takes this many times the run's.
+#: A window is typical if the ratio of its median step to the run's is in this range.
 TYPICAL = (0.8, 1.25)
-#: Steps on each side of a window without timed steps that stand for it.
+#: The number of steps on each side that represent a window without timed steps.
 _NEIGHBOURS = 20
 
-#: Work for this many times the machine's CPUs makes it busy.
+#: The machine is busy with work for this many times its CPUs.
 _BUSY = 1.25
 
 PHASES = ("data", "step", "other", "profiled")
@@ -46,7 +49,7 @@ PHASES = ("data", "step", "other", "profiled")
 
 @dataclass(frozen=True)
 class RunMemory:
-    """What one kind of memory did over a run."""
+    """The course of one kind of memory over a run."""
 
     peak_bytes: int | None
     last_bytes: int | None
@@ -69,21 +72,22 @@ class RunFigures:
     def __init__(self, steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, Any]) -> None:
         own, profiled = steps[~steps["profiled"]], steps[steps["profiled"]]
         self.name, self.steps, self.memory = str(facts["name"]), steps, memory
-        #: Number of all steps, and of those in profiled windows, which are left out of every figure but the phases.
+        #: The number of all steps, and of those in profiled windows, which only the phases count.
         self.count = int(facts["steps"])
         self.profiled = int(profiled["steps"].sum()) + int(facts["dropped_windows"]["steps"])
         #: Slow steps at the start, left out of the verdict.
         self.warmup = _warmup(own["wall_ms"].to_numpy(float)) if int(facts["stride"]) == 1 else 0
-        #: Whether each step is a batch, because no optimizer's step shows where a step ends; else batches of a step.
+        #: Whether each step is a batch, because no optimizer's step shows where a step ends; otherwise the batches of a
+        #: step.
         self.by_batch, self.batches = bool(facts.get("by_batch", False)), int(facts.get("batches", 1))
-        #: From the first step's start to the last step's end.
+        #: The time from the first step's start to the last step's end.
         self.duration_ms: float = facts["duration_ns"] / 1e6
         judged = own.iloc[self.warmup :]
         on_device = bool(judged["device_ms"].notna().mean() > 0.9)  # not of no steps
         #: Whether an accelerator worked, and the device whose events timed the steps, if any.
         self.has_device, self.device = bool(facts["device"]), facts["device"] if on_device else None
         ms = judged["device_ms"].fillna(judged["wall_ms"]) if on_device else judged["wall_ms"]
-        #: The steps without those left out, with their time in `ms` and without waits in `working`, and their number.
+        #: The steps that remain, with their time in `ms` and without waits in `working`, and their number.
         self.judged = judged.assign(ms=ms, working=judged["sum_wall_ms"] - judged["sum_data_ms"])
         self.counted = int(judged["steps"].sum())
         #: Whether these are enough for a verdict.
@@ -92,19 +96,19 @@ class RunFigures:
         interval = interval_of_median(times)
         self.median_ms = float(ms.median()) if len(times) else None
         self.ci_ms = None if interval is None else interval[:2]
-        #: Mean time of a step, and from the end of a step to the start of the next one.
+        #: The mean time of a step, and the mean time from the end of a step to the start of the next one.
         self.mean_ms, self.between_ms = (
             float(judged[f"sum_{name}_ms"].sum()) / max(1, self.counted) for name in ("wall", "other")
         )
         self.phases = _phases(steps, facts)
-        #: Share of the steps' time that is waiting for data.
+        #: The share of the steps' time spent waiting for data.
         self.wait = ratio_of_sums(judged["sum_data_ms"].to_numpy(float), judged["sum_wall_ms"].to_numpy(float))
-        #: Slow steps, slowest first, one of a row at most, and the time they lost beyond waiting for data.
+        #: Slow steps, slowest first, at most one of each row, and the time they lost beyond waiting for data.
         self.slow, self.lost_ms = _slow(self.judged)
-        #: Of the step time; places are steps.
+        #: Changes of the step time, whose places are steps.
         self.changes = _changes(judged, times) if self.enough else None
         self.memory_of = {kind: _memory(memory, kind, first, steps, facts) for kind in ("resident", "allocated")}
-        #: Memory of the machine; its load and its CPUs, if there was work for more than these.
+        #: The memory of the machine; its load and its CPUs, if there was work for more than these.
         self.memory_bytes: int | None = facts.get("memory_bytes")
         self.load = _busy(facts)
         self.windows = _windows(profiled, own, times)
@@ -116,7 +120,7 @@ class RunFigures:
 
 
 def steps_frame(rows: Rows, windows: Rows) -> pd.DataFrame:
-    """The rows of steps and of profiled windows in order of time, in milliseconds."""
+    """Return the rows of steps and of profiled windows in order of time, in milliseconds."""
     own = pd.DataFrame(rows, columns=list(COLUMNS))
     frame = pd.concat([own, pd.DataFrame(windows, columns=list(WINDOW_COLUMNS))], ignore_index=True)
     frame["profiled"] = np.arange(len(frame)) >= len(own)
@@ -138,7 +142,7 @@ def steps_frame(rows: Rows, windows: Rows) -> pd.DataFrame:
 
 
 def memory_frame(readings: Rows) -> pd.DataFrame:
-    """Readings of memory: seconds since the start, the step that had just ended, bytes."""
+    """Return readings of memory: seconds since the start, the step that had just ended, bytes."""
     frame = pd.DataFrame(readings, columns=list(READING_COLUMNS))
     made = pd.DataFrame({"t_s": frame["at_ns"] / 1e9, "step": frame["step"]})
     for name in ("resident_bytes", "allocated_bytes"):
@@ -147,13 +151,13 @@ def memory_frame(readings: Rows) -> pd.DataFrame:
 
 
 def _busy(facts: Mapping[str, Any]) -> tuple[float, int] | None:
-    """The machine's mean load and its CPUs, if there was work for more CPUs than it has."""
+    """Return the machine's mean load and its CPUs, if there was work for more CPUs than it has."""
     load, cpus = facts.get("load"), facts.get("cpus")
     return (load, cpus) if load is not None and cpus and load > _BUSY * cpus else None
 
 
 def stretches(steps: pd.DataFrame, most: int) -> pd.DataFrame:
-    """All steps in at most `most` stretches of consecutive ones, in order.
+    """Return all steps in at most `most` stretches of consecutive steps, in order.
 
     Returns
     -------
@@ -169,7 +173,7 @@ def stretches(steps: pd.DataFrame, most: int) -> pd.DataFrame:
 
 
 def _warmup(times: Floats) -> int:
-    """How many steps at the start are slow because they are the first."""
+    """Return how many steps at the start are slow because they are the first."""
     if not len(times):
         return 0
     slow = times > _WARMING * np.median(times)
@@ -200,13 +204,13 @@ def _phases(steps: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _around(values: Floats) -> Floats:
-    """For each value the median of its block: what was usual at that time of the run."""
+    """Return the median of each value's block: what was usual at that time of the run."""
     blocks = in_blocks(values, most=FINE_BLOCKS) or [(values,)]
     return np.concatenate([np.full(len(block), np.median(block)) for (block,) in blocks])
 
 
 def _slow(rows: pd.DataFrame) -> tuple[pd.DataFrame, float]:
-    """Slow steps, and the milliseconds that they lost beyond their waits for data."""
+    """Return slow steps, and the milliseconds that they lost beyond their waits for data."""
     columns = ["step", "start_s", "wall_ms", "data_ms", "lost_ms"]
     if len(rows) < FEWEST_STEPS:
         return pd.DataFrame(columns=columns, dtype=float), 0.0
@@ -234,7 +238,7 @@ def _slow(rows: pd.DataFrame) -> tuple[pd.DataFrame, float]:
 
 
 def _changes(rows: pd.DataFrame, times: Floats) -> Changes | None:
-    """Changes of the step time; its places are steps."""
+    """Return the changes of the step time, whose places are steps."""
     changes = changes_in(times)
     if changes is None:
         return None
@@ -250,9 +254,10 @@ def _memory(memory: pd.DataFrame, kind: str, first: int, steps: pd.DataFrame, fa
 
 
 def _growth(memory: pd.DataFrame, column: str, first: int, steps: pd.DataFrame) -> Slope | None:
-    """Growth per step after the warm-up and the first tenth of the run, in which caches and pools fill.
+    """Return the growth per step after the warm-up and the first tenth of the run, while caches and pools fill.
 
-    Profiled windows are cut out, with what memory changed over them: profiles take memory of their own.
+    Profiled windows are cut out together with the change of memory over them, because profiles take memory of their
+    own.
     """
     known = memory[memory[column].notna()].drop_duplicates("step", keep="last")
     windows = steps[steps["profiled"]]
@@ -271,7 +276,7 @@ def _growth(memory: pd.DataFrame, column: str, first: int, steps: pd.DataFrame) 
 
 
 def _windows(profiled: pd.DataFrame, own: pd.DataFrame, times: Floats) -> pd.DataFrame:
-    """Of each profiled window, how its timed steps (or, without any, its neighbours) compare with the run's."""
+    """Return how the timed steps of each profiled window (or, without any, its neighbours) compare with the run's."""
     columns = ["step", "steps", "ms", "ratio", "typical", "judged_by"]
     found = []
     enough = len(times) >= FEWEST_STEPS

@@ -37,7 +37,7 @@ from perfnb.loop.rank_figures import RankFigures
 from perfnb.loop.run_comparison import RunChanges
 from perfnb.loop.run_summary import FEWEST_STEPS, TYPICAL, RunFigures, stretches
 
-#: Points of the chart of all steps.
+#: The number of points in the chart of all steps.
 _POINTS = 240
 _TYPICAL: dict[Any, str] = {True: "yes", False: "no"}
 _MEMORY = {
@@ -53,8 +53,8 @@ _RANKS_WAIT = (
 
 
 def run_document(run: RunFigures) -> Document:
-    """How long a run's steps took, what held it back, and how memory developed."""
-    several = len(run.findings) > 1  # the verdict says all about a single one
+    """Return a document about how long a run's steps took, what held it back, and how memory developed."""
+    several = len(run.findings) > 1  # the verdict covers a single one completely
     cards = (finding_cards(run.judgement, "What each finding costs at most per step"),) if several else ()
     return Document(
         "whole run",
@@ -69,7 +69,7 @@ def run_document(run: RunFigures) -> Document:
 
 
 def run_name(run: RunFigures) -> str:
-    """The name of a run, with its rank if its job has several."""
+    """Return the name of a run, with its rank if its job has several."""
     return run.name if run.rank is None else f"{run.name}, rank {run.rank} of {run.ranks}"
 
 
@@ -80,7 +80,7 @@ def _verdict(run: RunFigures) -> Verdict:
         return Verdict("open", f"{verdict.verdict}: {needed}")
     if verdict.finding is None:
         ms = fmt.interval(run.median_ms, run.ci_ms)
-        profile = "To see what the steps themselves spend their time on, profile one."
+        profile = "To see where the steps themselves spend their time, profile one."
         return Verdict(
             "good", f"{verdict.verdict}: {ms} per step; any gain lies in the steps' own work", _nothing(run), profile
         )
@@ -88,7 +88,7 @@ def _verdict(run: RunFigures) -> Verdict:
 
 
 def _nothing(run: RunFigures) -> str:
-    """What was looked for and not found."""
+    """Return what was looked for and not found."""
     waits = f"waits for data take {fmt.share(run.wait.estimate)} of the steps' time"
     parts = [waits if fmt.known(run.phases["ms"]["data"]) is not None else "waits for data are not known"]
     parts.append("few steps are slow" if len(run.slow) else "no step is slow")
@@ -119,7 +119,7 @@ def _figures(run: RunFigures) -> tuple[Figure, ...]:
 
 
 def _tried(run: RunFigures) -> Iterator[Section]:
-    """The levers that were tried during the run, the best first, and the lines that keep what helped."""
+    """Yield the levers that were tried during the run, the best first, and the lines that keep those that helped."""
     if not run.tried:
         return
     best = sorted(run.tried, key=lambda one: (not one["kept"], math.inf if one["ratio"] is None else one["ratio"]))
@@ -137,10 +137,10 @@ def _tried(run: RunFigures) -> Iterator[Section]:
 
 
 def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
-    """What becomes of a lever, and what it would have saved over the steps that were left.
+    """Return the outcome for a lever, and what it would have saved over the remaining steps.
 
-    If several are kept `together`, only what all of them save is of interest. A step of the run takes `whole_ms` with
-    its wait for data and the trainer's own work, so levers save a smaller share of it than of the step alone.
+    If several are kept `together`, only their joint saving is of interest. A step of the run takes `whole_ms` with
+    its wait for data and the trainer's own work, so levers save a smaller share of that time than of the step alone.
     """
     if not tried["kept"]:
         return str(tried["why_not"])
@@ -150,7 +150,7 @@ def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
 
 
 def _gain(tried: Mapping[str, Any], whole_ms: float) -> str:
-    """What a lever would have saved over the steps that were left, as it follows on "worth keeping"."""
+    """Return what a lever would have saved over the remaining steps, as text that follows "worth keeping"."""
     saves_ms, left = tried["saves_ms"], tried["left"]
     if saves_ms is None or left is None:
         return ""
@@ -245,7 +245,7 @@ def _notes(run: RunFigures) -> Iterator[str]:
 
 
 def comparison_document(changes: RunChanges) -> Document:
-    """What changed from one run to another."""
+    """Return the document of what changed from one run to another."""
     a, b = (run_name(run) for run in (changes.a, changes.b))
     names = f"{a} → {b}" if a != b else a
     sides = (("baseline", changes.a), ("candidate", changes.b))
@@ -277,7 +277,7 @@ def _change_verdict(changes: RunChanges) -> Verdict:
 
 
 def _reasons(changes: RunChanges) -> Iterator[str]:
-    """What made the difference, the largest part first."""
+    """Yield what made the difference, the largest part first."""
     parts = changes.step.loc[["waiting for data", "working", "between steps"]]
     clear = parts[(parts["low_ms"] > 0) | (parts["high_ms"] < 0)]
     if len(clear):
@@ -290,7 +290,7 @@ def _reasons(changes: RunChanges) -> Iterator[str]:
 
 
 def _signed(row: pd.Series) -> str:
-    """A change in milliseconds with its interval: ``+1.20 ms [1.10, 1.30]``."""
+    """Return a change in milliseconds with its interval: ``+1.20 ms [1.10, 1.30]``."""
     ms = float(row["change_ms"])
     change = fmt.interval(ms, (row["low_ms"], row["high_ms"]))
     return f"+{change}" if ms > 0 else change
@@ -329,7 +329,7 @@ def _three(row: pd.Series, unit: str) -> tuple[Any, ...]:
 
 
 def ranks_document(ranks: RankFigures) -> Document:
-    """Which rank of a job waits longer for its data, or works longer."""
+    """Return the document of which rank of a job waits longer for its data, or works longer."""
     times = ranks.times
     marks = [palette.RUN["data"], Mark("working", palette.BLUE, "█", "solid"), palette.RUN["other"]]
     bars = [
@@ -373,7 +373,7 @@ def _rank_verdict(ranks: RankFigures) -> Verdict:
     rank, part = ranks.straggler, ranks.slow_part
     if rank is None or part is None:
         if len(ranks.times) > 1 and ranks.differences["low_ms"].isna().all():
-            return Verdict("open", "Too few steps to say whether a rank is slower than the others")
+            return Verdict("open", "Too few steps to compare the ranks")
         return Verdict("good", "No rank waits longer for its data, or works longer, than the others")
     row: Any = ranks.differences.loc[(rank, part)]
     does = "waits for its data" if part == "waiting for data" else "works"

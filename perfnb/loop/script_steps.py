@@ -1,4 +1,4 @@
-"""The steps of a script that knows nothing of perfnb: seen in what its optimizers and data loaders do."""
+"""Find the steps of a script that knows nothing of perfnb, by watching its optimizers and data loaders."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from perfnb.step.loaders import Nameless, only_here, see_loaders
 if TYPE_CHECKING:
     from perfnb.loop.driver import LoopProfiler
 
-#: What ends a step: a step of the first optimizer that stepped, or of the one that came last, or the next batch.
+#: Ways to end a step: a step of the first optimizer that stepped or of the last one, or the next batch.
 BY = ("first", "last", "batch")
-#: Code in these packages names no variables of the user's.
+#: Code in these packages names no variables of users.
 _LIBRARIES = ("perfnb", "torch", "runpy", "contextlib")
 
 
@@ -28,10 +28,10 @@ class ScriptSteps:
     """Finds out which loader and which optimizer make the steps of a script's training loop.
 
     A step ends when the chosen optimizer has stepped, and the next one starts where the loop asks the same loader for
-    the next batch. Whatever is asked for until that step ends belongs to it: further batches, as for accumulated
-    gradients, and the waits for other loaders. What is asked of other loaders between steps, as for validation, belongs
-    to none. Of several loaders that every step asks, the first one's batches are the steps'. Without a loader a step
-    starts where the last one ended.
+    the next batch. Everything requested until that step ends belongs to it: further batches, as with accumulated
+    gradients, and the waits for other loaders. Requests to other loaders between steps, as for validation, belong to no
+    step. If every step asks several loaders, the batches of the first one count. Without a loader a step starts where
+    the last one ended.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ class ScriptSteps:
         self._steps: LoopSteps | None = None
         self._chosen: weakref.ref[Any] | None = None
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: The loader of the steps, once that is `_known`, the one that was asked last since the last step, the first
-        #: one that was and has not run out, and that of the step before.
+        #: The loader of the steps, once that is `_known`; the one that was asked last since the last step; the first
+        #: one asked that has not run out; and the one of the previous step.
         self._loader: weakref.ref[Any] | None = None
         self._asked: weakref.ref[Any] | None = None
         self._first: weakref.ref[Any] | None = None
@@ -61,7 +61,7 @@ class ScriptSteps:
         self.optimizers = 0
 
     def take(self, loader: Any, fetch: functools.partial[Any]) -> Any:
-        """Fetch a batch that the script asks of a loader, as `see_loaders` wants it."""
+        """Fetch a batch that the script asks of a loader, in the way that `see_loaders` needs."""
         __tracebackhide__ = True
         waits = self._ask(loader)
         try:
@@ -76,11 +76,11 @@ class ScriptSteps:
         return batch
 
     def _is_own(self, loader: Any) -> bool:
-        """Whether a loader's batches are the steps', as far as that is known."""
+        """Return whether a loader's batches are those of the steps, as far as that is known."""
         return not self._known or _is(self._loader, loader)
 
     def _ask(self, loader: Any) -> bool:
-        """A batch is asked for; whether a step waits for it."""
+        """Note that a batch is requested. Return whether a step waits for it."""
         steps = self._steps_with(loader)
         before, self._asked = self._asked, weakref.ref(loader)
         self._first = self._first or self._asked
@@ -92,7 +92,7 @@ class ScriptSteps:
                 steps.use()
                 self._open = False
             elif self._ran_out or not (self._known or _is(before, loader)):
-                steps.skip()  # what came before was no step: no optimizer has stepped
+                steps.skip()  # the work so far was not a step: no optimizer has stepped
                 self._open = False
         if self._by == "batch" and not self._known:
             self._known, self._loader = True, self._asked
@@ -101,7 +101,7 @@ class ScriptSteps:
         return True
 
     def _run_out(self, loader: Any, waits: bool) -> None:
-        """A loader had no batch, or none could be made."""
+        """Note that a loader had no batch, or that none could be made."""
         if _is(self._first, loader):
             self._first = None
         if waits and not self._open:
@@ -112,7 +112,7 @@ class ScriptSteps:
         self._ran_out |= self._is_own(loader)
 
     def step(self, optimizer: Any) -> None:
-        """An optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         steps, first = self._steps_with(None), optimizer not in self._seen
         if first:
             self._seen.add(optimizer)
@@ -128,7 +128,7 @@ class ScriptSteps:
             steps.step()
             steps.end_if_over()
         elif self._open:
-            steps.skip()  # a loader ran out before the first step: what it was for is not known
+            steps.skip()  # a loader ran out before the first step, and its purpose is not known
         if not (whole and self._known):
             self._loader = None if self._ran_out else self._asked
         elif self._first is not None and _is(self._first_before, self._first()):
@@ -143,7 +143,10 @@ class ScriptSteps:
             steps.get()
 
     def _steps_with(self, loader: Any) -> LoopSteps:
-        """What tells the driver of the steps; made at the first batch or step, when torch is loaded."""
+        """Return the object that reports the steps to the driver.
+
+        It is made at the first batch or step, when torch is loaded.
+        """
         if self._steps is None:
             driver = self._make_driver(None if isinstance(loader, Nameless) else loader)
             self._steps = LoopSteps(driver, optimizers_end_steps=self._by != "batch")
@@ -151,7 +154,7 @@ class ScriptSteps:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """See every optimizer and loader of this process in the block; torch need not be loaded yet, and is not."""
+        """See every optimizer and loader of this process within the block; torch is not loaded, and need not be yet."""
         with ExitStack() as undo:
             hooks: dict[str, Callable[[ModuleType], Any]] = {
                 "torch.optim.optimizer": lambda module: undo.callback(self._see_optimizers(module)),
@@ -168,10 +171,10 @@ class ScriptSteps:
                 sys.meta_path.remove(finder)
 
     def _see_optimizers(self, module: ModuleType) -> Callable[[], None]:
-        """Wrap the steps of all optimizer classes to come; returns what ends that.
+        """Wrap the steps of all future optimizer classes. Return what ends that.
 
-        Torch's own hooks after a step run inside a range that the profiler records, where it can be neither started nor
-        stopped, and no hook can be added there.
+        Torch runs its own hooks after a step inside a range that the profiler records. There the profiler can be
+        neither started nor stopped, and no hook can be added.
         """
         optimizer_class, here = module.Optimizer, only_here()
         original = optimizer_class.__dict__["profile_hook_step"]
@@ -207,7 +210,10 @@ class ScriptSteps:
 
 
 def script_variables() -> dict[str, Any]:
-    """The variables of the functions that are running now, those of the script itself included; inner ones first."""
+    """Return the variables of the functions that are running now, inner ones first.
+
+    Those of the script itself are included.
+    """
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
     while frame is not None:
@@ -221,12 +227,12 @@ def script_variables() -> dict[str, Any]:
         own: Any = frame.f_locals
         variables |= own
         if frame.f_code.co_flags & CO_OPTIMIZED and type(own) is dict and sys.gettrace() is None:
-            own.clear()  # before Python 3.13 a copy, which would keep what the function lets go
+            own.clear()  # before Python 3.13 a copy, which would keep objects alive that the function lets go
     return variables
 
 
 class _AfterImport:
-    """A finder of modules that only calls a function when one of some modules has been imported."""
+    """A finder of modules that only calls a function once one of some modules has been imported."""
 
     def __init__(self, calls: dict[str, Callable[[ModuleType], Any]]) -> None:
         self._calls = calls

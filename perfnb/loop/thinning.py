@@ -1,8 +1,8 @@
-"""Rows of steps that become fewer as a run goes on: sums, order and the slowest steps stay exact.
+"""Thin out the rows of steps as a run grows: sums, order and the slowest steps stay exact.
 
-A row stands for one step at first, for two, four, eight consecutive ones later. It keeps their number, their sums, the
-slowest of them and one chosen at random: times of chosen steps are distributed like those of all steps, as means of
-rows would not be, and no period of the run is mistaken for all of it, as with every n-th step.
+A row represents one step at first, and two, four, eight consecutive ones later. It keeps their number, their sums, the
+slowest of them and one chosen at random. The times of chosen steps are distributed like those of all steps, unlike
+means of rows, and no periodic pattern of the run is mistaken for all of it, as could happen with every n-th step.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
-#: What a row holds, in this order. Unknown device times are -1.
+#: The content of a row, in this order. Unknown device times are -1.
 COLUMNS = (
     *("step", "steps", "begin_ns", "sum_wall_ns", "sum_data_ns", "sum_other_ns"),
     *("slowest_step", "slowest_ns", "slowest_data_ns"),
     *("one_wall_ns", "one_data_ns", "one_device_ns"),
 )
-#: What a row for a profiled window and one for a reading of memory hold. Unknown times and bytes are -1.
+#: The content of a row for a profiled window, and of one for a reading of memory. Unknown times and bytes are -1.
 WINDOW_COLUMNS = (*COLUMNS[:6], "timed_steps", "timed_median_ns")
 READING_COLUMNS = ("at_ns", "step", "resident_bytes", "allocated_bytes")
 _AT = {name: place for place, name in enumerate(COLUMNS)}
@@ -29,14 +29,14 @@ _ONE = slice(_AT["one_wall_ns"], _AT["one_device_ns"] + 1)
 
 
 def rows_of(step: Any, begin_ns: Any, wall_ns: Any, data_ns: Any, other_ns: Any, device_ns: Any) -> Rows:
-    """One row for each step."""
+    """Return one row for each step."""
     one = np.ones(len(step), dtype=np.int64)
     columns = (step, one, begin_ns, wall_ns, data_ns, other_ns, step, wall_ns, data_ns, wall_ns, data_ns, device_ns)
     return np.column_stack(columns).astype(np.int64).reshape(-1, len(COLUMNS))
 
 
 def joined(rows: Rows, size: int, choice: np.random.Generator) -> Rows:
-    """Join each `size` consecutive rows, and the rest at the end, into one."""
+    """Join each `size` consecutive rows, and the remaining ones at the end, into one."""
     if size == 1:
         return rows
     whole = len(rows) // size * size
@@ -53,7 +53,7 @@ def _of_groups(groups: Any, choice: np.random.Generator) -> Rows:
     joined_rows[:, _AT["steps"]] = counts.sum(axis=1)
     joined_rows[:, _SUMS] = groups[:, :, _SUMS].sum(axis=1)
     joined_rows[:, _SLOWEST] = groups[every, groups[:, :, _AT["slowest_ns"]].argmax(axis=1)][:, _SLOWEST]
-    # Each row is chosen as often as it has steps, so that each step is equally likely to be the one.
+    # Each row is chosen with a probability proportional to its steps, so that each step is equally likely.
     reached = np.cumsum(counts, axis=1)
     drawn = (choice.random(len(groups)) * reached[:, -1]).astype(np.int64)
     joined_rows[:, _ONE] = groups[every, (drawn[:, None] >= reached).sum(axis=1)][:, _ONE]

@@ -1,4 +1,4 @@
-"""When the windows of a loop are due."""
+"""Decide when the windows of a loop are due."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfnb.arguments import require_count
 
 
 class Windows:
-    """The steps at which windows are due: first those that the user gave, then one after every so many steps.
+    """The steps at which windows are due: first those that the user gave, then one at a fixed interval.
 
     Parameters
     ----------
@@ -35,10 +35,10 @@ class Windows:
         self.single = len(self._planned) == 1 and every is None
 
     def next(self, done: int) -> int | None:
-        """Steps before the next window, after `done` steps; ``None`` if there is none to come.
+        """Return the number of steps before the next window, after `done` steps; ``None`` if there is none to come.
 
-        One that became due while another was open comes at once, but of those due after every so many steps the ones
-        that are over are left out.
+        A window that became due while another was open comes at once, but repeated windows that have been missed are
+        left out.
         """
         if self._planned:
             return max(done, self._planned.pop(0))

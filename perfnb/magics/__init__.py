@@ -1,4 +1,4 @@
-"""The IPython magics: parse the line, run what the public function runs, display."""
+"""Define the IPython magics: parse the line, run what the public function runs, and display the result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from IPython.core import completer
 
-#: The magics by name, each with its module and the class that holds it; all else follows from this.
+#: The magics by name, each with its module and its class; everything else follows from this.
 MAGICS = {
     "profile_step": ("perfnb.magics.profile_step", "ProfileStepMagics"),
     "gpuwatch": ("perfnb.magics.gpuwatch", "GpuWatchMagics"),
@@ -18,7 +18,7 @@ MAGICS = {
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """The parser of a magic's options."""
+    """Return the parser of a magic's options."""
     parser: argparse.ArgumentParser = getattr(_holder(name), name).parser
     return parser
 

@@ -1,4 +1,4 @@
-"""A cell's body as a step: compiled once and run in the user's namespace, as by IPython's ``%%time``."""
+"""Compile a cell's body once as a step, and run it in the user's namespace, as IPython's ``%%time`` does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def compile_body(shell: Any, source: str) -> CodeType:
 
 
 def run_body(shell: Any, source: str) -> Callable[[], Any]:
-    """A function that runs a cell's body once and returns its last expression's value; errors as for `compile_body`."""
+    """Return a function that runs a cell's body once and returns its last expression's value.
+
+    Errors are those of `compile_body`.
+    """
 
     def parts(tree: ast.Module, name: str) -> tuple[CodeType, CodeType | None]:
         last = tree.body[-1]
@@ -52,7 +55,10 @@ def run_body(shell: Any, source: str) -> Callable[[], Any]:
 
 
 def _compiled(shell: Any, source: str, words: tuple[str, str], compiled: Callable[[ast.Module, str], Any]) -> Any:
-    """What `compiled` makes of a cell's body, given its tree and file name; `words` name the body and its purpose."""
+    """Return the result of `compiled` for a cell's body, given its tree and file name.
+
+    `words` name the body and its purpose.
+    """
     what, verb = words
     try:
         transformed = shell.transform_cell(source)
@@ -73,9 +79,10 @@ def _compiled(shell: Any, source: str, words: tuple[str, str], compiled: Callabl
 def step_in(
     shell: Any, rest: str, cell: str | None, parser: argparse.ArgumentParser
 ) -> tuple[Callable[..., Any], Callable[[], Iterable[Any]] | None, CodeType]:
-    """The step of a magic, a function that evaluates the iterable of its clause, and the compiled body.
+    """Return the step of a magic, a function that evaluates the iterable of its clause, and the compiled body.
 
-    The step is the cell, which `rest` may feed with a clause ``for TARGET in ITERABLE``; of a line magic, `rest`.
+    The step is the cell, which `rest` may feed with a clause ``for TARGET in ITERABLE``; for a line magic, it is
+    `rest`.
 
     Raises
     ------
@@ -93,7 +100,7 @@ def step_in(
 
 
 def clause_of(shell: Any, clause: str) -> Clause:
-    """``for TARGET in ITERABLE``, compiled.
+    """Compile ``for TARGET in ITERABLE``.
 
     Raises
     ------
@@ -117,13 +124,13 @@ def clause_of(shell: Any, clause: str) -> Clause:
 
 
 def _cell_number(shell: Any) -> int:
-    """The number of the running cell, even if it is not kept in the history."""
+    """Return the number of the running cell, even if it is not kept in the history."""
     running = shell.displayhook.exec_result
     return int(getattr(running, "execution_count", None) or shell.execution_count)
 
 
 def _top_level(tree: ast.AST) -> Iterable[ast.AST]:
-    """The nodes of a tree outside the functions that it defines."""
+    """Return the nodes of a tree outside the functions that it defines."""
     for child in ast.iter_child_nodes(tree):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             yield child

@@ -1,4 +1,4 @@
-"""Completion of the magics' options."""
+"""Complete the magics' options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPED = re.compile(rf"(^|=)\s*%%?(?P<magic>{'|'.join(MAGICS)})\s(.*\s)?(?P<type
 
 @context_matcher()
 def match_options(context: Any) -> Any:
-    """The options that match what has been typed, and no other completions."""
+    """Return the options that match what has been typed, and no other completions."""
     match = _TYPED.search(context.text_until_cursor)
     if match is None:
         return {"completions": []}

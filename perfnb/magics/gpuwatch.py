@@ -1,4 +1,4 @@
-"""``%gpuwatch`` and ``%%gpuwatch``."""
+"""The magics ``%gpuwatch`` and ``%%gpuwatch``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``%%latency``."""
+"""The magic ``%%latency``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LatencyMagics(Magics):
         "--quantile", metavar="Q", type=float, default=0.99, help="The share of requests within it (default 0.99)."
     )
     @argument(
-        "--price", metavar="PER_HOUR", type=float, help="Price of the machine, for what a thousand requests cost."
+        "--price", metavar="PER_HOUR", type=float, help="Price of the machine, for the cost of a thousand requests."
     )
     @argument("--budget", metavar="SECONDS", type=float, default=30.0, help="Time for all of it (default 30).")
     @argument("code", nargs="*", help="for TARGET in REQUESTS")

@@ -1,4 +1,4 @@
-"""A magic's line: options first, then Python code, which stays unchanged."""
+"""Parse a magic's line: options first, then Python code, which stays unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPTION = re.compile(r"(--[A-Za-z][\w-]*)(=?)")
 _SHORT = re.compile(r"-[A-Za-z][\w-]*")
 _VALUE = re.compile(r"""\s*("[^"]*"|'[^']*'|\S+)""")
 
-#: Decorator of a magic whose value a trailing ; silences; in IPython 7, as on Colab, it silences nothing.
+#: A decorator for a magic whose value a trailing ; silences; in IPython 7, as on Colab, it silences nothing.
 can_be_silenced: Any = getattr(magic, "output_can_be_silenced", lambda function: function)
 
 #: The kinds of option values, in words.
@@ -65,7 +65,7 @@ def require_name(name: str | None) -> None:
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
-    """The long options of a parser."""
+    """Return the long options of a parser."""
     return sorted(name for name in parser._option_string_actions if name.startswith("--"))
 
 
@@ -86,7 +86,7 @@ def _listed(parser: argparse.ArgumentParser) -> str:
 
 
 def _checked(value: str, option: str, kind: Any) -> str:
-    """The text of an option's value, if it has the right type."""
+    """Return the text of an option's value, if it has the right type."""
     if kind in _KINDS:
         try:
             kind(value)

@@ -1,4 +1,4 @@
-"""``%%profile_step`` and ``%profile_step``."""
+"""The magics ``%%profile_step`` and ``%profile_step``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ProfileStepMagics(Magics):
         """Run a step repeatedly and show where its time goes, layer by layer, forward and backward.
 
         As a cell magic, the cell is one step. ``for TARGET in ITERABLE`` on the magic's line feeds it batches and
-        measures the wait for data as a phase of its own:
+        measures the wait for data as a separate phase:
 
             %%profile_step --steps 20 --into p for x, y in loader
             optimizer.zero_grad()
@@ -123,7 +123,7 @@ class ProfileStepMagics(Magics):
         )
 
     def _ranks(self, rest: str, cell: str | None, options: Any, plan: Any) -> Any:
-        """The profiles of new processes that run the cell."""
+        """Return the profiles of new processes that run the cell."""
         __tracebackhide__ = True
         from dataclasses import asdict
 
@@ -164,7 +164,7 @@ class ProfileStepMagics(Magics):
         return run_ranks(order, options.ranks, quiet=options.quiet)
 
     def _models(self, text: str | None) -> dict[str, Any]:
-        """The modules that ``--model`` names."""
+        """Return the modules that ``--model`` names."""
         from perfnb.step.namespace import chosen_models
 
         models: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""``%%try_levers`` and ``%try_levers``."""
+"""The magics ``%%try_levers`` and ``%try_levers``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ class TryLeversMagics(Magics):
     @magic_arguments("%try_levers")
     @argument("--into", metavar="NAME", help="Assign the result to this variable.")
     @argument("--levers", metavar="NAMES", help="Try only these, separated by commas.")
-    @argument("--list", action="store_true", help="Only list all levers: what each does, and what it answers.")
+    @argument(
+        "--list",
+        action="store_true",
+        help="Only list all levers, with the effect and the bottleneck of each.",
+    )
     @argument(
         "--budget",
         metavar="SECONDS",

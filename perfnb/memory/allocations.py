@@ -1,4 +1,4 @@
-"""Every allocation of the watched steps: its owner, its purpose, and how long it lives.
+"""Describe every allocation of the watched steps: its owner, its purpose, and its lifetime.
 
 A block's purpose is known if a live object was seen at its address: parameters, gradients, optimizer state, inputs.
 Otherwise it follows from the block's lifetime: made in forward and still alive when backward starts (or when the step
@@ -19,15 +19,15 @@ from perfnb.recording.recording import MemoryRecord, Recording
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT, of_labels
 
-#: Times of what was allocated before, or freed after, everything watched.
+#: Times of allocations made before, or freed after, everything watched.
 BEFORE, AFTER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 #: Ops that only allocate memory for the op around them.
 _FETCHING = ("aten::empty", "aten::resize_", "aten::new_empty", "aten::zeros", "aten::ones", "aten::full")
-#: Which of several owners of an address wins.
+#: The precedence of several owners of an address.
 _CLAIMS = ("parameters", "gradients", "optimizer_state", "inputs", "other")
-#: Where a block of memory is.
+#: The device and address of a block of memory.
 _PLACE = ["device", "address"]
-#: Phases when a step creates no inputs.
+#: The phases of a step that creates no inputs.
 _COMPUTING = ("forward", "loss", "backward", "optimizer")
 
 
@@ -63,7 +63,7 @@ class Watched:
 
 
 def watched_memory(recording: Recording) -> Watched | None:
-    """Pair allocations with frees and find each one's owner and category; ``None`` if memory was not watched."""
+    """Pair allocations with frees and find the owner and category of each; ``None`` if memory was not watched."""
     memory = recording.memory
     if memory is None:
         return None
@@ -78,7 +78,7 @@ def watched_memory(recording: Recording) -> Watched | None:
 
 
 def paired(changes: pd.DataFrame) -> pd.DataFrame:
-    """One row per block of memory: ``bytes``, ``device``, ``address``, ``start``, ``end``, ``event``.
+    """Return one row per block of memory: ``bytes``, ``device``, ``address``, ``start``, ``end``, ``event``.
 
     ``event`` is that of the allocation, -1 if only a free was seen.
     """
@@ -107,7 +107,7 @@ def paired(changes: pd.DataFrame) -> pd.DataFrame:
 
 
 def allocation_table(watched: Watched) -> pd.DataFrame:
-    """The frame ``allocations``: everything alive at some time in the counted step, in time order."""
+    """Return the frame ``allocations``: everything alive at some time in the counted step, in time order."""
     blocks = watched.counted
     start, end = blocks["start"].to_numpy(), blocks["end"].to_numpy()
     before, after = start == BEFORE, end >= watched.end
@@ -120,13 +120,13 @@ def allocation_table(watched: Watched) -> pd.DataFrame:
 
 
 def allocations_by_step(watched: Watched) -> pd.DataFrame:
-    """The steps where each block was made and freed: the input of `perfnb.memory.leaks.judge.leak_figures`.
+    """Return the steps where each block was made and freed: the input of `perfnb.memory.leaks.judge.leak_figures`.
 
     One row per block that was seen being made or freed: ``bytes``, ``device``, ``layer``, ``phase``, ``op``,
     ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of steps:
-    after the last one ended). What is freed between two steps belongs to the first of them. Blocks made before watching
-    started are listed only for GPUs: on the CPU torch sees few of their frees, and mistakes some for those of older
-    blocks.
+    after the last one ended). Memory that is freed between two steps belongs to the first of them. Blocks made before
+    watching started are listed only for GPUs: on the CPU torch sees few of their frees, and mistakes some for those of
+    older blocks.
     """
     host = watched.attribution.host.blocks
     starts = np.sort(host.loc[host["kind"] == Kind.STEP, "start"].to_numpy())
@@ -167,7 +167,7 @@ def _made(
 
 
 def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
-    """The op around each host event: the innermost that does more than allocate, else the outermost."""
+    """Return the op around each host event: the innermost that does more than allocate, else the outermost."""
     host = attribution.host
     fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[host.rows]
     making = innermost(host.calls, host.is_op & ~fetches)
@@ -178,8 +178,8 @@ def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
 def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int, finish: int) -> pd.DataFrame:
     """Assign blocks to the live objects seen at their addresses.
 
-    Objects from before watching started are added if they are seen from the look before the counted step on, because
-    not all frees of earlier blocks are reported.
+    Objects from before watching started are added if they are seen at the inspection before the counted step or later,
+    because not all frees of earlier blocks are reported.
     """
     names = np.array([*recording.modules["name"], None], dtype=object)
     seen = pd.DataFrame(
@@ -232,7 +232,7 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
         direction="forward",
     ).sort_values("place")["row"]
     again = later.fillna(NONE).to_numpy(dtype=np.int64)
-    # The look after the step covers everything a model and optimizer hold: anything missing there is gone.
+    # The inspection after the step covers everything that a model and optimizer hold: anything missing there is gone.
     gone = (
         (added["rank"] < _CLAIMS.index("inputs")).to_numpy() & (last < finish) & (looks.max(initial=BEFORE) >= finish)
     )
@@ -278,7 +278,7 @@ def _categories(blocks: pd.DataFrame, attribution: Attribution, failed: bool) ->
 
 
 def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
-    """Where the outermost layer span of the recomputation around each block ends."""
+    """Return where the outermost layer span of the recomputation around each block ends."""
     host = attribution.host
     kind, above = host.blocks["kind"].to_numpy(), host.forest.parent
     at = place.copy()
@@ -291,12 +291,12 @@ def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
 
 
 def _step_at(time: Ints, starts: Ints, ends: Ints) -> Ints:
-    """Number of the step that contains each time, -1 for none."""
+    """Return the number of the step that contains each time, -1 for none."""
     place = np.searchsorted(starts, time, side="right") - 1
     return np.where((place >= 0) & (time <= ends[place]), place, NONE)
 
 
 def _text(texts: pd.Series | np.ndarray, places: Ints) -> pd.Series:
-    """The texts at some places; missing if empty, or at no place."""
+    """Return the texts at some places; missing if empty, or at no place."""
     text = pd.Series(np.append(np.asarray(texts, dtype=object), "")[places], dtype="object")
     return text.mask(text == "", pd.NA)

@@ -1,4 +1,4 @@
-"""What would make a step fit: how much of its peak some well-known changes would free."""
+"""Find out what would make a step fit: how much of its peak some well-known changes would free."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def options_to_fit(
     single: bool,
     half: bool,
 ) -> pd.DataFrame:
-    """How much of the peak each change would free by itself, the largest first.
+    """Return how much of the peak each change would free by itself, the largest first.
 
     *Computed* savings follow from sizes alone; *estimated* ones assume that the peak stays where it is and that
     activations behave as usual.

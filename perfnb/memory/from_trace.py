@@ -1,4 +1,4 @@
-"""Memory in a loaded trace: how much was allocated after each allocation and free, but not what for."""
+"""Read the memory in a loaded trace: how much was allocated after each allocation and free, but not its purpose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = "cpu"
 
 
 class TotalsOfDevice(NamedTuple):
-    """What a device's allocator had handed out and reserved from each time on; -1 if unknown."""
+    """The memory that a device's allocator had handed out and reserved from each time on; -1 if unknown."""
 
     device: str
     times_ns: Ints
@@ -26,10 +26,10 @@ class TotalsOfDevice(NamedTuple):
 
 
 def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
-    """The totals of each device, the CPU first; devices whose events carry no totals are left out.
+    """Return the totals of each device, the CPU first; devices whose events carry no totals are left out.
 
-    From the start of the trace to the first change stands what was allocated until then. CPU totals count from when a
-    profiler first recorded memory in the process, and leave out what was alive before.
+    From the start of the trace to the first change, the totals are those allocated until then. CPU totals count from
+    the moment when a profiler first recorded memory in the process, and leave out memory that was alive before.
     """
     changes = recording.trace_memory
     if changes is None:
@@ -55,7 +55,10 @@ def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
 
 
 def trace_memory_table(recording: Recording) -> pd.DataFrame:
-    """The frame ``memory`` of a loaded trace: ``t_ms`` from the start of its first step, no categories."""
+    """Return the frame ``memory`` of a loaded trace, without categories.
+
+    ``t_ms`` counts from the start of its first step.
+    """
     lines = memory_of_trace(recording)
     if not lines:
         return conform(pd.DataFrame(), "memory")
@@ -74,6 +77,6 @@ def trace_memory_table(recording: Recording) -> pd.DataFrame:
 
 
 def _name(kind: int, index: int) -> str:
-    """torch's name of the device."""
+    """Return torch's name of the device."""
     word = CPU if kind == 0 else DEVICE_KINDS.get(kind, f"device of type {kind}")
     return word if index < 0 else f"{word}:{index}"

@@ -1,4 +1,4 @@
-"""The report's tab of memory: who owns what at the peak of a step, and what would make it fit."""
+"""Show the report's tab of memory: who owns what at the peak of a step, and what would make it fit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NONE = -1
 
 
 def memory_document(summary: MemorySummary) -> Document:
-    """What is alive at the peak of a step, or when it failed, and what would make it fit."""
+    """Return the document: what is alive at the peak of a step, or when it failed, and what would make it fit."""
     figures = [
         Figure(_instant(summary), summary.peak_bytes, "bytes", basis=f"at {_when(summary)}, on {summary.device}")
     ]
@@ -66,7 +66,7 @@ def memory_document(summary: MemorySummary) -> Document:
 
 
 def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
-    """What would free memory at the peak."""
+    """Return the changes that would free memory at the peak."""
     columns = {
         "option": Column("option"),
         "frees_bytes": Column("frees", "bytes", bar=True),
@@ -79,7 +79,7 @@ def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
 
 
 def _instant(summary: MemorySummary) -> str:
-    """The instant described in full."""
+    """Return the instant described in full."""
     return "peak" if summary.incomplete is None else "failure"
 
 
@@ -141,7 +141,7 @@ def _sections(summary: MemorySummary) -> Iterator[Section]:
 
 
 def _still(summary: MemorySummary) -> Iterator[Section]:
-    """The curve without its cursor."""
+    """Yield the curve without its cursor."""
     line = summary.timeline
     if not len(line):
         return
@@ -160,7 +160,7 @@ def stacked(
     levels: Mapping[str, float],
     spans: Sequence[tuple[palette.Mark, float, float]] = (),
 ) -> Series:
-    """Amounts of memory as areas; each lasts until the next instant, so there are none of a single one."""
+    """Return amounts of memory as areas; each lasts until the next instant, so there are none of a single one."""
     parts = parts if len(times_ms) > 1 else ()
     at = [time for ends in zip(times_ms, [*times_ms[1:], end_ms], strict=True) for time in ends]
     lines = (Line(mark, [value for value in values for _ in range(2)]) for mark, values in parts if any(values))
@@ -170,7 +170,7 @@ def stacked(
 
 
 def curve_data(summary: MemorySummary) -> dict[str, Any]:
-    """What the curve with its cursor is drawn from, ready for JSON.
+    """Return the data of the curve with its cursor, ready for JSON.
 
     Instants are integer nanoseconds, amounts integer bytes, ``None`` where unknown; a column of unknown values only
     or everything is zero is ``None``. Names are stored once in ``names``; name columns hold places in it, -1 for none.
@@ -215,7 +215,7 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
 
 
 def _amounts(values: pd.Series) -> list[int | None] | None:
-    """Bytes; ``None`` if nothing is known, or everything is zero."""
+    """Return bytes; ``None`` if nothing is known, or everything is zero."""
     amounts = [None if fmt.known(value) is None else int(value) for value in values]
     return amounts if any(amounts) else None
 

@@ -1,4 +1,4 @@
-"""Memory alive at every instant of the counted step, and the facts that a report shows about it."""
+"""Compute the memory alive at every instant of the counted step, and the facts that a report shows about it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MemorySummary:
     step_ms : float
         Length of the counted step.
     peak_ms, peak_bytes : float, int
-        When most was alive, and how much. If the step failed, these and what follows describe the failure.
+        When most was alive, and how much. If the step failed, these and the following attributes describe the failure.
     by_category : mapping of str to int
         Bytes at the peak.
     owners : DataFrame
@@ -52,7 +52,8 @@ class MemorySummary:
         Allocations including the `LARGEST` largest at each instant of the timeline: ``bytes``, ``category``, ``layer``,
         ``phase``, ``op``, ``name``, ``start_ms``, ``end_ms``.
     fits : DataFrame
-        What would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated), ``detail``.
+        Changes that would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated),
+        ``detail``.
     process_peak_bytes, reserved_peak_bytes : int or None
         Peak resident memory of the process (CPU), and peak memory reserved by the allocator (CUDA).
     fragmentation : float or None
@@ -63,7 +64,7 @@ class MemorySummary:
     incomplete : str or None
         The error, if the step ran out of memory.
     kept_bytes : int or None
-        What each of the two watched steps left behind; ``None`` if only one was watched.
+        The memory that each of the two watched steps left behind; ``None`` if only one was watched.
     kept_by : str or None
         Who made most of that.
     """
@@ -90,7 +91,7 @@ class MemorySummary:
 
 
 def memory_table(watched: Watched) -> pd.DataFrame:
-    """The frame ``memory``: one row at the start of the counted step and at each change, device by device."""
+    """Return the frame ``memory``: one row at the start of the counted step and at each change, device by device."""
     names = sorted(watched.blocks["device"].unique())
     tables = [_device_table(watched, name) for name in names]
     whole = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"t_ms": [], "device": []})
@@ -98,13 +99,13 @@ def memory_table(watched: Watched) -> pd.DataFrame:
 
 
 def most_used_device(table: pd.DataFrame) -> str | None:
-    """The device with the highest peak in the frame ``memory``; ``None`` if nothing was alive."""
+    """Return the device with the highest peak in the frame ``memory``; ``None`` if nothing was alive."""
     peaks = table.groupby("device", observed=True)["total"].max()
     return str(peaks.astype("int64").idxmax()) if len(peaks) else None
 
 
 def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = None) -> MemorySummary | None:
-    """What a report shows of the frame ``memory``; ``None`` if nothing was alive.
+    """Return the memory facts of a report, from the frame ``memory``; ``None`` if nothing was alive.
 
     Parameters
     ----------
@@ -156,7 +157,7 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
 def fitting_options(
     alive: pd.DataFrame, by_category: Mapping[str, int], recording: Recording, samples: int | None
 ) -> pd.DataFrame:
-    """What would make a step fit, given the blocks alive at its peak, in the order they were allocated."""
+    """Return what would make a step fit, given the blocks alive at its peak, in the order of their allocation."""
     batches = recording.meta.get("batches", 1)
     roots = recording.modules[recording.modules["parent"] == NONE]
     counted = recording.arithmetic
@@ -173,7 +174,10 @@ def fitting_options(
 
 
 def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
-    """What every watched step left on a device, and who made most of it; empty if only one was watched."""
+    """Return the memory that every watched step left on a device, and who made most of it.
+
+    The result is empty if only one was watched.
+    """
     host = watched.attribution.host.blocks
     steps = int((host["kind"] == Kind.STEP).sum())
     if steps < 2:
@@ -218,13 +222,13 @@ def _device_table(watched: Watched, device: str) -> pd.DataFrame:
 
 
 def _latest(times: pd.Series, values: pd.Series, moments: Ints) -> Ints:
-    """The value at the last time up to each moment, `NONE` before the first."""
+    """Return the value at the last time up to each moment, `NONE` before the first."""
     place = np.searchsorted(times.to_numpy(), moments, side="right") - 1
     return np.asarray(np.append(values.to_numpy(), NONE)[place])
 
 
 def fullest(times: np.ndarray, levels: Ints, most: int) -> Ints:
-    """Rows of at most `most` instants in order of time: the fullest of each time bin, the first and the last."""
+    """Return rows of at most `most` instants in order of time: the fullest of each time bin, the first and the last."""
     elapsed = times - times[0]
     bins = np.minimum((elapsed / max(float(elapsed[-1]), 1e-9) * (most - 2)).astype(np.int64), most - 3)
     order = np.lexsort((-levels, bins))
@@ -245,7 +249,7 @@ def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> p
 
 
 def _largest(watched: Watched, device: str, instants_ms: np.ndarray) -> pd.DataFrame:
-    """The allocations on a device that are among the `LARGEST` at some instant."""
+    """Return the allocations on a device that are among the `LARGEST` at some instant."""
     blocks = watched.counted[watched.counted["device"] == device]
     blocks = blocks.sort_values("bytes", ascending=False, kind="stable")
     times = (blocks[name].to_numpy().clip(watched.begin, watched.end) for name in ("start", "end"))
@@ -270,7 +274,7 @@ def _peak(values: pd.Series) -> int | None:
 
 
 def activation_bytes(watched: Watched) -> np.ndarray:
-    """Bytes that each block of the attribution saved for backward in the counted step."""
+    """Return the bytes that each block of the attribution saved for backward in the counted step."""
     blocks = watched.blocks
     saved = (blocks["category"] == "activations") & (blocks["start"] >= watched.begin) & (blocks["place"] != NONE)
     made = saved & (blocks["direction"] != "recompute")
@@ -279,7 +283,7 @@ def activation_bytes(watched: Watched) -> np.ndarray:
 
 
 def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms: np.ndarray) -> Ints:
-    """Most bytes alive on a device during each interval of the counted step."""
+    """Return the most bytes alive on a device during each interval of the counted step."""
     line = table[table["device"] == device]
     times, total = line["t_ms"].to_numpy(dtype=float), line["total"].to_numpy(dtype=np.int64)
     first = np.maximum(np.searchsorted(times, starts_ms, side="right") - 1, 0)
@@ -290,9 +294,10 @@ def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms:
 
 
 def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> tuple[int, str]:
-    """The most bytes that checkpoints in sibling layers of one class free, and how many layers of which class.
+    """Return the most bytes that checkpoints in sibling layers of one class free.
 
-    That is all their activations but each layer's last, with one layer recomputed at a time.
+    Also return how many layers there are, and of which class. That is all their activations except each layer's last,
+    with one layer recomputed at a time.
     """
     parent, depth = modules["parent"].to_numpy(), modules["depth"].to_numpy()
     row = {name: place for place, name in enumerate(modules["name"])}

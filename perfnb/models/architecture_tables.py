@@ -1,4 +1,7 @@
-"""What a comparison of architectures found: costs, where the time goes by kind of layer, how far the models differ."""
+"""Make the tables of a comparison of architectures.
+
+They show costs, where the time goes by kind of layer, and how far the models differ.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ COLUMNS = {
 }
 
 
-#: The kind of work a layer or an operator does, by which models of different designs can be compared.
+#: The kind of work of a layer or an operator, by which models of different designs can be compared.
 KINDS = ("attention", "linear", "convolution", "normalisation", "activation", "embedding", "other")
 
 #: The operators of each kind by name, autograd's included; the first match counts.
@@ -38,7 +41,7 @@ _OPS = {
     # dropout is elementwise too, and as cheap
     "activation": r"(re|ge|se|ce|si|g|pre)lu|tanh|sigmoid|softmax|softplus|swish|mish|threshold|dropout|clamp_min",
 }
-#: Operators of which attention consists, where it is not one operator: products of two activations, and the softmax.
+#: Operators of attention that is not one operator: products of two activations, and the softmax.
 _BATCHED_PRODUCT, _SOFTMAX = re.compile(r"bmm", re.IGNORECASE), re.compile(r"softmax", re.IGNORECASE)
 _WITHIN_ATTENTION = re.compile(r"bmm|matmul|einsum|softmax", re.IGNORECASE)
 
@@ -49,7 +52,7 @@ def architecture_tables(
     batch_sizes: Mapping[str, int | None],
     equal_within: float,
 ) -> dict[str, Any]:
-    """Combine what was measured into the tables of an `ArchitectureComparison`, by their names.
+    """Combine the measurements into the tables of an `ArchitectureComparison`, by their names.
 
     Parameters
     ----------
@@ -95,7 +98,7 @@ def _row(summary: Summary, timing: StepTimes) -> dict[str, Any]:
         "ci_low_ms": None if interval is None else interval.low,
         "ci_high_ms": None if interval is None else interval.high,
         "throughput_per_s": timing.throughput_per_s,
-        # `other` is what else is alive in the process.
+        # `other` is memory of everything else in the process.
         "peak_bytes": None if memory is None else memory.peak_bytes - memory.by_category["other"],
         "achieved_flops_per_s": flops / timing.median_ms * 1e3 if flops is not None and timing.median_ms else None,
         "intensity": flops / moved if flops is not None and moved else None,
@@ -104,7 +107,7 @@ def _row(summary: Summary, timing: StepTimes) -> dict[str, Any]:
 
 
 def _shares(name: str, summary: Summary, median_ms: float) -> pd.DataFrame:
-    """Shares of the median time by kind of layer and by phase."""
+    """Return shares of the median time by kind of layer and by phase."""
     phases = summary.phases["share"].astype("Float64")
     parts = {"kind": time_by_kind(summary.layers, summary.layer_ops), "phase": phases}
     tables = []
@@ -122,12 +125,12 @@ def _ratios(samples_ms: Mapping[str, Sequence[float]], equal_within: float) -> p
 
 
 def kind_of_op(name: str) -> str | None:
-    """The kind of an operator by its name; ``None`` if that says nothing."""
+    """Return the kind of an operator by its name; ``None`` if that does not reveal it."""
     return next((kind for kind, words in _OPS.items() if re.search(words, name, re.IGNORECASE)), None)
 
 
 def kinds_of_layers(layers: pd.Index, layer_ops: pd.DataFrame) -> pd.Series:
-    """The kind of each layer; missing for a container, which has no operators of a known kind of its own.
+    """Return the kind of each layer; missing for a container, which has no operators of a known kind of its own.
 
     A layer that computes attention is attention. Any other layer is of the kind that takes most of its own time.
     """
@@ -141,7 +144,7 @@ def kinds_of_layers(layers: pd.Index, layer_ops: pd.DataFrame) -> pd.Series:
 
 
 def _kinds_of_ops(layer_ops: pd.DataFrame) -> pd.DataFrame:
-    """``layer``, ``op``, ``ms`` and ``kind`` of each row of the frame ``layer_ops``; ``kind`` can be missing."""
+    """Return ``layer``, ``op``, ``ms`` and ``kind`` of each row of the frame ``layer_ops``; ``kind`` can be missing."""
     time = layer_ops["gpu_ms" if layer_ops["gpu_ms"].notna().any() else "self_cpu_ms"]
     layer, op = layer_ops["layer"].astype(object), layer_ops["op"].astype(object)
     kind = op.map({name: kind_of_op(str(name)) for name in op.unique()})
@@ -157,7 +160,7 @@ def _matches(ops: pd.Series, words: re.Pattern[str]) -> pd.Series:
 
 
 def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
-    """Milliseconds of a traced step's operators by kind, in GPU time if there is any; all of `KINDS`, in order.
+    """Return milliseconds of a traced step's operators by kind, in GPU time if there is any; all of `KINDS`, in order.
 
     Operators of no known kind, such as copies, count as work of their layer if it calls no other layer.
     """

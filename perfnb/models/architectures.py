@@ -1,4 +1,4 @@
-"""`compare_architectures`: models side by side on one batch, what each costs and where its time goes."""
+"""`compare_architectures`: compare models on one batch, with the cost of each and where its time goes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ TIMED_SHARE = 0.6
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ArchitectureComparison(Documented):
-    """Models side by side: what each costs, and where its time goes. A notebook displays it.
+    """Models side by side: the cost of each, and where its time goes. A notebook displays it.
 
     Attributes
     ----------
     table : DataFrame
-        What each model costs, one row per name (the index) in the given order; times are medians with 95 % intervals,
+        The cost of each model, one row per name (the index) in the given order; times are medians with 95 % intervals,
         ``intensity`` is FLOP/byte. Each may be NA.
     shares : DataFrame
         Where the time goes: ``name``, ``by`` (kind of layer, or phase), ``part``, ``ms``, ``share``. For each name and
@@ -48,9 +48,9 @@ class ArchitectureComparison(Documented):
     layers : mapping of str to DataFrame
         Each model's frame ``layers``, with a column ``kind``.
     training : bool
-        Whether loss and backward pass were part of it.
+        Whether loss and backward pass were included.
     device, batch : str
-        Where it ran, and the shapes of the batch.
+        The device, and the shapes of the batch.
     rounds : int
         Measurements per model.
     equal_within : float
@@ -104,7 +104,7 @@ def compare_architectures(
         ``loss(output, target)``; after a mapping ``loss(output, batch)``, after a lone tensor ``loss(output)``. By
         default ``output.loss`` if there is one, else the sum of the outputs.
     budget_s : float
-        Time limit in seconds for all models; each runs about twenty times at least.
+        Time limit in seconds for all models; each runs at least about twenty times.
 
     Returns
     -------
@@ -173,7 +173,7 @@ def compare_architectures(
 
 
 def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:
-    """Each model with its batch."""
+    """Return each model with its batch."""
     from torch import nn
 
     if not isinstance(models, Mapping) or not models:
@@ -190,7 +190,7 @@ def _with_batches(models: Any, batch: Any) -> dict[str, tuple[nn.Module, Any]]:
 
 
 def _batch_words(batch: Any) -> str:
-    """The shapes of the batch's tensors."""
+    """Return the shapes of the batch's tensors."""
     from perfnb.step.data_waits import tensors_in
 
     shapes = [" × ".join(map(str, tensor.shape)) or "1" for tensor in tensors_in(batch)]

@@ -1,4 +1,4 @@
-"""`scaling_study`: how time and memory grow with size, and what they will be at other sizes."""
+"""`scaling_study`: measure how time and memory grow with size, and predict them at other sizes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class ScalingStudy(Documented):
         One row per size, ascending: ``size``, ``median_ms`` with its interval ``ci_low_ms`` to ``ci_high_ms``,
         ``peak_bytes``, ``flops``, and the law's ``predicted_ms`` and ``residual`` (share of the prediction).
     law : PowerLaw
-        Of the median times.
+        The law of the median times.
     memory_law : PowerLaw or None
-        Of peak memory, which is counted, not timed.
+        The law of peak memory, which is counted, not timed.
     curve : DataFrame
         Predictions on a grid of sizes, even on the log scale: ``size``, ``median_ms``, ``low_ms``, ``high_ms``,
         ``peak_bytes``.
@@ -57,7 +57,7 @@ class ScalingStudy(Documented):
 
     @property
     def fit(self) -> pd.DataFrame:
-        """One row per size: ``measured`` and ``predicted`` milliseconds, and the ``residual`` (share of the latter)."""
+        """One row per size: ``measured`` and ``predicted`` milliseconds, and the relative ``residual``."""
         return self.law.fit.copy()
 
     @property
@@ -72,7 +72,10 @@ class ScalingStudy(Documented):
 
     @property
     def warning(self) -> str | None:
-        """Where one law does not hold, such as at a cache's size or a switch of kernels; ``None`` if it holds."""
+        """A sentence on where one law does not hold; ``None`` if it holds.
+
+        That can be at a cache's size or a switch of kernels.
+        """
         return self.law.warning
 
     def predict(self, size: float) -> SizePrediction:
@@ -100,7 +103,7 @@ def scaling_study(
     sizes : iterable of number
         At least two, above 0; five or more can show whether one law holds.
     budget_s : float
-        Time limit in seconds for all steps together; each size runs about ten times at least.
+        Time limit in seconds for all steps together; each size runs at least about ten times.
 
     Returns
     -------
@@ -154,7 +157,7 @@ def scaling_study(
 
 
 def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
-    """The step of a size."""
+    """Return the step of a size."""
     from perfnb.step.checks import require_steps
 
     __tracebackhide__ = True
@@ -170,7 +173,7 @@ def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
 
 
 def _counted(step: Callable[[], Any]) -> tuple[int | None, int | None]:
-    """Peak memory and FLOPs of a step; memory that is not the step's is left out."""
+    """Return peak memory and FLOPs of a step; memory that does not belong to the step is left out."""
     from perfnb.step.budget import Plan
 
     __tracebackhide__ = True

@@ -1,4 +1,4 @@
-"""A scaling study as a document."""
+"""Show a scaling study as a document."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAW = Mark("the law", palette.BLUE, "▓", "hatch")
 
 
 def scaling_document(study: ScalingStudy) -> Document:
-    """The law in a sentence, measurements and law on logarithmic axes, and what was measured at each size."""
+    """Return the document: the law in a sentence, a chart with logarithmic axes, and the results at each size."""
     sizes = study.table["size"]
     return Document(
         "scaling study",
@@ -36,7 +36,7 @@ def scaling_document(study: ScalingStudy) -> Document:
 
 
 def size_words(size: float) -> str:
-    """A size in the given digits: ``1,024``; the laws know it up to rounding."""
+    """Return a size in the given digits: ``1,024``; the laws know it up to rounding."""
     return f"{float(size):,.10g}"
 
 
@@ -69,17 +69,17 @@ def _verdict(study: ScalingStudy) -> Verdict:
             f"Measure more sizes around {below} to {above}, and predict only within one of the two ranges.",
         )
     grows = fmt.with_interval(fmt.significant(law.exponent), law.exponent, law.exponent_ci)
-    beside = f", plus a constant {fmt.duration(law.overhead)}" if law.overhead else ""
+    constant = f", plus a constant {fmt.duration(law.overhead)}" if law.overhead else ""
     if law.exponent_ci is None:
-        sentence = f"Time grows as size^{grows}{beside} between two sizes, which are too few for an interval"
+        sentence = f"Time grows as size^{grows}{constant} between two sizes, which are too few for an interval"
         return Verdict("open", sentence, next="Measure five sizes or more, which show whether one law holds.")
-    return Verdict("none", f"Time grows as size^{grows}{beside}")
+    return Verdict("none", f"Time grows as size^{grows}{constant}")
 
 
 def _chart(
     study: ScalingStudy, title: str, unit: Unit, name: str, measured: tuple[str, ...] = (), band: tuple[str, ...] = ()
 ) -> Section:
-    """The law's curve with its band, and the measurements at their places on it."""
+    """Return the law's curve with its band, and the measurements at their places on it."""
     curve = study.curve
     at = curve["size"].tolist()
     table = study.table.set_index("size").reindex(curve["size"])

@@ -1,4 +1,4 @@
-"""How a step's time and memory grow with size: the laws, their predictions, and where they break."""
+"""Fit how a step's time and memory grow with size: the laws, their predictions, and where they break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of one recording, each computed when it is first asked for, from no more than it needs."""
+"""Compute the tables of one recording, each on first access, from no more than it needs."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ from perfnb.trace_names import DEVICE_WORK
 
 
 class Analysis:
-    """What a recording tells. Without traced events, tables of times are empty and what rests on them is ``None``."""
+    """The results of a recording.
+
+    Without traced events, tables of times are empty and everything based on them is ``None``.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self._parts: dict[str, Any] = {}
 
     def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
-        """What the tab of a room that this one does not know computes for itself, once."""
+        """Return what the tab of a room that this module does not know computes for itself, once."""
         if key not in self._parts:
             self._parts[key] = compute(self)
         return self._parts[key]
@@ -60,7 +63,7 @@ class Analysis:
 
     @cached_property
     def attribution(self) -> Attribution | None:
-        """Who owns the time of the traced steps."""
+        """The owners of the time of the traced steps."""
         return attribute(self.recording) if len(self.recording.events) else None
 
     @cached_property
@@ -85,7 +88,7 @@ class Analysis:
 
     @cached_property
     def memory(self) -> MemorySummary | None:
-        """What a report shows of memory; ``None`` if nothing was alive."""
+        """The memory facts of a report; ``None`` if nothing was alive."""
         if self.watched is None:
             return None
         return memory_summary(self.watched, self.memory_table, self.timing.batch_size)
@@ -159,7 +162,7 @@ class Analysis:
 
     @cached_property
     def roofline(self) -> RooflineLevels | None:
-        """The ceilings and what is under them; ``None`` if arithmetic was not counted."""
+        """The ceilings and the layers under them; ``None`` if arithmetic was not counted."""
         if self.counted is None or self.attribution is None:
             return None
         step_ms = self.timing.median_ms if self.timing.steps else None
@@ -167,7 +170,7 @@ class Analysis:
 
     @cached_property
     def gpu(self) -> GpuSummary | None:
-        """What the GPUs did; ``None`` if nothing ran on one."""
+        """The facts about the GPUs; ``None`` if nothing ran on one."""
         return None if self.attribution is None else gpu_summary(self.recording, self.attribution)
 
     @cached_property
@@ -177,7 +180,7 @@ class Analysis:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What the reader must know to read the figures correctly."""
+        """Caveats that readers need to understand the figures."""
         failed = tuple(notes_of_failure(self.recording))
         if self.attribution is None:
             return failed
@@ -185,9 +188,9 @@ class Analysis:
 
     @cached_property
     def host_share(self) -> float:
-        """The share of the step that is the host's own work, from which the profile decides whether to sample stacks.
+        """The share of the step that is the host's own work, which decides whether to sample stacks.
 
-        No finding is needed for it, and the memory of the step does not matter.
+        It needs no finding, and does not depend on the step's memory.
         """
         if self.attribution is None:
             return 0.0
@@ -196,7 +199,7 @@ class Analysis:
 
     @cached_property
     def findings(self) -> Findings | None:
-        """What holds the step back; ``None`` if no step was traced."""
+        """The findings on the step; ``None`` if no step was traced."""
         if self.attribution is None:
             return None
         figures = StepFigures(self.timing, self.phases, self.slowdown, self.roofline, self.memory)

@@ -1,4 +1,4 @@
-"""How a report is shown: live in a notebook, static in a saved one, as text elsewhere, or as a page of its own."""
+"""Show a report: live in a notebook, static in a saved one, as text elsewhere, or as a separate page."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ Again = Callable[[], Callable[[], "Timeline | None"] | None]
 def show(
     summary: Summary, timeline: Timeline | None = None, again: Again | None = None, kept: KeptStep | None = None
 ) -> None:
-    """Show the report with its timeline, if there is one: in a notebook as a static twin and a live view, else as text.
+    """Show the report with its timeline, if there is one.
 
-    The live report contains a coarser level of a long timeline; a page that requests the rest gets it through `again`.
-    Its findings can be tried on the step in `kept`.
+    In a notebook it is a static twin and a live view, otherwise text. The live report contains a coarser level of a
+    long timeline; a page that requests the rest gets it through `again`. The levers of its findings can be tried on the
+    step in `kept`.
     """
     if not in_notebook():
         print_text(document_text(report_document(summary, timeline), usual_width()))
@@ -51,7 +52,7 @@ def show(
 
 
 def _layer_rows(summary: Summary, timeline: Timeline) -> list[int]:
-    """The row of each of the timeline's layers in the table of layers; -1 if it has none."""
+    """Return the row of each of the timeline's layers in the table of layers; -1 if it has none."""
     places = Report(summary).layer_places
     return [places.get(name, -1) for name in timeline.layers]
 

@@ -1,4 +1,4 @@
-"""`compile_for_profiling`: have what torch compiles tell its layers."""
+"""`compile_for_profiling`: have code that torch compiles report its layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from perfnb.recording.provenance import written
 
 
 def compile_for_profiling(provenance: str | Path | None = None) -> AbstractContextManager[None]:
-    """Have models and functions that are compiled from now on show their layers in a profile.
+    """Make models and functions that are compiled from now on show their layers in a profile.
 
     Call it before the compiled code runs for the first time, because torch compiles only then. Each generated kernel
-    then records when it runs, and torch keeps which operations of which module it fused into each kernel. The code is
-    otherwise what torch would compile without it.
+    then records when it runs, and torch remembers the operations and modules that it fused into each kernel. Otherwise
+    the code is the same that torch would compile without this call.
 
-    The settings hold until the next profile has been made, or as a context manager until the end of its block. What was
-    compiled meanwhile keeps telling its layers, in later profiles too.
+    The settings hold until the next profile has been made, or, as a context manager, until the end of its block. Code
+    that was compiled meanwhile keeps reporting its layers, in later profiles too.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def compile_for_profiling(provenance: str | Path | None = None) -> AbstractConte
     Warns
     -----
     RuntimeWarning
-        If this version of torch cannot tell: regions then are one layer each.
+        If this version of torch cannot report layers: each region is then one layer.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def compile_for_profiling(provenance: str | Path | None = None) -> AbstractConte
 
     if missing := missing_names():
         warnings.warn(
-            f"torch {torch.__version__} does not tell the layers of compiled kernels (it has no {missing[0]}), so each "
+            f"torch {torch.__version__} does not report layers of compiled kernels (it has no {missing[0]}), so each "
             "compiled region will be one layer.",
             RuntimeWarning,
             stacklevel=2,
@@ -62,7 +62,7 @@ def compile_for_profiling(provenance: str | Path | None = None) -> AbstractConte
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Keep the settings in force inside, and write what is known of all compiled graphs afterwards."""
+    """Keep the settings in force in the block, and afterwards write what is known of all compiled graphs."""
     from perfnb.step.compiler import compiled_graphs, profiling_block
 
     with profiling_block():

@@ -1,4 +1,4 @@
-"""The step of a live profile, kept so that a remedy can be tried on it, but without keeping a model alive."""
+"""Keep the step of a live profile so that a remedy can be tried on it, but without keeping a model alive."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Ref = Callable[[], Any]
 
 @dataclass(frozen=True)
 class KeptStep:
-    """How to find the step of a profile again.
+    """A way to find the step of a profile again.
 
     A profile often outlives its model: it stays in the notebook's history of outputs, and so would a step whose closure
-    holds the model. So steps, batches and models are held weakly, except a function without a closure, which holds
-    nothing but its module, and the code of a cell, which is run with the notebook's variables at that time.
+    holds the model. So steps, batches and models are held weakly, except a function without a closure, which holds only
+    its module, and the code of a cell, which runs with the notebook's variables at that time.
     """
 
     #: The arguments of `perfnb.remedies.try_levers.run_trials` that the step needs; ``None`` if a part is gone.
     find: Callable[[], dict[str, Any] | None]
-    #: How the profile was asked for, for the line that tries a lever; see `perfnb.findings.proposed_code.trial_line`.
+    #: How the profile was requested, for the line that tries a lever; see `perfnb.findings.proposed_code.trial_line`.
     call: Mapping[str, Any]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,7 +87,10 @@ def _refs(models: Sequence[Any] | None) -> Ref:
 
 
 def _ref(value: Any, places: Mapping[str, Any] | None = None, name: str | None = None) -> Ref:
-    """What gives a value back while it is there; a list, which cannot be held weakly, is looked up by its name."""
+    """Return a function that gives a value back while it exists.
+
+    A list, which cannot be held weakly, is looked up by its name.
+    """
     if type(value) is FunctionType and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
         return lambda: value
     if type(value) is MethodType:

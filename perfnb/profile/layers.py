@@ -35,7 +35,7 @@ from perfnb.recording.schema import conform
 def with_arithmetic(
     layers: pd.DataFrame, view: Recording, attribution: Attribution, counted: pd.DataFrame
 ) -> pd.DataFrame:
-    """The frame ``layers`` with FLOPs and bytes moved, child layers included.
+    """Return the frame ``layers`` with FLOPs and bytes moved, child layers included.
 
     FLOPs are those of ops with a formula, and missing if a layer only has ops without one. Rows that are not modules
     have none in a direction where they have no time.
@@ -58,7 +58,7 @@ def with_arithmetic(
 
 
 def with_fused(layers: pd.DataFrame, recording: Recording) -> pd.DataFrame:
-    """The frame ``layers`` with the time of kernels that each shares with layers outside it."""
+    """Return the frame ``layers`` with the time of kernels that each shares with layers outside it."""
     if recording.compiled is None or not len(recording.compiled.kernels):
         return layers
     fused = pd.Series(fused_ms(recording), index=range(len(recording.modules))).reindex(range(len(layers)))
@@ -68,7 +68,10 @@ def with_fused(layers: pd.DataFrame, recording: Recording) -> pd.DataFrame:
 
 
 def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, device: str) -> pd.DataFrame:
-    """The frame ``layers`` with what each saves for backward, and the most alive on `device` while it ran."""
+    """Return the frame ``layers`` with the memory that each saves for backward, and its peak on `device`.
+
+    The peak is the most memory alive while the layer ran.
+    """
     view, attribution = watched.recording, watched.attribution
     cells = attribution.cells
     span = cells["span"].to_numpy()
@@ -84,7 +87,10 @@ def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, de
 
 
 def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
-    """Most memory alive while each layer, or a node of its backward, ran in the counted step; -1 if none did."""
+    """Return the most memory alive while each layer, or a node of its backward, ran in the counted step.
+
+    The result is -1 if none did.
+    """
     view, attribution = watched.recording, watched.attribution
     blocks, span = attribution.host.blocks, attribution.cells["span"].to_numpy()
     ran = (blocks["kind"].isin((Kind.SPAN, Kind.NODE))).to_numpy() & (span != NONE)
@@ -103,7 +109,7 @@ def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
 
 
 def _largest_inside(view: Recording, values: np.ndarray) -> np.ndarray:
-    """The largest value of each layer and those inside it."""
+    """Return the largest value of each layer and those inside it."""
     parent, largest = view.modules["parent"].to_numpy(), values.copy()
     for row in range(len(largest) - 1, -1, -1):  # parents come first
         if parent[row] != NONE:

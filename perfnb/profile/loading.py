@@ -1,4 +1,4 @@
-"""`load`: what perfnb saved, and what other programs wrote.
+"""`load`: open files that perfnb saved, and files that other programs wrote.
 
 A kind of file or folder is one `perfnb.recording.loadable.Loadable` in the room it belongs to, and one line in
 `FOLDERS` or `FILES` of `perfnb.profile.registry`.
@@ -40,12 +40,15 @@ if TYPE_CHECKING:  # what the rooms above register; the import contracts name th
         Profile | HostProfile | MemorySnapshot | Watch | Ranks | ABTest | Timing | RunSummary | RankRuns | Journal
     )
 
-#: Entries of a folder that are looked at.
+#: Entries of a folder that are examined.
 _MOST_INSIDE = 1000
 
 
 def kind_of(path: Path) -> Loadable | None:
-    """The first kind of folder or file that recognises a path; the room of each is imported when its turn comes."""
+    """Return the first kind of folder or file that recognises a path.
+
+    The room of each is imported when its turn comes.
+    """
     kinds: Iterator[Loadable] = map(resolve_name, FOLDERS if path.is_dir() else FILES)
     return next((kind for kind in kinds if kind.recognise(path)), None)
 
@@ -60,7 +63,7 @@ def load(
     max_bytes: int | None = None,
     max_events: int | None = None,
 ) -> Loaded:
-    """Load what perfnb saved, traces of torch.profiler, a CUDA memory snapshot, or a host profile.
+    """Load results that perfnb saved, traces of torch.profiler, a CUDA memory snapshot, or a host profile.
 
     A trace can come from any program, from CUDA, ROCm or a CPU, plain or compressed with gzip (``.json``,
     ``.json.gz``, ``.pt.trace.json``). Its steps are the ranges named ``ProfilerStep#<n>``; without any, the whole trace
@@ -74,7 +77,7 @@ def load(
     ----------
     path : str, Path, or list of these
         A list of traces or of saved profiles, a folder of traces, or a folder where each rank of a job saved its
-        profile, holds the ranks of one job. A rank is the number in the trace or profile, else in the file name
+        profile, is taken as the ranks of one job. A rank is the number in the trace or profile, else in the file name
         (``rank3``), else the position in the list. A list or folder of one trace is one rank's `Ranks`.
     steps : str, optional
         Name of the range that marks the steps of a trace, such as ``"iteration"``; a number may follow it.
@@ -84,23 +87,23 @@ def load(
         ``..._kernel_stack_traces.json``) name only operations and source lines.
     executor : object, optional
         Reads several traces: an executor of concurrent.futures, a client of Dask, a view of ipyparallel, or anything
-        else with their ``submit`` or ``map``. By default, perfnb starts processes of its own for the ranks of a job if
+        else with their ``submit`` or ``map``. By default, perfnb starts its own processes for the ranks of a job if
         there is much to read.
     journal : str or Path, optional
-        A folder for the tables of many traces, each of a run of its own: returns the `Journal` of that folder. Each
+        A folder for the tables of many traces, each of a separate run: returns the `Journal` of that folder. Each
         trace is reduced to its tables where the executor reads it (by default here, one after the other), so that no
         process needs more memory than its largest trace does, and is saved when it arrives. A folder of traces is one
         job, and so are files of one folder whose names differ only in their rank. A trace that cannot be read becomes
         an entry with the reason. One that was reduced after it was last written is not read again.
     max_bytes, max_events : int, optional
-        What a file may ask for before it is refused: bytes of its content, unpacked, and events. The defaults are 8 GiB
+        The limits beyond which a file is refused: bytes of its unpacked content, and events. The defaults are 8 GiB
         and 25,000,000 events for traces of torch.profiler and Nsight Systems; for all other formats 256 MiB and
         4,000,000 events, names and values, so that no file takes more than 2 GiB of memory.
 
     Raises
     ------
     RecordingError
-        If nothing is at `path`, or what was saved there is damaged or was saved by a newer version.
+        If nothing is at `path`, or if the saved result is damaged or comes from a newer version.
     TraceError
         If a trace, snapshot or provenance file is damaged or too large, or of a kind that perfnb does not read, or if
         a provenance file does not belong to the trace.
@@ -153,7 +156,7 @@ def _require_limit(name: str, value: Any) -> int | None:
 
 
 def _paths(path: object, name: str = "path") -> list[Path]:
-    """The paths of a list of them."""
+    """Return the paths of a list of them."""
     if not isinstance(path, Iterable) or isinstance(path, bytes):
         raise TypeError(f"{name} must be a path or a list of paths, not {shown(path)}.")
     found = []
@@ -165,7 +168,7 @@ def _paths(path: object, name: str = "path") -> list[Path]:
 
 
 def _unknown(source: Path) -> RecordingError | TraceError:
-    """Say that nothing reads a path, and where the formats are listed."""
+    """Explain that nothing reads a path, and where the formats are listed."""
     if not source.exists():
         return RecordingError(f"{source} does not exist.")
     if source.is_file():
@@ -178,13 +181,13 @@ def _unknown(source: Path) -> RecordingError | TraceError:
 
 
 def _inside(source: Path) -> list[str]:
-    """Names of what `load` reads among the folders in a folder, a few of them."""
+    """Return the names of a few folders inside a folder that `load` reads."""
     names = [escape.plain(one.name, 60) for one in _folders_in(source)]
     return [*names[:5], "others"] if len(names) > 5 else names
 
 
 def _folders_in(source: Path) -> list[Path]:
-    """What `load` reads among the folders in a folder."""
+    """Return the folders inside a folder that `load` reads."""
     with suppress(OSError):
         folders = [one for one in sorted(source.iterdir())[:_MOST_INSIDE] if one.is_dir()]
         return [one for one in folders if kind_of(one)]
@@ -192,7 +195,7 @@ def _folders_in(source: Path) -> list[Path]:
 
 
 def several_in(path: str | Path) -> list[Path]:
-    """What `load` reads inside a folder that it does not read itself; nothing for anything else."""
+    """Return the paths that `load` reads inside a folder that it does not read itself; nothing for anything else."""
     source = usable(path)
     if not source.is_dir() or kind_of(source):
         return []

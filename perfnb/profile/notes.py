@@ -1,4 +1,4 @@
-"""What a reader must know to read a profile correctly, in sentences."""
+"""Write the caveats that readers need to understand a profile, in sentences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_TIMES = 12
 
 
 def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, timing: StepTimes) -> tuple[str, ...]:
-    """The notes of this profile."""
+    """Return the notes of this profile."""
     return (
         *(_of_the_trace(recording) if recording.is_from_trace else _of_the_passes(recording, timing)),
         *_of_the_tracing(recording, attribution, timing),
@@ -44,7 +44,7 @@ def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, 
 
 
 def notes_of_failure(recording: Recording) -> Iterator[str]:
-    """The first note of a profile cut short because a step failed."""
+    """Yield the first note of a profile cut short because a step failed."""
     if "failure" in recording.meta:
         yield (
             f"This profile is incomplete: memory ran out in the {failed_pass(recording)} pass. "
@@ -53,7 +53,7 @@ def notes_of_failure(recording: Recording) -> Iterator[str]:
 
 
 def failed_pass(recording: Recording) -> str:
-    """The pass where a step failed, in words."""
+    """Return the pass where a step failed, in words."""
     name = str(recording.meta["failed_in"])
     return PASS_WORDS.get(name, name)
 
@@ -96,7 +96,7 @@ def _of_the_passes(recording: Recording, timing: StepTimes) -> Iterator[str]:
 
 
 def _left_out(recording: Recording) -> Iterator[str]:
-    """What `profile_step` measures and a loop does not."""
+    """Yield what `profile_step` measures and a loop does not."""
     yield "other numbers of threads were not tried"
     if recording.arithmetic is None and recording.meta["options"]["flops"]:
         yield "FLOPs were not counted, because counting runs compiled code uncompiled, which would change the training"
@@ -136,7 +136,7 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Step
 
 
 def _of_the_memory(recording: Recording) -> Iterator[str]:
-    """Whether an optimizer stepped in other steps, but not in the last watched one, whose memory is shown."""
+    """Yield a note if an optimizer stepped in other steps, but not in the last watched one, whose memory is shown."""
     if recording.memory is None or recording.is_from_trace or "failure" in recording.meta:
         return
     watched = recording.memory.events
@@ -152,7 +152,7 @@ def _of_the_memory(recording: Recording) -> Iterator[str]:
 
 
 def _stepped(events: pd.DataFrame) -> list[str]:
-    """Classes of the optimizers that stepped."""
+    """Return the classes of the optimizers that stepped."""
     found = map(stepped_optimizer, map(str, events["name"].drop_duplicates()))
     return [kind for kind in dict.fromkeys(found) if kind is not None]
 
@@ -166,7 +166,7 @@ def _of_engines(recording: Recording) -> Iterator[str]:
 
 
 def _of_replays(recording: Recording) -> Iterator[str]:
-    """Whether CUDA graphs replay work without annotations."""
+    """Yield a note if CUDA graphs replay work without annotations."""
     events = recording.events
     work = events["correlation"][is_one_of(events["category"], DEVICE_WORK)]
     if not recording.is_foreign and not set(work[work.isin(graph_launches(events))]) <= set(
@@ -183,10 +183,10 @@ def _of_hidden(names: str, recording: Recording) -> str:
         return f"Compiled by torch.compile or TorchScript, which hide the layers inside: {names}."
     hidden = f"torch.compile hides the layers inside {names}"
     if lacks := recording.meta.get("compiler_lacks"):
-        return f"{hidden}: this torch has no {lacks}, which tells them."
+        return f"{hidden}: this torch has no {lacks}, which reports them."
     keys = graph_keys(recording.events)
     if not keys:
-        return f"{hidden}: of its backends, only Inductor, the default, can tell them."
+        return f"{hidden}: of its backends, only Inductor, the default, can report them."
     if keys == [UNCACHED]:
         return f"{hidden}: they are known only for graphs that Inductor can cache, and its cache was off or bypassed."
     if recording.is_from_trace or len(recording.compiled.kernels):
@@ -227,7 +227,7 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         which = " than the step's" if recording.is_from_trace else ", which torch's profiler does not record"
         outermost = _first_of(modules["name"][unseen & ~((parents != NONE) & unseen[parents])].tolist())
         if recording.compiled is not None:
-            yield f"Called only in compiled code that does not tell its layers, or from other threads: {outermost}."
+            yield f"Called only in compiled code that does not report its layers, or from other threads: {outermost}."
         else:
             yield (
                 f"Called only from other threads{which}: {outermost}. Their forward counts only as "
@@ -285,7 +285,7 @@ def _first_of(names: list[str]) -> str:
 
 
 def slowdown_of(recording: Recording, timing: StepTimes) -> float | None:
-    """Mean traced step time (which phases and layers add up to) divided by the median timed one."""
+    """Return the mean traced step time (which phases and layers add up to) divided by the median timed one."""
     traced = traced_ms(recording)
     return None if traced.empty or not timing.median_ms else float(traced.mean() / timing.median_ms)
 
@@ -295,7 +295,7 @@ def _steps(count: int) -> str:
 
 
 def _of_the_trace(recording: Recording) -> Iterator[str]:
-    """What the trace contains and what it lacks."""
+    """Yield notes on what the trace contains and lacks."""
     facts, steps = recording.meta["trace"], recording.steps
     if not facts["steps_marked"]:
         host = "host " if facts["host_events"] + facts["host_calls"] else ""

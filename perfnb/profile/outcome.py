@@ -1,4 +1,4 @@
-"""What a profile's verdict and findings are when it is saved, as dated facts."""
+"""Record a profile's verdict and findings when it is saved, as dated facts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 @cache
 def origin() -> Mapping[str, Any]:
-    """Host, commit, device and version of PyTorch of this process; empty if it does not use PyTorch.
+    """Return host, commit, device and version of PyTorch of this process; empty if it does not use PyTorch.
 
-    Asked once: git may take a second, profiles are saved inside loops, and the code that runs is that of the start.
+    They are looked up once: git may take a second, profiles are saved inside loops, and the running code is that of the
+    start.
     """
     if "torch" not in sys.modules:
         return {}
@@ -27,7 +28,7 @@ def origin() -> Mapping[str, Any]:
 
 
 def outcome_of(summary: Summary, environment: Mapping[str, Any]) -> Outcome:
-    """Make the outcome of a profile from what its report shows."""
+    """Make the outcome of a profile from the contents of its report."""
     found, timing, phases = summary.findings, summary.timing, summary.phases
     return make_outcome(
         summary.name,

@@ -1,4 +1,4 @@
-"""Where the user's code is, and where in its files an object is made."""
+"""Find where the user's code is, and where its files make an object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_MODULES, _LONGEST = 200, 160
 
 
 def users_place() -> str:
-    """The line in the user's code that is now running; empty if there is none."""
+    """Return the line in the user's code that is now running; empty if there is none."""
     frame = _users_frame()
     return "" if frame is None else _place(frame.f_code.co_filename, frame.f_lineno)
 
@@ -29,13 +29,13 @@ def _users_frame() -> FrameType | None:
 
 
 def _place(file: str, line: int) -> str:
-    """A place in words: ``train.py, line 31``; a cell of a notebook has no file."""
+    """Return a place in words: ``train.py, line 31``; a cell of a notebook has no file."""
     is_cell = file.startswith("<") or "ipykernel" in file
     return f"line {line} of the cell" if is_cell else f"{Path(file).name}, line {line}"
 
 
 def users_files() -> list[str]:
-    """The files of the code that is running and of the modules that it has imported, which are the user's."""
+    """Return the files of the code that is running and of the modules that it has imported, which are the user's."""
     frame, files = _users_frame(), dict[str, None]()
     while frame is not None:
         files[frame.f_code.co_filename] = None
@@ -47,9 +47,9 @@ def users_files() -> list[str]:
 
 
 def rewritten(files: list[str], kind: str, name: str | None, **changed: int | None) -> str:
-    """The line that makes an object of a class, with some arguments changed, and its place; empty if not known.
+    """Return the line that makes an object of a class, with some arguments changed, and its place; empty if not known.
 
-    Of several such lines it is the only one that gives the object this name.
+    If there are several such lines, only one of them gives the object this name.
     """
     made = [(file, *found) for file in files for found in _made(file, kind)]
     last = (name or "").rpartition(".")[2]
@@ -69,7 +69,7 @@ def rewritten(files: list[str], kind: str, name: str | None, **changed: int | No
 
 
 def _made(file: str, kind: str) -> Iterator[tuple[ast.stmt, list[str], ast.Call]]:
-    """The statements in a file that make an object of a class: with the last part of each name that it gets."""
+    """Yield the statements in a file that make an object of a class, with the last part of each name that it gets."""
     text = "".join(linecache.getlines(file))
     if kind not in text:
         return

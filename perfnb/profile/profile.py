@@ -56,8 +56,8 @@ from perfnb.trace.chrome_writer import gzipped
 class Profile(Documented):
     """Where one step's time goes. A notebook displays it; every table is a pandas frame.
 
-    Tables are computed on first access. Each access returns a new frame, so changing one changes nothing else. `events`
-    is large and computed on every access: bind it to a name.
+    Tables are computed on first access. Each access returns a new frame, so a change to one affects nothing else.
+    `events` is large and computed on every access: bind it to a name.
     """
 
     def __init__(self, source: Recording | SavedProfile | ReducedProfile, kept: KeptStep | None = None) -> None:
@@ -73,7 +73,7 @@ class Profile(Documented):
         return self._source if isinstance(self._source, Recording) else self._source.recording()
 
     def _table(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """A saved table if there is one, else compute it."""
+        """Return a saved table if there is one, otherwise compute it."""
         saved = None if isinstance(self._source, Recording) else self._source.table(name, analysis_version())
         return compute() if saved is None else saved
 
@@ -83,7 +83,7 @@ class Profile(Documented):
         return "reduced" in self._source.meta
 
     def _reduced(self) -> Profile:
-        """The profile without its trace: some hundred rows."""
+        """Return the profile without its trace: a few hundred rows."""
         if self._is_reduced:
             return self
         return Profile(reduced(self._recording, self._summary, lambda name: getattr(self, name)))
@@ -132,9 +132,9 @@ class Profile(Documented):
     def compiled(self) -> pd.DataFrame:
         """The kernels of compiled code per traced step, slowest first; empty unless their layers are known.
 
-        ``layers`` are those whose operations the kernel computes, the one with the largest share of its time first;
-        ``ops`` and ``source`` are the operations and your lines behind them. One call reads or writes ``bytes`` of
-        memory and computes ``flops``, both by the shapes of the graph; ``bytes_per_s`` is the resulting bandwidth.
+        ``layers`` are the layers whose operations the kernel computes, the one with the largest share of its time
+        first; ``ops`` and ``source`` are the operations and your lines behind them. One call reads or writes ``bytes``
+        of memory and computes ``flops``, both by the shapes of the graph; ``bytes_per_s`` is the resulting bandwidth.
         ``graph`` numbers the graphs of the step.
         """
         self._require_trace()
@@ -144,11 +144,12 @@ class Profile(Documented):
     def compiled_regions(self) -> pd.DataFrame:
         """The regions that ``torch.compile`` compiled, per traced step, slowest first, as forward ran them.
 
-        The index is torch's number of the function and of the version of its code. Of ``ms``, ``overhead_ms`` is the
-        time outside kernels; regions inside a region are not part of it. ``lookup_ms`` is the search for code whose
-        guards hold, of which this version has ``guards``. ``recompiled`` is the guard that failed, so that an earlier
-        version could not be used. ``broke`` is why the graph ends before the function does, at ``broke_at``, and
-        ``gap_ms`` the time from its end to the next region. ``compile_s`` is how long compiling took.
+        The index is torch's number of the function and of the version of its code. ``overhead_ms`` is the part of
+        ``ms`` outside kernels; regions inside a region are not part of it. ``lookup_ms`` is the time of the search for
+        code whose guards hold; this version has ``guards`` of them. ``recompiled`` is the guard that failed, so that an
+        earlier version could not be used. ``broke`` is the reason why the graph ends before the function does, at
+        ``broke_at``, and ``gap_ms`` is the time from its end to the next region. ``compile_s`` is the time that
+        compiling took.
         """
         self._require_trace()
         return region_table(self._recording)
@@ -157,13 +158,13 @@ class Profile(Documented):
     def collectives(self) -> pd.DataFrame:
         """Collectives of a traced step, such as the all-reduce of each of DDP's buckets, longest first.
 
-        ``ms`` is from the call to the end of each on this rank; ``exposed_ms`` the part that nothing hid: on the host
-        the phase *communication*, on a GPU the time when it ran nothing else. Of several at once it counts for the
-        one that ended first. ``bytes`` is the size of the largest tensor, or list of tensors, that one call is given;
-        ``bytes_per_s`` the algorithm bandwidth: these bytes by the time of the transfer, or if only one rank is known,
-        by its running time. ``waiting_ms`` (for the last rank to arrive) and ``transfer_ms`` take several
-        ranks: see `Ranks`. ``layer`` is that of FSDP or of the code that called it, ``bucket`` the number of DDP's
-        bucket in the step.
+        ``ms`` is the time from the call to the end of each on this rank. ``exposed_ms`` is the part that nothing hid:
+        on the host the phase *communication*, on a GPU the time when it ran nothing else. If several run at once, it
+        counts for the one that ended first. ``bytes`` is the size of the largest tensor, or list of tensors, that one
+        call is given. ``bytes_per_s`` is the algorithm bandwidth: these bytes divided by the time of the transfer or,
+        if only one rank is known, by its running time. ``waiting_ms`` (for the last rank to arrive) and ``transfer_ms``
+        need several ranks: see `Ranks`. ``layer`` is the layer of FSDP or of the calling code, and ``bucket`` is the
+        number of DDP's bucket in the step.
         """
         self._require_trace()
         attribution, calls = self._analysis.attribution, self._analysis.collectives
@@ -202,9 +203,10 @@ class Profile(Documented):
         The causes: the host was late (``host_ms``, of which ``call_ms`` in the launch call and ``latency_ms`` from its
         return to the start of the work); launched work had to wait for other work, its stream or an event
         (``dependency_ms``); or the trace does not explain it (``other_ms``, of which ``unknown_ms`` because the launch
-        is not in the trace). A gap can have two parts: the host's until the call returned, then another. A gap belongs
-        to the step of the work after it, so the rows of a GPU, the one without a step included, add up to its idle time
-        in `gpu_time`. ``before_ms`` is the part before the first work of the step, which `gpu_steps` leaves out.
+        is not in the trace). A gap can have two parts: the host's part until the call returned, then another. A gap
+        belongs to the step of the work after it, so the rows of a GPU, the one without a step included, add up to its
+        idle time in `gpu_time`. ``before_ms`` is the part before the first work of the step, which `gpu_steps` leaves
+        out.
         """
         return gpu_tables.idle_table(self._gpu_events())
 
@@ -253,11 +255,11 @@ class Profile(Documented):
 
     @property
     def path_savings(self) -> pd.DataFrame:
-        """The parts of each step's critical path and what removing each would save, by kind and by op, longest first.
+        """The parts of each step's critical path and the saving from removing each, by kind and by op, longest first.
 
-        ``path_ms`` is the most that removing a part can save; ``saves_ms`` is how much shorter the step gets when
+        ``path_ms`` is the most that removing a part can save; ``saves_ms`` is how much shorter the step becomes when
         replayed without it. It is missing for parts beyond the twelve longest, and for time whose cause the trace does
-        not show. Takes about 3 s for steps with 500,000 events.
+        not show. This takes about 3 s for steps with 500,000 events.
         """
         return gpu_tables.saving_table(self._gpu_events())
 
@@ -268,8 +270,8 @@ class Profile(Documented):
         ``reserved`` is what CUDA's allocator reserved and ``process``, on the CPU, the process's resident memory.
 
         For a loaded trace that records memory (``profile_memory=True``): the allocators' totals at every change, with
-        ``t_ms`` from the start of its first step. Categories are missing because a trace does not record what memory is
-        for. On the CPU, ``total`` leaves out what was alive before the profiler started recording.
+        ``t_ms`` from the start of its first step. Categories are missing because a trace does not record the purpose of
+        memory. On the CPU, ``total`` leaves out memory that was alive before the profiler started recording.
         """
         self._require_trace()
         if self._recording.trace_memory is not None:
@@ -326,8 +328,8 @@ class Profile(Documented):
     def python(self) -> HostProfile | None:
         """The Python code of the step, function by function, under its phases and layers, in milliseconds per step.
 
-        Loader workers are next to the phases, with the time of each. Sampled in a pass of its own without the
-        tracer's cost, with ``stacks=True`` or if the host's own code takes much of the step; ``None`` otherwise.
+        Loader workers are next to the phases, with the time of each. The code is sampled in a separate pass without
+        the tracer's cost, with ``stacks=True`` or if the host's own code takes much of the step. ``None`` otherwise.
         """
         found = self._analysis.stacks
         return None if found is None else HostProfile(found.record)
@@ -336,9 +338,9 @@ class Profile(Documented):
     def lines(self) -> pd.DataFrame:
         """Time per phase and line of your own code, most of its own first; empty unless sampled, see `python`.
 
-        ``self_ms`` is what a line takes with the library code that it calls, but without other lines of yours;
-        ``total_ms`` includes these. ``process`` is where it ran: in the ``step`` or in ``loader workers``, and
-        ``share`` is of the time of these. Your own code is what is neither Python's nor installed.
+        ``self_ms`` is the time of a line with the library code that it calls, but without other lines of yours;
+        ``total_ms`` includes these. ``process`` is where it ran, in the ``step`` or in ``loader workers``, and
+        ``share`` is its share of their time. Your own code is code that neither belongs to Python nor is installed.
         """
         found = self._analysis.stacks
         return conform(pd.DataFrame(), "lines") if found is None else found.lines.copy()
@@ -381,9 +383,9 @@ class Profile(Documented):
         return deepcopy(dict(self._source.meta))
 
     def save(self, path: str | Path) -> Path:
-        """Write the profile to the folder `path` (Parquet and JSON), completely or not at all.
+        """Write the profile to the folder `path` (Parquet and JSON), either completely or not at all.
 
-        Each table is a file of its own, such as ``table_layers.parquet``. The JSON file holds the verdict and the
+        Each table is a separate file, such as ``table_layers.parquet``. The JSON file holds the verdict and the
         findings too, under ``outcome``, in the state when the profile was first saved.
 
         Raises
@@ -396,7 +398,8 @@ class Profile(Documented):
     def log_to(self, target: Any, step: int | None = None) -> list[str]:
         """Log the figures, the layers, the report and the verdict to the run of an experiment tracker.
 
-        Figures are called ``perfnb/profile/step_ms`` and so on; one that is unknown is not logged.
+        The names of the figures start with ``perfnb/profile/``, as in ``perfnb/profile/step_ms``; unknown figures are
+        not logged.
 
         Parameters
         ----------
@@ -423,7 +426,7 @@ class Profile(Documented):
         return log_result(Logged("profile", self, self._outcome(), more, self.layers), target, step)
 
     def _outcome(self) -> Outcome:
-        """What was found when the profile was first saved, or now."""
+        """Return what was found when the profile was first saved, or now."""
         if isinstance(self._source, SavedProfile) and self._source.outcome is not None:
             return self._source.outcome
         here = {} if self._recording.is_from_trace or isinstance(self._source, SavedProfile) else origin()
@@ -478,7 +481,10 @@ class Profile(Documented):
         return write_parts(gzipped(parts) if str(path).endswith(".gz") else parts, path)
 
     def _timeline(self) -> Timeline | None:
-        """When everything ran; large, so computed each time. ``None`` if no step was traced."""
+        """Return the timeline of everything that ran, which is large and so computed each time.
+
+        The result is ``None`` if no step was traced.
+        """
         attribution = self._analysis.attribution
         return None if attribution is None else timeline_of(self._recording, attribution, self._analysis.watched)
 

@@ -1,4 +1,4 @@
-"""`profile_step`, and what it shares with its magic: capture with a progress bar, then read the trace."""
+"""`profile_step`, and the part that it shares with its magic: capture with a progress bar, then read the trace."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def profile_step(
     step : callable
         One step: ``step()``, or ``step(batch)`` with `batches`, whatever a batch is.
     batches : iterable, optional
-        Batches for the steps; waiting for them is the phase ``data``. Restarted when they run out.
+        Batches for the steps; waiting for them is the phase ``data``. They start again when they run out.
     model : Module, list of Module, or dict of name to Module, optional
         The models to break down into layers. By default every module that the step calls, named after the variables
         that `step` uses.
@@ -71,7 +71,7 @@ def profile_step(
         Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
         op counted.
     stacks : bool or "auto"
-        ``True`` samples what Python does, in a pass of its own that barely slows the step (``python``, ``lines``, a
+        ``True`` samples what Python does in a separate pass that barely slows the step (``python``, ``lines``, a
         flame graph), and records Python calls in the trace (in ``events``), at a high cost. ``"auto"`` records no
         calls, and samples for 1.5 s at most, within the budget, if more than 15 % of the step is the host's own code,
         so that the findings can name its lines. ``False`` never samples. Ranks of a job are only sampled on request.
@@ -80,7 +80,7 @@ def profile_step(
     recompile : bool
         Compile the models that ``torch.compile`` compiled as a whole once more, with the settings of
         `compile_for_profiling`, and trace that code, so that the layers inside show. All other passes run your own
-        code. Takes as long as compiling took, beyond the budget.
+        code. This takes as long as compiling took, beyond the budget.
     name : str, optional
         Title of the profile.
 
@@ -128,7 +128,7 @@ def profile_call(
     guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     line: ProgressLine | None = None,
 ) -> Profile:
-    """`profile_step` by a plan; `guard` replaces the step that is run, `line` shows the progress."""
+    """Run `profile_step` by a plan; `guard` replaces the step that is run, `line` shows the progress."""
     from perfnb.step.checks import require_name, require_steps
     from perfnb.step.namespace import chosen_models, namespace_of, step_variables
 
@@ -169,7 +169,7 @@ def run_profile(
     kept: KeptStep | None = None,
     line: ProgressLine | None = None,
 ) -> Profile:
-    """What `profile_step` and its magic share: capture with a progress bar, then read the trace.
+    """Capture with a progress bar, then read the trace, for `profile_step` and its magic.
 
     Models are named by `namespace`; `used` are the variables that the step uses; `kept` finds the step again; `line`
     shows the progress.
@@ -195,7 +195,7 @@ def run_profile(
 
     # The other ranks of a job would wait for steps that only this one runs.
     asks = stacks == "auto" and (place_in_job() or {}).get("world_size", 1) == 1
-    # Always open: it is there for interrupts that Python drops.
+    # Always open, because it handles interrupts that Python drops.
     with InterruptGate() as gate, gate.opened(), Progress(enabled=not quiet, line=line) as progress:
         with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher, StepOutput():
             try:
@@ -217,7 +217,7 @@ def run_profile(
         if not made:
             profile = as_profile(recording_of(capture, name, watcher))
         elif capture.sampler is None and watcher is None:
-            profile = made[0]  # what its analysis computed is used again
+            profile = made[0]  # reuses what its analysis computed
         else:
             profile = as_profile(with_later(made[0]._recording, capture, watcher))
         failure = capture.failure
@@ -234,7 +234,7 @@ def run_profile(
 def _under_right_ceilings(profile: Profile) -> Profile:
     """Measure the machine's ceilings again if a layer or op of the profile ran faster than they allow.
 
-    If the new ceilings are still lower, the rate that it reached is used.
+    If the new ceilings are still lower, use the rate that it reached.
     """
     from perfnb.step.ceilings import measure_ceilings
 

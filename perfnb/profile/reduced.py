@@ -1,4 +1,4 @@
-"""A profile reduced to its tables, some hundred rows: without events, allocations and the counted ops."""
+"""A profile reduced to its tables, a few hundred rows: without events, allocations and the counted ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTE = "This profile was reduced to its tables when it was made: it has no time
 
 @dataclass(frozen=True)
 class ReducedProfile:
-    """What is left of a profile in memory, in place of its recording."""
+    """The rest of a profile that stays in memory, in place of its recording."""
 
     kept: Recording
     tables: Mapping[str, pd.DataFrame]
@@ -35,7 +35,7 @@ class ReducedProfile:
         return replace(self, kept=replace(self.kept, meta={**self.meta, "rank": rank}))
 
     def recording(self) -> Recording:
-        """The recording without what was left out."""
+        """Return the recording without the parts that were left out."""
         return self.kept
 
     def table(self, name: str, made_by: str | None) -> pd.DataFrame | None:
@@ -67,7 +67,7 @@ def reduced(recording: Recording, summary: Summary, tables: Callable[[str], pd.D
 
 
 def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]) -> Summary:
-    """What the report of a reduced profile shows."""
+    """Return the facts of a reduced profile's report."""
     facts = recording.meta["reduced"]
     phases = table("phases")
     findings: Findings | None = None
@@ -90,13 +90,13 @@ def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]
 
 
 def _checked(finding: dict[str, Any]) -> dict[str, Any]:
-    """A finding without code or a lever that perfnb does not propose: a file may have been edited."""
+    """Return a finding without code or a lever that perfnb does not propose: a file may have been edited."""
     code, lever = finding["code"], finding["remedy"]
     return finding | {"code": code if is_own_line(code) else "", "remedy": lever if lever in REMEDIES else ""}
 
 
 def _emptied(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame's columns without rows, and without the names that the rows had."""
+    """Return the frame's columns without rows, and without the names that the rows had."""
     empty = frame.iloc[:0].copy()
     for name in empty.select_dtypes("category"):
         empty[name] = empty[name].cat.remove_unused_categories()
@@ -104,6 +104,6 @@ def _emptied(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of ``findings`` as plain values."""
+    """Return the rows of ``findings`` as plain values."""
     plain = table.astype(object).where(table.notna(), None)
     return [{str(name): value for name, value in row.items()} for row in plain.to_dict("records")]

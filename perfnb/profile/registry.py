@@ -1,7 +1,8 @@
-"""What the profile binds by name: the tabs of the report, what `load` opens, and what tries levers.
+"""Objects that the profile binds by name.
 
-This is the only list that leads from a room to those above it. Each entry is a module and an object in it.
-The room is imported when the entry is first needed, so that no room below has to know it.
+They are the tabs of the report, the kinds that `load` opens, and the functions that try levers. This is the only list
+that refers from a room to those above it. Each entry is a module and an object in it. The room is imported when the
+entry is first needed, so that no room below has to know it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ TABS = (
     "perfnb.roofline.tab:TAB",
     "perfnb.watching.tab:TAB",
 )
-#: What `load` opens in folders and in files. Asked in this order: put a specific kind before a general one.
+#: The kinds that `load` opens in folders and in files, in the order of the questions: put a specific kind before a
+#: general one.
 FOLDERS = (
     "perfnb.profile.loading:LOADABLE",
     "perfnb.watching.saved:LOADABLE",
@@ -45,6 +47,6 @@ FLEET = "perfnb.experiments.fleet:reduce_traces"
 OF_RECORDINGS = "perfnb.ranks.ranks:of_recordings"
 #: Tries the lever of a finding on the step of a profile.
 TRY_ONE = "perfnb.remedies.try_levers:try_one"
-#: Which levers are wanted on the steps of a running loop, and what switches them after the loop's first profile.
+#: Chooses the levers for the steps of a running loop, and switches them after the loop's first profile.
 FOR_LOOPS = "perfnb.remedies.blocks:levers_for_loops"
 IN_LOOP = "perfnb.remedies.loop_trial:begin_trial"

@@ -1,4 +1,4 @@
-"""The report as a document: the verdict, the step's time and phases, and a tab for each room that has something."""
+"""The report as a document: the verdict, the step's time and phases, and a tab for each room with content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_DOTS = 500
 
 @dataclass(frozen=True)
 class Report:
-    """What the tabs describe.
+    """The content that the tabs describe.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Report:
     timeline_facts: Mapping[str, Any] | None = None
 
     def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
-        """What a tab computes from the analysis for itself, once; ``None`` without an analysis."""
+        """Return what a tab computes from the analysis for itself, once; ``None`` without an analysis."""
         return None if self.summary.analysis is None else self.summary.analysis.part(key, compute)
 
     @functools.cached_property
@@ -74,7 +74,7 @@ class Report:
 
 @functools.cache
 def tabs() -> tuple[Tab, ...]:
-    """All tabs; their rooms are imported at the first call."""
+    """Return all tabs; their rooms are imported at the first call."""
     return tuple(map(resolve_name, TABS))
 
 
@@ -115,7 +115,10 @@ def _verdict(summary: Summary) -> Verdict:
 
 
 def _figures(summary: Summary) -> Iterator[Figure]:
-    """The step's time first; of a loaded trace, which has no timed steps, the traced step and the work of the GPUs."""
+    """Yield the step's time first.
+
+    For a loaded trace, which has no timed steps, yield the traced step and the work of the GPUs.
+    """
     timing = summary.timing
     traced = Figure("traced step", summary.traced_ms, "ms", basis=_traced_basis(summary))
     if summary.source is not None:
@@ -160,7 +163,7 @@ def _facts(summary: Summary) -> Iterator[str]:
 
 
 def _phases(summary: Summary) -> Iterator[Bars]:
-    """Where the step's time goes: of the timed step, by the shares that the traced steps had."""
+    """Yield where the step's time goes, for the timed step, by the shares in the traced steps."""
     known = ((str(name), fmt.known(share) or 0.0) for name, share in summary.phases["share"].items())
     shares = [(palette.mark(name), max(0.0, share)) for name, share in known]
     whole = sum(share for _, share in shares)
@@ -192,7 +195,10 @@ def mfu_words(summary: Summary) -> str:
 
 
 def is_inference(summary: Summary) -> bool:
-    """Whether a step that was run here has a forward pass, and neither a backward pass nor an optimizer's step."""
+    """Return whether a step that was run here is inference.
+
+    It then has a forward pass, but neither a backward pass nor an optimizer's step.
+    """
     times = {str(name): fmt.known(row["ms"]) or 0.0 for name, row in summary.phases.iterrows()}
     trained = times.get("backward", 0.0) > 0 or times.get("optimizer", 0.0) > 0
     return summary.source is None and times.get("forward", 0.0) > 0 and not trained

@@ -1,4 +1,4 @@
-"""What a report shows, as data: the one source of every view of a profile."""
+"""The facts of a report as data: the one source of every view of a profile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Summary:
     slowdown : float or None
         Traced step time divided by the timed one.
     device : str
-        What the step ran on, in words.
+        The device that the step ran on, in words.
     phases, layers, ops, layer_ops : DataFrame
         As described by `perfnb.recording.schema`; ``share`` is corrected for tracing overhead, times are not.
     memory : MemorySummary or None
@@ -54,11 +54,11 @@ class Summary:
     hot_path : tuple of str
         Layers from a root down to the heaviest one, which a view opens first.
     notes : tuple of str
-        What the reader must know to read the figures correctly.
+        Caveats that readers need to understand the figures.
     findings : Findings or None
         What holds the step back; ``None`` if no step was traced.
     analysis : Analysis or None
-        What it was collected from.
+        The analysis that it was collected from.
     tokens_per_s : float or None
         Token ids in the timed steps' batches, at the same step time as samples; if the model has an embedding for them.
     mfu : float or None
@@ -100,7 +100,7 @@ class Summary:
 
 
 def summarize(recording: Recording, analysis: Analysis | None = None) -> Summary:
-    """Collect what a report shows; if a step failed before any was traced, what was measured until then.
+    """Collect the facts of a report; if a step failed before any was traced, the measurements until then.
 
     `analysis` is that of the recording, if there is one whose tables are already known.
     """
@@ -143,7 +143,7 @@ def _tokens_per_s(recording: Recording, timing: StepTimes) -> float | None:
 
 
 def model_flops_utilisation(recording: Recording, roofline: RooflineLevels) -> float | None:
-    """The step's arithmetic as a share of what the measured peak would allow in its time.
+    """Return the step's arithmetic as a share of what the measured peak would allow in its time.
 
     ``None`` if the peak is not known or was refuted by the step, or if some of the arithmetic was not seen, because it
     is in a compiled region or nothing was counted.
@@ -153,7 +153,7 @@ def model_flops_utilisation(recording: Recording, roofline: RooflineLevels) -> f
 
 
 def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
-    """From the heaviest model down to a leaf, at each level the layer with the largest share."""
+    """Return the layers from the heaviest model down to a leaf, at each level the one with the largest share."""
     modules = recording.modules
     share = layers["share"].iloc[: len(modules)].to_numpy(dtype=float, na_value=0.0)
     path: list[str] = []
@@ -167,7 +167,7 @@ def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
 
 
 def device_words(environment: Mapping[str, Any]) -> str:
-    """What ran the steps, from the recording's environment."""
+    """Return the device that ran the steps, from the recording's environment."""
     if environment.get("gpus"):
         count = Counter(environment["gpus"])
         return ", ".join(name if times == 1 else f"{times} × {name}" for name, times in count.items())

@@ -1,4 +1,4 @@
-"""The tabs of layers and ops as documents."""
+"""Show the tabs of layers and ops as documents."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from perfnb.profile.report import Report
 
 _INSIDE = "in a traced step, layers inside included"
-#: The columns of layers after name, class and time, by the frame's names; a heading is that name without its unit, so
-#: that what the report shows can be typed.
+#: The columns of layers after name, class and time, by the frame's names. A heading is that name without its unit, so
+#: that readers can type what the report shows.
 _LAYER_COLUMNS: dict[str, Column] = {
     "calls": Column("calls", "count", priority=3, help="Calls per step"),
     "forward_ms": Column("forward", "ms", help=f"Forward time {_INSIDE}"),
@@ -53,7 +53,7 @@ _NAMED = 3
 
 
 def layers_document(report: Report) -> Document:
-    """The model as a tree, each layer with its time; open on the way to the heaviest."""
+    """Return the model as a tree, each layer with its time; open on the way to the heaviest."""
     modules, special = split_layers(report.summary.layers)
     layers, (labels, parents) = pd.concat([modules, special]), nested(modules)
     columns = {
@@ -99,7 +99,7 @@ def _figures_of(used: pd.DataFrame) -> list[list[float | None]]:
 
 
 def ops_document(report: Report) -> Document:
-    """Every operator of the step, and the layers that call it."""
+    """Return the document of every operator of the step, and the layers that call it."""
     names = list(report.op_places)
     ops = report.summary.ops.set_axis(report.summary.ops.index.map(str), axis=0)
     ops = ops[~ops.index.duplicated()].reindex(names)
@@ -127,7 +127,7 @@ def ops_document(report: Report) -> Document:
         "Times of a traced step, on all threads, most time of their own first",
         shown,
         columns,
-        budget=Budget(0, 0) if has_layers else Budget(10, 30),  # text lists them only in the place of layers
+        budget=Budget(0, 0) if has_layers else Budget(10, 30),  # text lists them only in place of layers
         noun="op",
         inner=inner if len(used) else None,
         key="ops",
@@ -136,12 +136,12 @@ def ops_document(report: Report) -> Document:
 
 
 def _brief(layers: Sequence[str]) -> str:
-    """The first layers by the ends of their names."""
+    """Return the first layers by the ends of their names."""
     return fmt.named([".".join(str(name).split(".")[-2:]) for name in layers], _NAMED)
 
 
 def _ran(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame without the times of a pass or a device that never ran."""
+    """Return the frame without the times of a pass or a device that never ran."""
     timed = [name for name in ("recompute_ms", "gpu_ms") if name in frame]
     never: dict[str, Any] = {name: pd.NA for name in timed if not (frame[name].fillna(0) > 0).any()}
     return frame.assign(**never)

@@ -1,4 +1,4 @@
-"""`Timing`: step times that show, save and load themselves, and what disturbed them."""
+"""`Timing`: step times that can be displayed, saved and loaded, and what disturbed them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TELL_GC = 0.005
 
 
 class TimingFacts(TypedDict, total=False):
-    """What saved step times contain besides their frame; earlier versions saved no ``block``."""
+    """The contents of saved step times besides their frame; earlier versions saved no ``block``."""
 
     batch_size: Required[Count | None]
     samples: Required[Count | None]
@@ -46,11 +46,11 @@ TIMING = SavedKind("timing", TimingFacts, {"steps": _STEPS})
 class Timing(StepTimes, Documented):
     """Step times, measured without profiler and hooks. A notebook displays it."""
 
-    #: What was found when they were first saved, if they were loaded.
+    #: The findings when they were first saved, if they were loaded.
     _first_outcome: ClassVar[Outcome | None] = None
 
     def save(self, path: str | Path) -> Path:
-        """Save the step times to the folder `path` (Parquet and JSON), atomically; `perfnb.load` reads it.
+        """Save the step times to the folder `path` atomically, as Parquet and JSON; `perfnb.load` reads it.
 
         Raises
         ------
@@ -101,14 +101,14 @@ def load_timing(path: str | Path) -> Timing:
 
 
 def _outcome_of(timing: Timing, environment: Mapping[str, Any]) -> Outcome:
-    """What was found, for lists of saved things."""
+    """Return the findings, for lists of saved things."""
     return make_outcome(
         "", environment, step_ms=timing.median_ms, interval_ms=timing.ci_ms, batch_size=timing.batch_size
     )
 
 
 def noise_facts(noise: Mapping[str, Any]) -> list[str]:
-    """Describe what disturbed the steps; empty if nothing is known to have."""
+    """Describe what disturbed the steps; empty if no disturbance is known."""
     facts = []
     if noise.get("gc_share", 0.0) > _TELL_GC:
         facts.append(f"garbage collection took {fmt.share(noise['gc_share'])}")
@@ -126,7 +126,7 @@ def noise_facts(noise: Mapping[str, Any]) -> list[str]:
 
 
 def noise_sentences(noise: Mapping[str, Any]) -> list[str]:
-    """What disturbed the steps, as in `noise_facts`, in sentences for the notes of a result."""
+    """Return the disturbances of `noise_facts` in sentences, for the notes of a result."""
     return [f"{fmt.capital(fact)}." for fact in noise_facts(noise)]
 
 

@@ -1,4 +1,4 @@
-"""Step times as a document: how long a step takes, how certain that is, and every step."""
+"""Show step times as a document: how long a step takes, how certain that is, and every step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _QUANTILES = (0.99, 0.95, 0.9)
 
 
 def timing_document(timing: StepTimes) -> Document:
-    """The step time with its interval first."""
+    """Return the step time with its interval first."""
     return Document(
         "step time",
         verdict=_verdict(timing),

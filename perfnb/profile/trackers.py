@@ -1,7 +1,7 @@
-"""Logs a result into the run of an experiment tracker: MLflow, Weights & Biases, TensorBoard or Aim.
+"""Log a result to the run of an experiment tracker: MLflow, Weights & Biases, TensorBoard or Aim.
 
-No tracker is imported. What a target can do is found by asking it for its methods, and a class of a tracker is taken
-from its module, which is loaded if its run exists.
+No tracker is imported. A target's methods show what it can do, and a class of a tracker is taken from its module, which
+is loaded if its run exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class Logged:
-    """What is logged of one result.
+    """The parts of one result that are logged.
 
     Attributes
     ----------
@@ -52,7 +52,10 @@ class Logged:
     layers: pd.DataFrame | None = None
 
     def name(self, what: str) -> str:
-        """The name of a figure, tag or table, in letters, digits, underscores and slashes, which all trackers allow."""
+        """Return the name of a figure, tag or table.
+
+        It has only letters, digits, underscores and slashes, which all trackers allow.
+        """
         return f"perfnb/{self.kind}/{what}"
 
     @property
@@ -69,7 +72,7 @@ class Logged:
 
 
 def log_result(logged: Logged, target: Any, step: int | None = None) -> list[str]:
-    """Log a result; return a sentence for each part that the tracker did not take.
+    """Log a result. Return a sentence for each part that the tracker did not take.
 
     Raises
     ------
@@ -85,14 +88,14 @@ def log_result(logged: Logged, target: Any, step: int | None = None) -> list[str
     for what, log in tracker(target, logged, step):
         try:
             log()
-        except Exception as error:  # one part that fails must not cost the others
+        except Exception as error:  # a part that fails must not cost the others
             kind = "" if isinstance(error, _NotTakenError) else f"{type(error).__name__}: "
             notes.append(f"The tracker did not take {what}: {kind}{escape.plain(error, _LONGEST).rstrip('.')}.")
     return notes
 
 
 def open_runs(names: Iterable[str] = FOUND) -> list[Any]:
-    """The runs that are open in this process, or in MLflow the last one, of trackers that are loaded."""
+    """Return the runs that are open in this process, or in MLflow the last one, of trackers that are loaded."""
     found: list[Any] = []
     for name in names:
         module: Any = sys.modules.get(name)
@@ -112,7 +115,7 @@ def _refuse(reason: str) -> None:
 
 
 def require_log(log: Any) -> None:
-    """Refuse what is neither true, false nor a tracker's run.
+    """Refuse a value that is neither true, false nor a tracker's run.
 
     Raises
     ------
@@ -123,7 +126,10 @@ def require_log(log: Any) -> None:
 
 
 def log_at_once(results: Iterable[tuple[Any, int | None]], targets: Iterable[Any]) -> Iterator[str]:
-    """Log results, each at a step, to all targets; what was not logged, in sentences, since nobody waits for errors."""
+    """Log results, each at a step, to all targets.
+
+    Return what was not logged, in sentences, since no caller waits for errors.
+    """
     runs = list(targets)
     if not runs:
         yield "Nothing was logged, because the tracker has no run in this process."
@@ -144,7 +150,7 @@ def _tracker(target: Any) -> _Tracker:
     def has(*names: str) -> bool:
         return all(hasattr(target, name) for name in names)
 
-    # A class has the methods as well, but is nobody's run.
+    # A class has the methods, too, but is not a run.
     if not isinstance(target, type):
         if has("MlflowClient", "active_run") or hasattr(getattr(target, "info", None), "run_id"):
             return _mlflow
@@ -161,7 +167,7 @@ def _tracker(target: Any) -> _Tracker:
 
 
 def _module_of(run: Any) -> Any:
-    """The top module of the tracker that made a run."""
+    """Return the top module of the tracker that made a run."""
     return sys.modules[type(run).__module__.partition(".")[0]]
 
 
@@ -256,5 +262,5 @@ def _markdown(table: pd.DataFrame) -> str:
 
 
 def _known(table: pd.DataFrame, instead: str | None) -> pd.DataFrame:
-    """The table as plain objects, with something else for what is missing."""
+    """Return the table as plain objects, with a replacement for missing values."""
     return table.astype(object).where(table.notna(), instead)

@@ -1,4 +1,4 @@
-"""*Try it*: runs the lever of a finding on the profile's own step, and tells the report what it found."""
+"""*Try it*: run the lever of a finding on the profile's own step, and send the result to the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.draw.widget import json_of
 from perfnb.profile.kept_step import KeptStep
 from perfnb.profile.registry import TRY_ONE
 
-_GONE = "The step of this profile is no longer there: profile it again."
+_GONE = "The step of this profile no longer exists: profile it again."
 _STOPPED = "Stopped. Everything was restored."
 
 
@@ -29,7 +29,7 @@ class Trying:
         Those that its findings name; no other is tried.
     tell : callable
         Gets the state as JSON whenever it changes: ``count`` of ended trials, the lever that is ``running`` (``None``
-        for none), what it is doing (``words``, ``done`` and ``total``), and the ``answers`` by lever.
+        for none), its progress (``words``, ``done`` and ``total``), and the ``answers`` by lever.
     """
 
     def __init__(self, kept: KeptStep, levers: Collection[str], tell: Callable[[str], None]) -> None:
@@ -43,7 +43,7 @@ class Trying:
 
     @property
     def possible(self) -> bool:
-        """Whether the step is still there, and the main thread can be reached."""
+        """Whether the step still exists, and the main thread can be reached."""
         return self._reached and self._kept.find() is not None
 
     @property
@@ -51,12 +51,12 @@ class Trying:
         return self._loop is not None or threading.current_thread() is threading.main_thread()
 
     def press(self, lever: Any, after: Any) -> bool:
-        """Try a lever; whether it will be.
+        """Try a lever. Return whether it will be tried.
 
-        A press is refused while another trial runs. A front end may deliver it only when that has ended, so each press
-        says `after` how many trials it was made.
+        A press is refused while another trial runs. A front end may deliver a press only after that trial has ended, so
+        each press tells how many trials it came `after`.
 
-        JupyterLab delivers messages in a thread of its own, even while a cell runs. A trial needs the main thread,
+        JupyterLab delivers messages in a separate thread, even while a cell runs. A trial needs the main thread,
         where an interrupt reaches it and no cell runs at the same time.
         """
         if not isinstance(lever, str) or lever not in self._levers or not self._reached:
@@ -71,8 +71,8 @@ class Trying:
         return True
 
     def stop(self) -> None:
-        """End the trial that runs, as an interrupt of the kernel does."""
-        if self._runs:  # and not only waits for a cell, which is none of its business
+        """End the running trial, as an interrupt of the kernel does."""
+        if self._runs:  # and does not only wait for a cell, which must not be interrupted
             signal.raise_signal(signal.SIGINT)
 
     def _run(self, lever: str) -> None:

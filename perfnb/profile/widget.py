@@ -31,13 +31,13 @@ class ReportWidget(DocumentWidget):
         From `perfnb.timeline.data.timeline_bytes`; empty for none. A saved notebook contains it.
     whole : callable, optional
         Makes the bytes of all events on request, if `timeline` has only a coarser level; returns ``None`` if it cannot.
-        They are not kept.
+        The bytes are not kept.
     kept : KeptStep, optional
         The step, to try the levers of the findings on.
     """
 
     timeline = traitlets.Bytes().tag(sync=True)
-    #: What was tried, from `perfnb.profile.trying.Trying`; empty before the first trial.
+    #: The results of trials, from `perfnb.profile.trying.Trying`; empty before the first trial.
     tried = traitlets.Unicode().tag(sync=True)
 
     def __init__(
@@ -57,7 +57,10 @@ class ReportWidget(DocumentWidget):
         self.on_msg(self._answer)
 
     def _answer(self, _: Any, content: Any, buffers: Any) -> None:
-        """Send the full timeline to a page that requests it; answer if levers can be tried here, try one, stop."""
+        """Send the full timeline to a page that requests it.
+
+        Answer whether levers can be tried here, try one, or stop.
+        """
         if not isinstance(content, dict):
             return
         if content.get("timeline") == "whole" and self._whole is not None:

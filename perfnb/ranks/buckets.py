@@ -1,4 +1,4 @@
-"""The most that other DDP bucket sizes could save, estimated from the transfer times of buckets of several sizes."""
+"""Estimate the most that other DDP bucket sizes could save, from the transfer times of buckets of several sizes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BucketSizes:
     smaller_ms : float or None
         The most that smaller buckets, which start earlier, could save: the exposed transfers.
     why : str
-        Why there is no line; empty if there is one.
+        The reason why there is no line; empty if there is one.
     """
 
     buckets: float
@@ -56,7 +56,7 @@ def bucket_sizes(calls: pd.DataFrame, steps: int) -> BucketSizes | None:
     Parameters
     ----------
     calls : DataFrame
-        A rank's, from `collective_calls`, with ``waiting_ns`` where they were found on other ranks.
+        The collectives of a rank, from `collective_calls`, with ``waiting_ns`` where they were found on other ranks.
     steps : int
     """
     own = calls[calls["bucket"] != NONE]
@@ -87,7 +87,7 @@ def bucket_sizes(calls: pd.DataFrame, steps: int) -> BucketSizes | None:
 
 
 def _why_not(own: pd.DataFrame, sent: np.ndarray) -> str:
-    """Why no line can be fitted; `sent` holds the known sizes of the buckets in bytes."""
+    """Return the reason why no line can be fitted; `sent` holds the known sizes of the buckets in bytes."""
     if (own["bytes"] == NONE).any():
         return "the sizes of the buckets are not known (the counted pass, flops=True, records them)"
     if own["waiting_ns"].isna().any():
@@ -99,7 +99,7 @@ def _why_not(own: pd.DataFrame, sent: np.ndarray) -> str:
 
 
 def _line(size: np.ndarray, ms: np.ndarray) -> tuple[float, float, float]:
-    """Intercept, half the width of its interval, and slope of a least-squares line."""
+    """Return intercept, half the width of its interval, and slope of a least-squares line."""
     centre, spread = size.mean(), ((size - size.mean()) ** 2).sum()
     slope = float(((size - centre) * ms).sum() / spread)
     start = float(ms.mean() - slope * centre)
@@ -109,7 +109,7 @@ def _line(size: np.ndarray, ms: np.ndarray) -> tuple[float, float, float]:
 
 
 def bucket_sentence(found: BucketSizes) -> str:
-    """The possible saving of other sizes, in words."""
+    """Return the possible saving of other sizes, in words."""
     sent = f"DDP sends {fmt.size(found.bytes)} per step in {fmt.counted(round(found.buckets, 2), 'bucket')}"
     if found.why:
         return f"The saving of other bucket sizes is n/a: {found.why}."

@@ -1,4 +1,4 @@
-"""Collectives shared by several ranks: the offsets between their clocks, and who waited for whom.
+"""Find the collectives shared by several ranks: the offsets between their clocks, and who waited for whom.
 
 Collectives are kernels (NCCL, RCCL, oneCCL) or ranges of a backend on the host (gloo, MPI).
 
@@ -47,7 +47,7 @@ _ALL: Mapping[int, IntervalSet] = MappingProxyType({})
 
 
 def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | None = None) -> pd.DataFrame:
-    """The collectives of a rank's steps, ordered by time.
+    """Return the collectives of a rank's steps, ordered by time.
 
     Parameters
     ----------
@@ -87,7 +87,10 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
 
 
 def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on_device: bool) -> pd.DataFrame:
-    """Collectives on the host; without any, the operators that started them, unless these may be mere launches."""
+    """Return collectives on the host.
+
+    Without any, return the operators that started them, unless these may only be launches.
+    """
     own = host_collectives(events, on_device)
     chosen = np.flatnonzero(own.ran != NONE)
     if not len(chosen) and not is_in(events, DEVICE_WORK).any():
@@ -109,7 +112,7 @@ def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on
 
 
 def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The collectives that ranks share, and the offsets between their clocks.
+    """Return the collectives that ranks share, and the offsets between their clocks.
 
     Collectives of one kind, group and step that end together are the same collective; see `TwoRanks`. Clocks of ranks
     that share collectives, directly or through others, are relative to the first of them: with groups [0, 1] and [2,
@@ -148,7 +151,7 @@ def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataF
 
 
 def _ends(tables: Mapping[int, pd.DataFrame]) -> tuple[dict[int, Ends], dict[int, np.ndarray]]:
-    """The ends of each rank's collectives, and their rows in all tables together."""
+    """Return the ends of each rank's collectives, and their rows in all tables together."""
     whole = pd.concat(tables.values(), ignore_index=True)
     keys = whole.groupby(_ALIKE, sort=False, dropna=False).ngroup().to_numpy()
     end = whole["end_ns"].to_numpy(dtype=np.int64)
@@ -160,7 +163,7 @@ def _ends(tables: Mapping[int, pd.DataFrame]) -> tuple[dict[int, Ends], dict[int
 
 
 def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
-    """Each rank's clock: microseconds ahead, uncertainty, and of which rank."""
+    """Return each rank's clock: microseconds ahead, uncertainty, and of which rank."""
     clocks: dict[int, tuple[float, float, int]] = {}
     for reference in ends:
         if reference in clocks:
@@ -189,7 +192,7 @@ def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
 def _places(
     ends: Mapping[int, Ends], rows: Mapping[int, np.ndarray], clocks: Mapping[int, tuple[float, float, int]]
 ) -> np.ndarray:
-    """The collective of each row, named by its row on the rank with the most collectives of that kind."""
+    """Return the collective of each row, named by its row on the rank with the most collectives of that kind."""
     places = np.arange(sum(map(len, rows.values())))
     counts = pd.DataFrame({rank: pd.Series(one.key).value_counts() for rank, one in ends.items()}).fillna(0)
     for reference in dict.fromkeys(told for _, _, told in clocks.values()):
@@ -211,14 +214,14 @@ def _only(ends: Ends, keys: pd.Index) -> np.ndarray:
 
 
 def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL) -> pd.DataFrame:
-    """The collectives that ranks share, with how long each waited for the last rank to arrive.
+    """Return the collectives that ranks share, with how long each waited for the last rank to arrive.
 
     Parameters
     ----------
     matched, clocks : DataFrame
         From `matching`.
     alone : mapping of int to IntervalSet
-        When ranks whose collectives the host runs did nothing but wait for one.
+        When ranks whose collectives the host runs did nothing except wait for one.
 
     Returns
     -------
@@ -238,13 +241,16 @@ def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int
 
 
 def waits(rows: pd.DataFrame) -> pd.DataFrame:
-    """Exposed waiting of each rank in collectives (from `with_waiting`): ``rank``, ``step``, ``waiting_ms``."""
+    """Return the exposed waiting of each rank in collectives, from `with_waiting`.
+
+    The columns are ``rank``, ``step`` and ``waiting_ms``.
+    """
     sums: pd.DataFrame = rows.groupby(["rank", "step"], as_index=False)[["alone_ns"]].sum()
     return sums.assign(waiting_ms=sums["alone_ns"] / 1e6).drop(columns="alone_ns")
 
 
 def waited_for(rows: pd.DataFrame) -> pd.Series:
-    """How much longer the other ranks waited in the collectives shared with a rank; `rows` as for `waits`.
+    """Return how much longer the other ranks waited in the collectives shared with a rank; `rows` as for `waits`.
 
     Returns
     -------
@@ -269,7 +275,7 @@ def waited_for(rows: pd.DataFrame) -> pd.Series:
 
 
 def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
-    """How much longer another rank waited, for each collective; the other rank is that of `waited_for`.
+    """Return how much longer another rank waited, for each collective; the other rank is that of `waited_for`.
 
     Returns
     -------
@@ -287,7 +293,7 @@ def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
 
 
 def _once(rows: pd.DataFrame, waited: np.ndarray, alone: Mapping[int, IntervalSet]) -> np.ndarray:
-    """The waiting without the part that computation or another collective hides."""
+    """Return the waiting without the part that computation or another collective hides."""
     start = rows["start_ns"].to_numpy(dtype=np.int64)
     frame = pd.DataFrame({"rank": rows["rank"].to_numpy(), "start": start, "end": start + waited})
     frame = frame.sort_values(["rank", "start"], kind="stable")
@@ -315,7 +321,7 @@ class Ends:
     on_host: np.ndarray
 
     def only(self, rows: np.ndarray) -> Ends:
-        """Some of them."""
+        """Return some of them."""
         return Ends(self.key[rows], self.end[rows], self.on_host[rows])
 
 
@@ -349,7 +355,7 @@ class TwoRanks:
         return max(highs) - min(lows) < _FARTHEST and (span + _MOST_NS) * 6 * (len(self._count[0]) + 1) < _FARTHEST
 
     def apart_ns(self) -> int | None:
-        """How far the other rank's clock is ahead; ``None`` if unknown."""
+        """Return how far the other rank's clock is ahead; ``None`` if unknown."""
         if not self.known:
             return None
         mine, others = self._surely_nth()
@@ -359,7 +365,7 @@ class TwoRanks:
         return self._by_search() if by_order is None else by_order
 
     def same(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of matching collectives in both `Ends`, if the other clock is `apart` ns ahead."""
+        """Return positions of matching collectives in both `Ends`, if the other clock is `apart` ns ahead."""
         if not self.known:
             return np.empty(0, np.intp), np.empty(0, np.intp)
         certain, same_certain = self._surely_nth()
@@ -376,7 +382,7 @@ class TwoRanks:
         return self._rows[0][mine], self._rows[1][others]
 
     def _tolerance(self) -> tuple[int, int]:
-        """How far apart the ends of one collective may be: for nearest pairs, and for pairs in order."""
+        """Return how far apart the ends of one collective may be: for nearest pairs, and for pairs in order."""
         within = np.diff(self._key[0]) == 0
         gaps = np.diff(self._end[0])[within]
         usual, least = np.percentile(gaps, [10, 0]) if len(gaps) else (_MOST_NS * _SHARE, 0)
@@ -384,7 +390,7 @@ class TwoRanks:
         return window, min(max(int(least) // 2, window), _MOST_NS)
 
     def _nth(self, shift: int = 0, from_end: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of the n-th and the (n + `shift`)-th; without a shift, only for keys with equal counts."""
+        """Return pairs of the n-th and the (n + `shift`)-th; without a shift, only for keys with equal counts."""
         mine = np.arange(len(self._key[0]))
         key = self._key[0]
         number = mine - self._start[0][key] + shift
@@ -396,7 +402,7 @@ class TwoRanks:
         return mine[there], (self._start[1][key] + number)[there]
 
     def _surely_nth(self) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs in order of collectives on the host."""
+        """Return pairs in order of collectives on the host."""
         mine, others = self._nth()
         on_host = self._on_host[mine]
         return mine[on_host], others[on_host]
@@ -425,7 +431,10 @@ class TwoRanks:
         return best if most >= _FEW and (most - rival > alone or rival <= _RIVAL * most) else None
 
     def _candidates(self) -> list[int]:
-        """Offsets to try: the frequent ones among sampled pairs, and those of pairs in about the same order."""
+        """Return the offsets to try.
+
+        They are the frequent ones among sampled pairs, and those of pairs in about the same order.
+        """
         found = _frequent(self._some_differences(), self._window, _PEAKS)
         for shift in range(-_BAND, _BAND + 1):
             for from_end in (False, True):
@@ -434,7 +443,10 @@ class TwoRanks:
         return sorted(set(found))
 
     def _some_differences(self) -> np.ndarray:
-        """Differences of all pairs, or of evenly spaced ends of the first rank with all ends of the other."""
+        """Return the differences of all pairs.
+
+        If there are too many, they are those of evenly spaced ends of the first rank with all ends of the other.
+        """
         each = _PAIRS // len(self._count[0])
         parts = []
         for key in range(len(self._count[0])):
@@ -444,7 +456,7 @@ class TwoRanks:
         return np.concatenate(parts)
 
     def _nearest(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of ends that are each other's nearest, within the tolerance."""
+        """Return pairs of ends that are each other's nearest, within the tolerance."""
         lowest = np.minimum.reduceat(self._end[0], self._start[0])
         span = int((self._end[0] - lowest[self._key[0]]).max()) + self._window + 1
         at = [
@@ -466,7 +478,7 @@ def _nearest_place(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _frequent(differences: np.ndarray, window: int, most: int) -> list[int]:
-    """The most frequent differences, `window` or more apart."""
+    """Return the most frequent differences, `window` or more apart."""
     ordered = np.sort(differences)
     number = np.searchsorted(ordered, ordered + window, side="right") - np.arange(len(ordered))
     found: list[int] = []

@@ -52,11 +52,11 @@ class RanksFacts:
         return waiting * self.scale
 
     def part_ms(self, part: str) -> float:
-        """Time of the ranks in a part of their mean step, see `RanksSummary.parts`; 0 if unknown."""
+        """Return the time of the ranks in a part of their mean step, see `RanksSummary.parts`; 0 if unknown."""
         return (fmt.known(self.ranks.parts[part].mean()) or 0.0) * self.scale
 
     def others_wait_ms(self, rank: int) -> float:
-        """Wait of the other ranks per step."""
+        """Return the wait of the other ranks per step."""
         return float(self.waiting_ms.drop(rank).mean())
 
 
@@ -66,7 +66,7 @@ def _straggler_words(job: RanksFacts) -> tuple[str, str]:
 
 @rule("straggler", "Held up by a slow rank", words=_straggler_words)
 def straggler(job: RanksFacts) -> Iterator[Finding]:
-    """The rank that arrives last at collectives and makes the others wait, unless its input is the cause."""
+    """Find the rank that arrives last at collectives and makes the others wait, unless its input is the cause."""
     rank = job.ranks.straggler
     if rank is None:
         return
@@ -93,7 +93,7 @@ def straggler(job: RanksFacts) -> Iterator[Finding]:
 
 
 def _evidence(job: RanksFacts) -> str:
-    """The evidence for the verdict, in words."""
+    """Return the evidence for the verdict, in words."""
     late = job.ranks.lateness
     if late is None:
         return ""
@@ -105,7 +105,7 @@ def _evidence(job: RanksFacts) -> str:
 
 
 def _late(late: LateWork | None, scale: float) -> str:
-    """The place where it was late, in words."""
+    """Return the place where it was late, in words."""
     if late is None:
         return ""
     phase = "code outside model, loss and optimizer" if late.phase == "other" else late.phase.replace("_", " ")
@@ -115,7 +115,7 @@ def _late(late: LateWork | None, scale: float) -> str:
 
 @rule("unbalanced input", "Held up by unbalanced input", "giving each rank the same amount")
 def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
-    """A rank with more samples than the others, or a late rank that waits longer for its data."""
+    """Find a rank with more samples than the others, or a late rank that waits longer for its data."""
     if len(job.waiting_ms) < 2:
         return
     samples = {rank: count for rank, count in job.ranks.samples.items() if rank in job.waiting_ms.index}
@@ -160,7 +160,7 @@ def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
 
 @rule("bucket sizes", "Communication-bound by the latency of its buckets", "sending fewer, larger buckets")
 def larger_buckets(job: RanksFacts) -> Iterator[Finding]:
-    """DDP has so many buckets that their latencies add up."""
+    """Find so many DDP buckets that their latencies add up."""
     buckets = job.buckets
     if buckets is None or buckets.fewer_ms is None:
         return
@@ -180,7 +180,7 @@ def larger_buckets(job: RanksFacts) -> Iterator[Finding]:
 
 @rule("copies", "Bound by copies", "removing the exposed copies")
 def copies(job: RanksFacts) -> Iterator[Finding]:
-    """Copies that run while the GPUs are otherwise idle."""
+    """Find copies that run while the GPUs are otherwise idle."""
     copying = job.part_ms("copying_ms")
     if copying < _BINDS * job.step_ms:
         return
@@ -199,7 +199,7 @@ def copies(job: RanksFacts) -> Iterator[Finding]:
 
 @rule("communication", "Communication-bound", "hiding it behind computation or sending less")
 def communication(job: RanksFacts) -> Iterator[Finding]:
-    """Exposed communication, without waiting for the last rank."""
+    """Find exposed communication, without waiting for the last rank."""
     waiting = float(job.waiting_ms.mean()) if len(job.waiting_ms) else 0.0
     transfers = job.part_ms("exposed_ms") - waiting
     if transfers < _BINDS * job.step_ms:
@@ -228,7 +228,7 @@ _BY_NAME = BY_NAME | _OF_JOB
 
 
 def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
-    """The findings with the largest savings, one per bottleneck with its ranks, and the verdict.
+    """Return the findings with the largest savings, one per bottleneck with its ranks, and the verdict.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
 
 
 def _worst(findings: pd.DataFrame) -> pd.DataFrame:
-    """The row with the highest bound of each bottleneck, named together with the ranks that have it."""
+    """Return the row with the highest bound of each bottleneck, named together with the ranks that have it."""
     table = findings.drop_duplicates("bottleneck", ignore_index=True)
     names = []
     for name, first in zip(table["bottleneck"], table["rank"], strict=True):
@@ -269,13 +269,13 @@ def _worst(findings: pd.DataFrame) -> pd.DataFrame:
 
 
 def listed(ranks: Sequence[int], word: str = "ranks") -> str:
-    """``rank 3``, ``ranks 0, 1, 2``; only the first ones if there are many."""
+    """Return ``rank 3``, or ``ranks 0, 1, 2``; only the first ones if there are many."""
     numbers = fmt.named([*map(str, ranks)], _MOST_NAMED)
     return f"{word.removesuffix('s') if len(ranks) == 1 else word} {numbers}"
 
 
 def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: Finding) -> pd.DataFrame:
-    """A rank's findings, where those about communication exclude the wait for a late rank.
+    """Return a rank's findings, where those about communication exclude the wait for a late rank.
 
     Parameters
     ----------

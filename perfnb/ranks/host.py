@@ -1,4 +1,7 @@
-"""Ranks whose collectives run on the host: the times of each step, and the place where the straggler was late."""
+"""Analyse ranks whose collectives run on the host.
+
+The results are the times of each step, and the place where the straggler was late.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ class HostRank:
 
 @dataclass(frozen=True)
 class LateWork:
-    """Where the straggler took longer than the others: the phase, and the layer in it, with milliseconds per step."""
+    """The place where the straggler took longer than the others: the phase, and the layer in it, with milliseconds per
+    step.
+    """
 
     phase: str
     more_ms: float
@@ -74,7 +79,7 @@ def host_rank(recording: Recording) -> HostRank:
 
 
 def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
-    """A rank's times per step, with the computation and communication of its host."""
+    """Return a rank's times per step, with the computation and communication of its host."""
     own = host.phases.reindex(times["step"].astype("int64"))
     numbers = dict(enumerate(host.phases.index))
     flying: dict[int, float] = {}
@@ -95,13 +100,13 @@ def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
 
 
 def waits_alone(host: HostRank, base_ns: int) -> IntervalSet:
-    """The times when a rank only waited for collectives, with `base_ns` added."""
+    """Return the times when a rank only waited for collectives, with `base_ns` added."""
     mine = host.lane[(host.lane["part"] == "communication").to_numpy()]
     return union(mine["start_ns"].to_numpy() + base_ns, mine["end_ns"].to_numpy() + base_ns)
 
 
 def late_work(hosts: Mapping[int, HostRank], straggler: int | None) -> LateWork | None:
-    """The phase, and the layer in it, where the straggler exceeds the mean of the others most."""
+    """Return the phase, and the layer in it, where the straggler exceeds the mean of the others most."""
     if straggler is None or straggler not in hosts or len(hosts) < 2:
         return None
     means = pd.DataFrame({rank: one.phases.mean() for rank, one in hosts.items()}).drop("communication")

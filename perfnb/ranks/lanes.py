@@ -1,4 +1,4 @@
-"""One step of all ranks on one clock: the work of each rank, and its arrivals at the collectives."""
+"""Lay out one step of all ranks on one clock: the work of each rank, and its arrivals at the collectives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class StepLanes:
 
 
 def host_lane(attribution: Attribution, numbers: np.ndarray) -> pd.DataFrame:
-    """The phases of each step of a rank, waits for collectives last: ``step``, ``part``, ``start_ns``, ``end_ns``."""
+    """Return the phases of each step of a rank, waits for collectives last.
+
+    The columns are ``step``, ``part``, ``start_ns`` and ``end_ns``.
+    """
     blocks, depth = attribution.host.blocks, attribution.host.forest.depth
     kind = blocks["kind"].to_numpy()
     inside = blocks["main"].to_numpy() & (blocks["step"] >= 0).to_numpy()
@@ -57,7 +60,7 @@ def host_lane(attribution: Attribution, numbers: np.ndarray) -> pd.DataFrame:
 
 
 def gpu_lane(events: pd.DataFrame) -> pd.DataFrame:
-    """The work of a rank's GPUs: the same columns; each moment belongs to the step around it."""
+    """Return the work of a rank's GPUs: the same columns; each moment belongs to the step around it."""
     work = work_alone(events)
     communicates = work.sort == 1
     computing = union(work.start[work.sort == 0], work.end[work.sort == 0])
@@ -79,7 +82,7 @@ def gpu_lane(events: pd.DataFrame) -> pd.DataFrame:
 def step_lanes(
     lanes: Mapping[int, pd.DataFrame], collectives: pd.DataFrame, times: pd.DataFrame, ahead_ns: Mapping[int, int]
 ) -> StepLanes | None:
-    """The lanes of the step with the median time; ``None`` if the ranks have no step in common.
+    """Return the lanes of the step with the median time; ``None`` if the ranks have no step in common.
 
     Parameters
     ----------

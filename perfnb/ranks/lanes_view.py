@@ -1,4 +1,4 @@
-"""One step of all ranks on one clock, and who waited for whom: a picture of its own kind."""
+"""Draw one step of all ranks on one clock, and who waited for whom."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LINES = (
 
 
 def lanes_picture(lanes: StepLanes) -> Picture:
-    """One step of all ranks on one clock."""
+    """Return one step of all ranks on one clock."""
     title = f"Step {lanes.step:,} of all ranks on one clock, {fmt.duration(lanes.span_ms)}"
     return Picture("lanes", title, lambda width: _lanes_text(lanes, width), lambda: _lanes_html(lanes, title))
 
 
 def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
-    """A bar of characters per rank, and the last rank at the collective with the longest wait."""
+    """Return a bar of characters per rank, and the last rank at the collective with the longest wait."""
     room, lines = max(20, width - 7), []
     scale = room / max(lanes.span_ms, 1e-9)
     for rank in _ranks(lanes):
@@ -43,7 +43,7 @@ def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
 
 
 def _lanes_html(lanes: StepLanes, title: str) -> str:
-    """The same as a picture, with a line for each collective from its first to its last arrival."""
+    """Return the same as a picture, with a line for each collective from its first to its last arrival."""
     ranks = _ranks(lanes)
     high = float(min(_HIGH, max(_LOW, _ALL / max(len(ranks), 1))))
     top: dict[Any, float] = {rank: place * high for place, rank in enumerate(ranks)}
@@ -77,7 +77,7 @@ def _on_hover(words: str) -> str:
 
 
 def _longest(lanes: StepLanes) -> str:
-    """The collective with the longest wait in the step, in words."""
+    """Return the collective with the longest wait in the step, in words."""
     if not len(lanes.arrivals):
         return ""
     place = lanes.arrivals["place"].iloc[int(lanes.arrivals["waiting_ms"].to_numpy().argmax())]
@@ -96,7 +96,7 @@ def _ranks(lanes: StepLanes) -> list[int]:
 
 
 def _marks(lanes: StepLanes) -> list[Mark]:
-    """The drawing, without patterns, because lanes have no room for them."""
+    """Return the drawing, without patterns, because lanes have no room for them."""
     return [replace(_mark(part), pattern="solid") for part in dict.fromkeys(lanes.lanes["part"])]
 
 

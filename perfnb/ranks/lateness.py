@@ -1,4 +1,4 @@
-"""Whether the evidence is enough to name the rank that the others wait for."""
+"""Judge whether the evidence is enough to name the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def judge_lateness(rank: int, more: pd.DataFrame, ranks: int) -> Lateness:
         low, high = float(by_step.mean() - half), float(by_step.mean() + half)
     longer, shorter = int((each > 0).sum()), int((each < 0).sum())
     by_interval = low is not None and low > 0
-    # The probability of at least so many, if both directions were equally likely.
+    # The probability of at least this many, if both directions were equally likely.
     by_sign = longer > 0 and float(special.bdtr(shorter, longer + shorter, 0.5)) <= error
     return Lateness(
         rank,

@@ -115,7 +115,7 @@ class Ranks(Documented):
         return pd.concat(parts, ignore_index=True)
 
     def _calls(self, rank: int) -> tuple[pd.DataFrame, int]:
-        """The collectives of a rank, with their waiting, and its number of steps."""
+        """Return the collectives of a rank, with their waiting, and its number of steps."""
         analysis = self._profiles[rank]._analysis
         assert analysis.attribution is not None  # callers leave out ranks without events
         assert analysis.collectives is not None
@@ -174,7 +174,7 @@ class Ranks(Documented):
         return found_by(RULES, self._facts, self._facts.step_ms)
 
     def _findings_of(self, rank: int) -> pd.DataFrame:
-        """The findings of a rank, without the costs that findings about the job cover."""
+        """Return the findings of a rank, without the costs that findings about the job cover."""
         profile = self._profiles[rank]
         late = next((one for one in self._found_in_job if one.rows[0].kind == "rank"), None)
         if late is None or profile._is_reduced or profile._recording.events.empty:
@@ -185,9 +185,9 @@ class Ranks(Documented):
     def times(self) -> pd.DataFrame:
         """The time of each rank's GPUs in each step, in ms, or of its host where that runs the collectives (gloo, MPI).
 
-        Computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``), copying, copying
-        alone (``copying_ms``), idle, and waiting in collectives for the last rank to arrive (``waiting_ms``, if
-        collectives of the ranks could be matched).
+        The times are computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``),
+        copying, copying alone (``copying_ms``), idle, and waiting in collectives for the last rank to arrive
+        (``waiting_ms``, if collectives of the ranks could be matched).
         """
         return self._summary.times.copy()
 
@@ -211,7 +211,7 @@ class Ranks(Documented):
         return {rank: profile.meta for rank, profile in self._profiles.items()}
 
     def compare(self, other: object) -> NoReturn:
-        """Always raises an error, because ranks are compared one by one: ``a[0].compare(b[0])``.
+        """Raise an error, because ranks are compared one by one: ``a[0].compare(b[0])``.
 
         Raises
         ------
@@ -224,7 +224,7 @@ class Ranks(Documented):
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the profiles to the folder `path`, each in a folder of its own; `perfnb.load` reads them back.
+        """Write the profiles to the folder `path`, each in its own folder; `perfnb.load` reads them back.
 
         Raises
         ------
@@ -287,7 +287,7 @@ def load_ranks(path: Path) -> Ranks:
 
 
 def of_recordings(recordings: Sequence[Recording]) -> Ranks:
-    """The ranks in one trace file."""
+    """Return the ranks in one trace file."""
     return Ranks(list(map(Profile, in_rank_order(recordings))))
 
 
@@ -323,7 +323,7 @@ def load_several(paths: Sequence[Path], limits: Limits, executor: Any = None, st
 
 
 def _of_saved(paths: Sequence[Path]) -> Ranks:
-    """Saved profiles as ranks, numbered as traces are."""
+    """Return saved profiles as ranks, numbered as traces are."""
     profiles = [SavedProfile(path) for path in paths]
     ranks: list[int | None] = []
     for path, profile in zip(paths, profiles, strict=True):

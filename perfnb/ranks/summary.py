@@ -1,4 +1,4 @@
-"""Several ranks of one job: computation and waits of each, the straggler, and doubts about their match."""
+"""Summarise several ranks of one job: computation and waits of each, the straggler, and doubts about their match."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RanksSummary:
     straggler : int or None
         The rank that others waited for in shared collectives, if one stands out.
     lateness : Lateness or None
-        The evidence for the straggler, or why it is not enough; ``None`` if nobody waited.
+        The evidence for the straggler, or the reason why it is not enough; ``None`` if nobody waited.
     doubts : Doubts
         Reasons why these may not be all ranks of one job.
     matched : tuple of int
@@ -166,7 +166,10 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
 
 
 def with_waits(calls: pd.DataFrame, summary: RanksSummary, rank: int) -> pd.DataFrame:
-    """The collectives of a rank, from `collective_calls`, with ``waiting_ns`` where they were found on other ranks."""
+    """Return the collectives of a rank, from `collective_calls`.
+
+    They have ``waiting_ns`` if they were found on other ranks.
+    """
     mine = summary.collectives[summary.collectives["rank"] == rank]
     base = summary.base_ns[rank]
     known = pd.DataFrame(
@@ -205,13 +208,13 @@ def _parts(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def _only_step(recording: Recording) -> int | None:
-    """The number of the single step that represents the whole trace, if the trace marks no steps."""
+    """Return the number of the single step that represents the whole trace, if the trace marks no steps."""
     whole = recording.is_from_trace and not recording.meta["trace"]["steps_marked"]
     return int(recording.steps["step"].iloc[0]) if whole and len(recording.steps) else None
 
 
 def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
-    """The rank that waited clearly less than every rank it shares collectives with, if there is one.
+    """Return the rank that waited clearly less than every rank it shares collectives with, if there is one.
 
     If there are several (groups of ranks with nothing in common), the one with the longest clear wait.
     """
@@ -226,7 +229,7 @@ def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
 
 
 def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
-    """Contradictions in the recordings' own descriptions."""
+    """Return contradictions in the recordings' own descriptions."""
     sizes = _grouped((_told(one, "world_size"), one.rank) for one in recordings)
     size = next(iter(sizes)) if len(sizes) == 1 else None
     devices = _grouped((_devices(one), one.rank) for one in recordings)
@@ -243,7 +246,7 @@ def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
 
 
 def _grouped(pairs: Iterable[tuple[Hashable, int]]) -> dict[Any, tuple[int, ...]]:
-    """Ranks grouped by a known value; ranks without one are left out."""
+    """Return ranks grouped by a known value; ranks without one are left out."""
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for key, rank in pairs:
         if key is not None:

@@ -1,4 +1,4 @@
-"""Several ranks of one job as a document: the cause of delay, each rank's step, and who waited for whom."""
+"""Show several ranks of one job as a document: the cause of delay, each rank's step, and who waited for whom."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JobSteps:
 def ranks_document(
     summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None = None
 ) -> Document:
-    """The cause of a job's delay, the mean step of each rank, and who waited for whom."""
+    """Return the cause of a job's delay, the mean step of each rank, and who waited for whom."""
     count, size = fmt.counted(len(summary.names), "rank"), summary.doubts.world_size
     return Document(
         "ranks",
@@ -67,7 +67,7 @@ def _figures(steps: JobSteps) -> Iterator[Figure]:
 
 
 def _verdict(summary: RanksSummary, findings: Findings) -> Verdict:
-    """The decisive finding, or else whether the ranks wait for one."""
+    """Return the decisive finding, or else whether the ranks wait for one."""
     if (place := findings.verdict.finding) is not None:
         return verdict_of_finding(findings, place)
     if not summary.matched:
@@ -92,7 +92,7 @@ def _why_unmatched(summary: RanksSummary) -> str:
 
 
 def _undecided(summary: RanksSummary) -> str:
-    """Why the rank with the longest waits is not called a straggler."""
+    """Return the reason why the rank with the longest waits is not called a straggler."""
     late = summary.lateness
     if late is None or late.certain:
         return ""
@@ -121,7 +121,7 @@ def _sections(summary: RanksSummary, findings: Findings) -> Iterator[Section]:
 
 
 def _bars(summary: RanksSummary) -> Bars:
-    """The mean step of each rank: its phases where the host runs the collectives, else the time of its GPUs."""
+    """Return the mean step of each rank: its phases where the host runs the collectives, else the time of its GPUs."""
     hosts = {rank: host.phases.mean() for rank, host in summary.host.items() if host is not None}
     if len(hosts) == len(summary.names):
         parts = {rank: {palette.mark(str(phase)): ms for phase, ms in means.items()} for rank, means in hosts.items()}
@@ -156,7 +156,7 @@ def _table(summary: RanksSummary) -> Table:
 
 
 def _notes(summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None) -> Iterator[str]:
-    """Reasons for doubt, the cost of buckets, the offsets of the clocks, and the meaning of the words."""
+    """Yield reasons for doubt, the cost of buckets, the offsets of the clocks, and the meaning of the words."""
     if steps.timed_ms:
         ms = max(steps.timed_ms.values())
         if not 1 / _UNLIKE <= steps.traced_ms / ms <= _UNLIKE:

@@ -1,4 +1,4 @@
-"""One run's raw tables: their schema, how they are made from a trace, saved and loaded.
+"""The raw tables of one run: their schema, and how they are made from a trace, saved and loaded.
 
 The room is large because the declarations of frames and facts, by which every file is checked, take a third of it.
 """

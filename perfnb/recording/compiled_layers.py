@@ -1,16 +1,16 @@
-"""Layers inside compiled regions: the kernels of a region become spans of the layers whose operations they compute.
+"""Find the layers inside compiled regions.
 
-Inductor maps each kernel of a graph to the operations that it computes, and these to the modules that called them
-(`Graph`). The events of a trace between the start and the end of a graph's call are matched with its kernels by name,
-in their order. Each kernel's time then becomes that of a layer, by events that are added to those of the trace: spans
-in the forward pass, and pieces of the backward node in the backward pass, which name the call they belong to by a
-sequence number, as autograd's nodes do.
+The kernels of a region become spans of the layers whose operations they compute. Inductor maps each kernel of a graph
+to the operations that it computes, and these to the modules that called them (`Graph`). The events of a trace between
+the start and the end of a graph's call are matched with its kernels by name, in their order. Each kernel's time is then
+given to a layer, by events that are added to those of the trace: spans in the forward pass, and pieces of the backward
+node in the backward pass, which name the call they belong to by a sequence number, as autograd's nodes do.
 
-A kernel that computes operations of several layers is cut into parts. One that computes operations of none, such as
-those of a function around the model, is time of the region's own layer. Each layer's part is proportional to the bytes
-that its operations read from or write to memory outside the kernel, plus their FLOPs: fused operations pass their
-results on in registers. What remains of a region, such as guards, copies and the launch of kernels, is a layer of its
-own, named `OVERHEAD`.
+A kernel that computes operations of several layers is cut into parts. The time of a kernel that computes operations of
+no layer, such as those of a function around the model, belongs to the region's own layer. Each layer's part is
+proportional to the bytes that its operations read from or write to memory outside the kernel, plus their FLOPs: fused
+operations pass their results on in registers. What remains of a region, such as guards, copies and the launch of
+kernels, is a layer of its own, named `OVERHEAD`.
 """
 
 from __future__ import annotations
@@ -51,32 +51,33 @@ from perfnb.trace_names import (
     step_number,
 )
 
-#: Name of the layer, below that of the region, to which no operation of a graph belongs.
+#: The layer, below that of the region, for a graph without any operation of its own.
 OVERHEAD = "(compiled region overhead)"
-#: What torch writes as the key of all graphs that it did not cache.
+#: The key that torch writes for all graphs that it did not cache.
 UNCACHED = "None"
 #: The variable at the start of a module's path in compiled code.
 _VARIABLE = re.compile(r"[LG]\['([^']*)'\]")
-#: A part of a path behind it: ``.name``, or a number or a text as Python writes it, in brackets.
+#: A part of the path after it: ``.name``, or a number or a text as Python writes it, in brackets.
 _PART = re.compile(r"""\.([^.\[\]]+)|\[([0-9]{1,18}|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
-#: What compiled code calls the module that it is of: in its own method, and in torch's wrapper of modules of torch.nn.
+#: The names that compiled code uses for its own module: in the module's own method, and in torch's wrapper of modules
+#: of torch.nn.
 _ITSELF = ("self", "fn")
-#: Parts that the names of layers lack.
+#: Parts that layer names do not have.
 _NOT_NAMES = ("", "_modules", "_orig_mod")
-#: What Dynamo calls the rest of a function behind a graph break, with the line of that.
+#: Dynamo's name for the rest of a function after a graph break, with its line.
 RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_([0-9]{1,9})")
 _ADDITION = "aten::add"
-#: Before the name of a kernel that Inductor generated for a CPU.
+#: The prefix of a kernel that Inductor generated for a CPU.
 _GRAPH_NUMBER = re.compile(r"^graph_[0-9]+_")
 #: A kernel in Inductor's mapping, with its place in the order of the generated code.
 _NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
 _EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
 _FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
-#: What the names of kernels start with that Inductor generated.
+#: The prefixes of kernels that Inductor generated.
 _GENERATED = ("cpp_", "triton_")
 #: The name of a CUDA graph, before its number.
 CUDA_GRAPH = "CUDA graph"
-#: Path of a module, in an annotation that may be any words.
+#: The path of a module, in an annotation that may be any words.
 _MODULE = re.compile(r"\w+(?:\.\w+){0,100}")
 _FAR = 2**62
 
@@ -85,24 +86,24 @@ _FAR = 2**62
 class Graph:
     """A compiled graph, forward or backward."""
 
-    #: By which the trace names it.
+    #: The key that the trace names it by.
     key: str
-    #: In the order of the generated code.
+    #: The kernels in the order of the generated code.
     kernels: tuple[Kernel, ...]
     operations: Mapping[str, Operation]
 
     @cached_property
     def work(self) -> list[Work]:
-        """What each of its kernels does."""
+        """The work of each of its kernels."""
         return work_of(self.kernels, self.operations)
 
 
-#: Numbers by which a piece of a backward node finds its layer's call, and the thread of these; both are no real ones.
+#: Numbers by which a piece of a backward node finds its layer's call, and the thread of these; neither is a real one.
 _FIRST_SEQUENCE, _THREAD = 2**40, 2**40
 
 
 class CompiledCode(NamedTuple):
-    """What torch reports about the code of a compiled region; anything that it does not report is empty or ``None``."""
+    """torch's report about the code of a compiled region; anything not reported is empty or ``None``."""
 
     #: Number of the function that was compiled, and of the version of its code, as in the trace: ``1/0``.
     region: str
@@ -114,24 +115,24 @@ class CompiledCode(NamedTuple):
     compile_s: float | None = None
     #: The guard that failed, so that an earlier version could not be used.
     recompiled: str = ""
-    #: Why the graph ends before the function does, and where.
+    #: The reason why the graph ends before the function does, and the place.
     broke: str = ""
     broke_at: str = ""
 
 
 def region_ids(events: pd.DataFrame) -> list[str]:
-    """The compiled regions that events run, such as ``1/0``."""
+    """Return the compiled regions that events run, such as ``1/0``."""
     ids = of_labels(events["name"], lambda name: name.removeprefix(REGION) if name.startswith(REGION) else "", "")
     return [name for name in np.unique(ids[is_one_of(events["category"], OPS)]).tolist() if name]
 
 
 def graph_keys(events: pd.DataFrame) -> list[str]:
-    """The keys of the compiled graphs that events call."""
+    """Return the keys of the compiled graphs that events call."""
     return [key for key in np.unique(_called_keys(events)).tolist() if key]
 
 
 def _called_keys(events: pd.DataFrame) -> npt.NDArray[Any]:
-    """The key of the graph that each event calls; empty for other events."""
+    """Return the key of the graph that each event calls; empty for other events."""
     return np.where(is_one_of(events["category"], (*OPS, *RANGES)), of_labels(events["name"], _key, ""), "")
 
 
@@ -140,7 +141,7 @@ def _key(name: str) -> str:
 
 
 def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: Sequence[CompiledCode]) -> Recording:
-    """Add what is known of compiled regions, and the layers inside those whose graphs tell them."""
+    """Add the known facts about compiled regions, and the layers inside those whose graphs contain them."""
     annotated = annotated_work(recording.events)
     if not code and annotated.empty:
         return recording
@@ -153,7 +154,7 @@ def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: S
 
 
 def graph_launches(events: pd.DataFrame) -> list[int]:
-    """The correlations of the calls that launch CUDA graphs."""
+    """Return the correlations of the calls that launch CUDA graphs."""
     numbers: list[int] = events["correlation"][_is_launch(events)].tolist()
     return [number for number in numbers if number != NONE]
 
@@ -163,9 +164,10 @@ def _is_launch(events: pd.DataFrame) -> Bools:
 
 
 def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
-    """Nanoseconds of the work that CUDA graphs replayed: ``correlation`` of the launch, ``module``, ``duration_ns``.
+    """Return nanoseconds of the work that CUDA graphs replayed.
 
-    Only of launches of which some work is annotated; the module of the rest of their work is empty.
+    The columns are ``correlation`` of the launch, ``module`` and ``duration_ns``. Launches count only if some of their
+    work is annotated; the module of the rest of their work is empty.
     """
     wanted = is_one_of(events["category"], DEVICE_WORK)
     if "module" not in events or not (known := wanted & events["module"].notna().to_numpy()).any():
@@ -204,34 +206,34 @@ class _Host:
         self._position = np.argsort(self._children)
 
     def children(self, place: int) -> list[int]:
-        """The events directly inside one, in order of time."""
+        """Return the events directly inside one, in order of time."""
         inside: list[int] = self._children[self._first[place] : self._first[place + 1]].tolist()
         return inside
 
     def above(self, place: int, marked: Bools) -> int:
-        """The nearest marked event around one; `NONE` without one."""
+        """Return the nearest marked event around one; `NONE` without one."""
         while (place := int(self._parent[place])) != NONE and not marked[place]:
             pass
         return place
 
     def all_above(self, place: int) -> Iterator[int]:
-        """All events around one, from the inside out."""
+        """Yield all events around one, from the inside out."""
         while (place := int(self._parent[place])) != NONE:
             yield place
 
     def looked_up(self, region: int) -> int:
-        """The lookup of compiled code before a region, or the region."""
+        """Return the lookup of compiled code before a region, or the region."""
         before = self._beside(region, -1)
         return before if before != NONE and self.name[before] == REGION_LOOKUP else region
 
     def _beside(self, place: int, distance: int) -> int:
-        """The event before or behind another one, inside the same event; `NONE` without one."""
+        """Return the event before or after another one, inside the same event; `NONE` without one."""
         parent, at = int(self._parent[place]), int(self._position[place]) + distance
         inside = parent != NONE and self._first[parent] <= at < self._first[parent + 1]
         return int(self._children[at]) if inside else NONE
 
     def until_next(self, call: int, region: int) -> int:
-        """The end of a region, or if other code runs in it after its graph, where that starts."""
+        """Return the end of a region, or, if other code runs in it after its graph, the start of that code."""
         if call == region:
             return int(self.end[region])
         while self._parent[call] != region:
@@ -240,7 +242,7 @@ class _Host:
         return int(self.end[region] if later == NONE else self.start[later])
 
     def all_inside(self, place: int) -> Iterator[int]:
-        """An event, and all events inside it except those inside calls of graphs."""
+        """Yield an event, and all events inside it except those inside calls of graphs."""
         waiting = [place]
         while waiting:
             inside = waiting.pop()
@@ -248,7 +250,7 @@ class _Host:
             waiting += self.children(inside) if self.key[inside] == "" else []
 
     def numbers(self, places: Iterable[int]) -> list[int]:
-        """The sequence numbers that forward operators among some events gave to their nodes."""
+        """Return the sequence numbers that forward operators among some events gave to their nodes."""
         own = [at for at in places if self.sequence[at] != NONE and self.forward_thread[at] <= 0]
         return [int(self.sequence[at]) for at in own]
 
@@ -265,7 +267,7 @@ class _Planned(NamedTuple):
 
 
 class _Models(NamedTuple):
-    """The layers that a graph's modules are."""
+    """The layers that the modules of a graph may be."""
 
     #: The layer of its region.
     root: int
@@ -286,7 +288,7 @@ class _Layers:
         self._functions: dict[str, int] = {}
 
     def heads(self, paths: Iterable[tuple[str, str]], around: int) -> dict[str, list[int]]:
-        """The layers that a graph's models may be, by the start that the paths of their modules share.
+        """Return the layers that a graph's models may be, by the start that the paths of their modules share.
 
         That is the variable of a model, or the path to it in a list, dict or object.
         """
@@ -306,9 +308,9 @@ class _Layers:
         return {head: roots for head, roots in found.items() if roots}
 
     def _roots(self, head: str, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
-        """The layers that a model may be: the one around its region, or else all that fit.
+        """Return the layers that a model may be: the one around its region, or else all that fit.
 
-        A trace does not know its models: there the layers of those that do not fit are added.
+        A trace does not know its models, so the layers of those that do not fit are added there.
         """
         wanted = {_below(head, path): kind for path, kind in paths}
         if around != NONE and self._fits(around, wanted):
@@ -326,7 +328,10 @@ class _Layers:
         return fitting or ([self._grown(head, wanted, around)] if self._grows else [])
 
     def _grown(self, head: str, wanted: Mapping[str, str], around: int) -> int:
-        """Add the layers of a model, with those below it; a method compiled in a layer's call is that layer's."""
+        """Add the layers of a model, with those below it.
+
+        A method that was compiled in a layer's call belongs to that layer.
+        """
         name = _VARIABLE.sub(r"\1", head) or "model"
         root = around
         if around == NONE or name not in _ITSELF:
@@ -342,7 +347,7 @@ class _Layers:
         return root
 
     def named(self, head: str, rows: Iterable[int]) -> int:
-        """Which of several layers has the name of the variable at which paths start; `NONE` if none has."""
+        """Return which of several layers has the name of the variable at which paths start; `NONE` if none has."""
         variable = _VARIABLE.sub(r"\1", _head(head))
         names = (variable + head[len(_head(head)) :], variable + _below(_head(head), head))
         return next((row for row in rows if self._names[row] in names), NONE)
@@ -355,29 +360,29 @@ class _Layers:
         return bool(2 * alike > len(wanted))
 
     def at(self, root: int, below: str) -> int:
-        """The layer at a path below another; `NONE` if there is none."""
+        """Return the layer at a path below another; `NONE` if there is none."""
         return self._by_name.get(f"{self._names[root]}{below}", NONE)
 
     def is_inside(self, row: int, outer: int) -> bool:
-        """Whether a layer is another one, or inside it."""
+        """Return whether a layer is another one, or inside it."""
         while row not in (outer, NONE):
             row = self._parent[row]
         return row == outer
 
     def nearest(self, row: int, known: Mapping[int, int]) -> int:
-        """The nearest layer around one that is `known`; `NONE` without one."""
+        """Return the nearest layer around one that is `known`; `NONE` without one."""
         while row != NONE and row not in known:
             row = self._parent[row]
         return row
 
     def overhead(self, root: int) -> int:
-        """The layer of the overhead of a region."""
+        """Return the layer of the overhead of a region."""
         if root not in self._overhead:
             self._overhead[root] = self._add(f"{self._names[root]}.{OVERHEAD}", root)
         return self._overhead[root]
 
     def function(self, name: str) -> int:
-        """The layer of a compiled function that calls several models."""
+        """Return the layer of a compiled function that calls several models."""
         if name not in self._functions:
             self._functions[name] = self._add(f"{name}()", NONE)
         return self._functions[name]
@@ -393,7 +398,7 @@ class _Layers:
         return len(self._names) - 1
 
     def frame(self) -> pd.DataFrame:
-        """The layers, with those that were added behind the others."""
+        """Return the layers, with those that were added after the others."""
         depth, known = self._modules["depth"].tolist(), len(self._modules)
         for parent in self._parent[known:]:
             depth.append(0 if parent == NONE else depth[parent] + 1)
@@ -413,25 +418,25 @@ class _Layers:
 
 
 def _head(path: str) -> str:
-    """The variable at the start of a path: ``L['self']``."""
+    """Return the variable at the start of a path: ``L['self']``."""
     match = _VARIABLE.match(path)
     return "" if match is None else match[0]
 
 
 def _is_below(head: str, path: str) -> bool:
-    """Whether a path starts there."""
+    """Return whether a path starts with another one."""
     return path.startswith(head) and path[len(head) : len(head) + 1] in ("", ".", "[")
 
 
 def _below(head: str, path: str) -> str:
-    """A path behind its head, such as ``.blocks[0]._modules['up']``, as in the names of layers: ``.blocks.0.up``."""
+    """Return the path after its head, such as ``.blocks[0]._modules['up']``, as in layer names: ``.blocks.0.up``."""
     parts = [_name_of(*match.groups()) for match in _PART.finditer(path[len(head) :])]
     return "".join(f".{part}" for part in parts if part not in _NOT_NAMES)
 
 
 @lru_cache(maxsize=2**14)
 def _name_of(name: str | None, key: str | None) -> str:
-    """A part of a path without quotes and escapes."""
+    """Return a part of a path without quotes and escapes."""
     if name is not None and name.isidentifier():
         return name
     try:
@@ -441,7 +446,7 @@ def _name_of(name: str | None, key: str | None) -> str:
 
 
 def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planned:
-    """A kernel with the layers whose operations it computes, and their shares."""
+    """Return a kernel with the layers whose operations it computes, and their shares."""
     kernel, work = graph.kernels[at], graph.work[at]
     weights: dict[tuple[int, ...], float] = {}
     inside = [graph.operations[name] for name in work.moved]
@@ -464,7 +469,7 @@ def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planne
 
 
 def _chain(graph: Graph, operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
-    """The layers from the root to the one that called an operation, without the root; empty if none is known.
+    """Return the layers from the root to the one that called an operation, without the root; empty if none is known.
 
     Autograd adds gradients where branches meet, in no module: these operations belong to the layer around the modules
     whose gradients they add.
@@ -495,7 +500,7 @@ def _heads_by_variable(models: _Models) -> dict[str, list[tuple[str, int]]]:
 
 
 def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """What all these chains start with."""
+    """Return the common start of all these chains."""
     length = 0
     while chains and all(len(chain) > length and chain[length] == chains[0][length] for chain in chains):
         length += 1
@@ -503,7 +508,10 @@ def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple[int, int]]:
-    """The events inside a graph's call that run its kernels, each with its kernel's place, in the order of both."""
+    """Yield the events inside a graph's call that run its kernels, in the order of both.
+
+    Each has its kernel's place.
+    """
     places: dict[str, list[int]] = {}
     for at, kernel in enumerate(kernels):
         names = [f"::{part}" for part in kernel.name.split(".")] if kernel.extern else [kernel.name]
@@ -523,13 +531,16 @@ def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple
 
 
 def _called(event: str) -> str:
-    """The name of the kernel that an event calls: ``::mm`` for ``aten::mm``, else without the number of its graph."""
+    """Return the name of the kernel that an event calls.
+
+    It is ``::mm`` for ``aten::mm``, and otherwise lacks the number of its graph.
+    """
     _, colons, name = event.rpartition("::")
     return f"::{name}" if colons else _GRAPH_NUMBER.sub("", event)
 
 
 def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
-    """A graph for each key whose first call runs all its kernels, and no others that were generated."""
+    """Return a graph for each key whose first call runs all its kernels, and no others that were generated."""
     host, first = _Host(events), dict[str, int]()
     for call in np.flatnonzero(host.key != "").tolist():
         first.setdefault(str(host.key[call]), call)
@@ -545,14 +556,14 @@ def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
 
 
 def run_kernels(events: pd.DataFrame, graphs: Iterable[Graph]) -> bool:
-    """Whether one of some graphs runs one of its kernels."""
+    """Return whether one of some graphs runs one of its kernels."""
     host = _Host(events)
     calls = ((call, graph) for graph in graphs for call in np.flatnonzero(host.key == graph.key).tolist())
     return any(True for call, graph in calls for _ in matched(host, call, graph.kernels))
 
 
 def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
-    """The kernel calls of Inductor's mapping to operations, in the order of the generated code."""
+    """Yield the kernel calls of Inductor's mapping to operations, in the order of the generated code."""
     calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]
     for call, names in sorted(calls, key=lambda pair: int(pair[0]["order"])):
         name = call["kernel"]
@@ -560,15 +571,15 @@ def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
 
 
 def source_of(trace: Any) -> tuple[str, int, str] | tuple[()]:
-    """The innermost line of a stack in an operation's metadata."""
+    """Return the innermost line of a stack in an operation's metadata."""
     lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
     return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else ()
 
 
 def _launched(host: _Host, annotated: pd.DataFrame) -> dict[str, Graph]:
-    """The CUDA graphs whose work is annotated, one for each set of annotations; their launches call them.
+    """Return the CUDA graphs whose work is annotated, one for each set of annotations; their launches call them.
 
-    The launch is a kernel that computes for each annotation as much as it took time on the device, in all launches.
+    The launch is a kernel whose work for each annotation is proportional to its time on the device, over all launches.
     """
     launches = dict(zip(host.correlation[host.is_launch].tolist(), np.flatnonzero(host.is_launch), strict=True))
     graphs: dict[frozenset[str], dict[str, int]] = {}
@@ -601,7 +612,7 @@ class _Piece(NamedTuple):
     end: int
     #: An event of its thread.
     beside: int
-    #: Of the layer's call: pieces of one call share it.
+    #: The number of the layer's call: pieces of one call share it.
     number: int
     backward: bool
 
@@ -666,14 +677,14 @@ class _Regions:
                 if around != root:
                     self._add(run, [root], start + launch, end, call)
                 end = host.until_next(call, container)
-            # A launch begins in the layer that launches, where its kernels are counted.
+            # A launch begins in the layer that launches it, where its kernels are counted.
             self._cut(call, start + launch, end, executed, run, node != NONE)
 
     def _models(self, call: int, graph: Graph, around: int) -> _Models:
-        """The layers that a graph's modules are; the root is `NONE` if none is known.
+        """Return the layers that a graph's modules are; the root is `NONE` if none is known.
 
-        Of several alike models in a function, the one with the variable's name is meant. The function's own layer then
-        is the one around it, or one that is added.
+        If several models in a function are alike, the one with the variable's name is meant. The function's own layer
+        is then the one around it, or one that is added.
         """
         heads = self._heads.get((graph.key, around))
         if heads is None:
@@ -695,7 +706,7 @@ class _Regions:
         return _Models(root, tuple(known.items()))
 
     def _root(self, call: int, roots: list[int]) -> int:
-        """Which of several layers a graph runs for: alike layers share code, and their order distinguishes them.
+        """Return which of several layers a graph runs for: alike layers share code, and their order distinguishes them.
 
         `NONE` if the code does not run once for each of them.
         """
@@ -705,14 +716,14 @@ class _Regions:
         return roots[calls.index(call)] if len(calls) == len(roots) else NONE
 
     def _function(self, call: int) -> str:
-        """The name of the function that was compiled into a graph."""
+        """Return the name of the function that was compiled into a graph."""
         region = self._host.above(call, self._host.is_region)
         name = "" if region == NONE else self._functions.get(self._host.name[region].removeprefix(REGION), "")
         resumed = RESUMED.fullmatch(name)
         return resumed[1] if resumed is not None else name or "compiled function"
 
     def _frame(self, call: int) -> tuple[int, str]:
-        """The span or step around a call, and torch's number of the code that it was compiled from."""
+        """Return the span or step around a call, and torch's number of the code that it was compiled from."""
         host = self._host
         region = host.above(call, host.is_region)
         code = host.key[call] if region == NONE else host.name[region].removeprefix(REGION).partition("/")[0]
@@ -772,7 +783,7 @@ class _Regions:
         if end <= start:
             return
         for layer in chain:
-            # A layer of which nothing ran in forward leaves its backward time to one around it.
+            # A layer that ran nothing in forward leaves its backward time to a layer around it.
             owner = self._layers.nearest(layer, run.numbers) if backward else layer
             if owner == NONE:
                 continue
@@ -782,7 +793,7 @@ class _Regions:
             self.pieces.append(_Piece(int(start), int(end), beside, run.numbers[owner], backward))
 
     def result(self, code: Sequence[CompiledCode]) -> Recording:
-        """The recording with what was found, and the pieces among its events."""
+        """Return the recording with the results, and with the pieces among its events."""
         recording, record = self._recording, _record(self._kernels, self._executed, code)
         if not self.pieces:
             return replace(recording, compiled=record)
@@ -797,7 +808,7 @@ class _Regions:
         )
 
     def _events(self) -> pd.DataFrame:
-        """The pieces, followed by the other events: of two equal intervals the first is around the other."""
+        """Return the pieces, followed by the other events: of two equal intervals the first is around the other."""
         events, pieces = self._recording.events.copy(deep=False), self.pieces
         backward = np.array([piece.backward for piece in pieces])
         number = np.array([piece.number for piece in pieces], dtype=np.int64)
@@ -826,7 +837,10 @@ class _Regions:
 def _record(
     kernels: Sequence[_Planned], executed: Sequence[tuple[int, bool, int, int]], code: Sequence[CompiledCode]
 ) -> CompiledRecord:
-    """The frames of kernels and their executions: number of the kernel, whether in backward, start and duration."""
+    """Return the frames of kernels and their executions.
+
+    An execution has the number of the kernel, whether it was in backward, start and duration.
+    """
     backward = {number: backward for number, backward, *_ in executed}
     facts = [
         (*kernel.facts[:2], "backward" if backward[number] else "forward", *kernel.facts[2:])

@@ -1,4 +1,4 @@
-"""Whatever runs functions elsewhere: executors of concurrent.futures, clients of Dask, views of ipyparallel, pools."""
+"""Run functions elsewhere: in executors of concurrent.futures, clients of Dask, views of ipyparallel, or pools."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-#: Most calls that are waiting or not yet asked for: what they return must be kept somewhere.
+#: The most calls that are waiting or whose answers have not been taken, because their results must be kept somewhere.
 _MOST_WAITING = 256
 
 
 def is_executor(given: object) -> bool:
-    """Whether something can be asked to run functions."""
+    """Return whether an object can run functions."""
     return any(callable(getattr(given, name, None)) for name in ("submit", "map")) and not isinstance(given, type)
 
 
 def answers(
     executor: Any, function: Callable[..., Any], questions: Sequence[tuple[Any, ...]]
 ) -> Generator[tuple[int, Any], None, None]:
-    """Have a function called elsewhere with each of the arguments, and yield its answers as they come.
+    """Call a function elsewhere with each of the arguments, and yield its answers as they come.
 
     Parameters
     ----------
     executor : object
         With ``submit``, which returns a future, or else ``map``.
     function : callable
-        Of a module, so that any process can import it.
+        A function of a module, so that any process can import it.
     questions : sequence of tuple
         Its arguments.
 

@@ -1,7 +1,8 @@
-"""Frames as Parquet files, open to any tool, and read only as declared, because anyone may have altered a file.
+"""Store frames as Parquet files, which any tool can open.
 
-The declaration of a column decides its type; what a file notes about pandas is ignored. A file's own statistics are
-enough to check a long frame on loading. They may be false, so every column is measured when it is decoded.
+They are read only as declared, because anyone may have altered a file. The declaration of a column decides its type;
+what a file notes about pandas is ignored. A file's own statistics are enough to check a long frame on loading. They may
+be false, so every column is measured when it is decoded.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from perfnb.recording.text import TEXT
 _THREADS_PAY = 4 * 2**20
 #: Largest file, in bytes.
 _LARGEST = 4 * 2**30
-#: A frame may have this many rows, and one per byte of its file beyond a free number (events take about 10 bytes each).
-#: A file may unpack to this many times its size beyond a free size.
+#: A frame may have at most this many rows and, beyond the second number, one per byte of its file (events take about 10
+#: bytes each). Beyond a free size, a file may unpack to at most this many times its own size.
 _MOST_ROWS, _ROWS_OF_ANY = 50_000_000, 1_000_000
 _MOST_RATIO, _SIZE_OF_ANY = 200, 64 * 2**20
-#: Bytes of a text column: a file can store once what many rows repeat in memory.
+#: The most bytes of a text column, because a file can store once what many rows repeat in memory.
 _MOST_TEXT = 2**30
-#: What pyarrow and pandas raise for an altered file.
+#: The errors of pyarrow and pandas for an altered file.
 _FAULTS = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, NotImplementedError),
     *(RecursionError, MemoryError, pa.ArrowException),
@@ -48,7 +49,7 @@ _NUMBERS: Mapping[Any, Any] = {
 
 @dataclass(frozen=True)
 class SavedColumn:
-    """What a column must hold.
+    """The constraints of a column.
 
     Attributes
     ----------
@@ -90,7 +91,7 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
 
 
 class FrameFile:
-    """The file of a frame, held as stored and decoded when it is asked for.
+    """The file of a frame, held as stored and decoded on request.
 
     Raises
     ------
@@ -148,7 +149,7 @@ class FrameFile:
 
     @contextmanager
     def _damage_reported(self) -> Iterator[None]:
-        """Turn whatever pyarrow or pandas raise for a file into a sentence."""
+        """Turn any error of pyarrow or pandas for a file into a sentence."""
         try:
             yield
         except _FAULTS as error:
@@ -164,14 +165,14 @@ class FrameFile:
                 continue
             if len(schema.get_all_field_indices(name)) > 1:
                 raise ValueError(f"it has the column {name!r} twice")
-            kind = schema.field(name).type  # that of a frame without rows says nothing
+            kind = schema.field(name).type  # the type of a frame without rows is not informative
             if file.metadata.num_rows and not _NUMBERS.get(column.dtype, _is_text)(kind):
                 raise ValueError(f"its column {name!r} is of another type ({kind})")
             names.append(name)
         return names
 
     def _table(self) -> pa.Table:
-        """Read the known columns; others may be as large as they like."""
+        """Read the known columns; others may have any size."""
         file = self._opened()
         names = self._names(file)
         texts = [name for name in names if self._columns[name].dtype not in _NUMBERS]
@@ -187,7 +188,7 @@ class FrameFile:
         return table
 
     def _opened(self, as_codes: Collection[str] = ()) -> pq.ParquetFile:
-        """Open the file if its rows and columns need no more memory than a file of its size may ask for."""
+        """Open the file if its rows and columns need no more memory than a file of its size may request."""
         size = len(self._data)
         file = pq.ParquetFile(pa.BufferReader(self._data), read_dictionary=list(as_codes))
         lists = [leaf.path for leaf in map(file.schema.column, range(len(file.schema))) if leaf.max_repetition_level]
@@ -204,7 +205,7 @@ class FrameFile:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether a column of a file is text, or has no type because it has no values."""
+    """Return whether a column of a file is text, or has no type because it has no values."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
 
@@ -228,9 +229,9 @@ def _measured(values: pa.ChunkedArray) -> tuple[int, Any, Any]:
 
 
 def _statistics(metadata: pq.FileMetaData) -> dict[str, tuple[int, Any, Any]]:
-    """Return what `_measured` does, as the file tells it, of each column of which every part of the file tells it.
+    """Return the result of `_measured` from the file's statistics, for each column whose parts all have them.
 
-    A file does not tell which fractions are not numbers.
+    A file does not record which fractions are not numbers.
     """
     parts: defaultdict[str, list[Any]] = defaultdict(list)
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -250,7 +251,7 @@ def _decoded(values: pa.ChunkedArray, dtype: Any) -> Any:
     """Return the values of a column of a frame in its type."""
     if not len(values) or (dtype not in _NUMBERS and values.null_count == len(values)):
         return missing(len(values), dtype)
-    if dtype == "Float64":  # what is not finite is missing
+    if dtype == "Float64":  # values that are not finite are missing
         values = pc.if_else(pc.is_finite(values), values, pa.scalar(None, values.type))
     if dtype in ("Int64", "Float64"):
         nullable: Any = pd.api.types.pandas_dtype(dtype)

@@ -1,4 +1,4 @@
-"""From the columns of a trace, whoever wrote it, to the frames of a recording, with the layers that it implies.
+"""Turn the columns of a trace, whoever wrote it, into the frames of a recording, with the layers that it implies.
 
 With ``with_stack=True`` torch records a module call as ``nn.Module: Linear_3``: the fourth `Linear` that the program
 called. Lightning's profiler marks calls with the module's own name, as
@@ -40,11 +40,11 @@ from perfnb.trace_names import (
     number_behind,
 )
 
-#: Category of an event that is not in the trace: the step that stands for all of it.
+#: The category of an event that is not in the trace: the step that represents all of it.
 WHOLE_TRACE = "whole trace"
 #: Clocks of traces that are behind 2015 count from something else, such as the start of the machine.
 _EARLIEST_S = 1.42e9
-#: Names are kept of this many threads.
+#: Names are kept for this many threads.
 _MOST_NAMES = 1000
 
 _CALL = re.compile(r"nn\.Module: (?P<name>.*)", re.DOTALL)
@@ -84,7 +84,10 @@ def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.Dat
 
 
 def _of_rows(values: Ints, rows: Ints) -> Ints:
-    """Some values of a column, all in their order without a copy; a column with one value for all needs no memory."""
+    """Return some values of a column, all in their order without a copy.
+
+    A column with one value for all needs no memory.
+    """
     if values.strides == (0,) and len(rows):
         return _no_numbers(len(rows), values[0])
     return values if len(rows) == len(values) and (np.diff(rows) == 1).all() else values[rows]
@@ -100,7 +103,7 @@ def categorical(labels: Sequence[str], codes: Ints) -> pd.Categorical:
 
 
 def with_places(trace: TraceColumns) -> TraceColumns:
-    """Give device ranges without a device and stream those of work with the same pid and tid.
+    """Give device ranges without a device and stream those of the work with the same pid and tid.
 
     torch writes such ranges next to their work without naming their stream.
     """
@@ -126,11 +129,11 @@ def recording_of_trace(
     ----------
     trace : TraceColumns
     name : str
-        Of the file.
+        The name of the file.
     rank : int, optional
         Used if the trace has none.
     caveats : sequence of str
-        What its format cannot tell; none for traces of torch.profiler.
+        Facts that its format cannot record; none for traces of torch.profiler.
     """
     trace = with_places(trace)
     steps = steps_of(trace)
@@ -161,7 +164,7 @@ def recording_of_trace(
 
 
 def _with_whole_step(trace: TraceColumns, steps: TraceSteps) -> TraceColumns:
-    """Put an event that stands for the whole trace before the others."""
+    """Put an event that represents the whole trace before the others."""
     first: dict[str, Any] = {
         **{"name": len(trace.names), "category": len(trace.categories), "start_ns": steps.starts[0]},
         **{"duration_ns": steps.ends[0] - steps.starts[0], "process": steps.process, "thread": steps.thread},
@@ -176,7 +179,7 @@ def _with_whole_step(trace: TraceColumns, steps: TraceSteps) -> TraceColumns:
 
 
 def _no_numbers(count: int, value: int = MISSING) -> Ints:
-    """A column of one value, which needs no memory."""
+    """Return a column of one value, which needs no memory."""
     return np.broadcast_to(np.int64(value), count)
 
 
@@ -257,7 +260,7 @@ def _date(trace: TraceColumns) -> dict[str, str]:
 
 
 def _gpus(trace: TraceColumns) -> list[str]:
-    """Return the names of the devices that something ran on, as far as the trace tells them.
+    """Return the names of the devices that something ran on, as far as the trace contains them.
 
     Device numbers in the trace are not always those of its list; if all devices in the list have one name, it is right.
     """
@@ -273,7 +276,7 @@ def _plain(device: dict[str, Any]) -> bool:
 
 
 def rows_of_trace(events: pd.DataFrame) -> Ints:
-    """Return the positions of the events in the trace: all but the step that stands for it."""
+    """Return the positions of the events in the trace: all except the step that represents it."""
     if "marks_step" not in events:
         return np.arange(len(events))
     stands_for_it = (events["category"] == WHOLE_TRACE) & (events["marks_step"] != MISSING)
@@ -315,7 +318,7 @@ def _of_calls(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Rec
     kinds = [match["kind"] if whole else _NUMBER.sub("", match["name"]) for match in matches]
     loss = np.array([kind.endswith("Loss") for kind in kinds])[module] & (forest.parent == NONE)
     for level in forest.by_depth()[1:]:
-        loss[level] |= loss[forest.parent[level]]  # what runs inside a loss is part of it
+        loss[level] |= loss[forest.parent[level]]  # everything inside a loss is part of it
     kept = np.unique(module[~loss])
     place = np.full(len(labels) + 1, NONE, dtype=np.int64)
     place[kept] = np.arange(len(kept))

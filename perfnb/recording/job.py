@@ -15,7 +15,7 @@ from perfnb.recording.store import SavedKind, facts_text
 
 
 class SavedRanks(TypedDict):
-    """What saved ranks hold apart from their profiles."""
+    """The contents of saved ranks apart from their profiles."""
 
     ranks: Annotated[list[Rank], Meta(min_length=1)]
     #: Whether each rank saves its own, so that some may be missing: not saved yet, or elsewhere.
@@ -26,7 +26,7 @@ RANKS = SavedKind("ranks", SavedRanks, parts=PROFILE)
 
 
 def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
-    """Where a process saves a profile for `path`: a folder inside it if its job has several ranks.
+    """Return where a process saves a profile for `path`: a folder inside it if its job has several ranks.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
 def tell_of_ranks(path: str | Path, meta: Mapping[str, Any]) -> None:
     """Write the file by which `perfnb.load` recognises the folder of a job, if its job has several ranks.
 
-    Every rank writes the same, so it does not matter which comes first, and each machine has it.
+    Every rank writes the same file, so the order does not matter, and each machine has it.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def tell_of_ranks(path: str | Path, meta: Mapping[str, Any]) -> None:
 
 
 def rank_folder(rank: int) -> str:
-    """The name of a rank's folder."""
+    """Return the name of a rank's folder."""
     return f"rank_{rank}"
 
 

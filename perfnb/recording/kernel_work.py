@@ -1,11 +1,12 @@
-"""The operations that each kernel of a compiled graph computes, and the bytes that they read from and write to memory.
+"""Find the operations that each kernel of a compiled graph computes, and the bytes that they move.
 
-Inductor names more with a kernel than it computes: also operations whose results an earlier kernel has stored, and
-operators of libraries whose inputs it arranges. What a kernel computes therefore follows from the graph:
+The bytes are those read from and written to memory. Inductor attributes more operations to a kernel than it computes:
+also operations whose results an earlier kernel has stored, and operators of libraries whose inputs it arranges. The
+operations that a kernel computes therefore follow from the graph:
 
 - A kernel of a library computes the operator that it is named after, which no other kernel computes.
 - The first kernel that is named with another operation stores its result if the caller of the graph needs it, an
-  operator of a library, or an operation of a kernel that is not named with it. Other kernels read what was stored.
+  operator of a library, or an operation of a kernel that is not named with it. Other kernels read the stored result.
 - A result that nothing outside needs stays inside each kernel: operations that several kernels need are computed in
   each of them.
 """
@@ -22,7 +23,7 @@ class Operation(NamedTuple):
     """An operation of a graph after Inductor's passes, or an input of the graph."""
 
     name: str
-    #: As in a trace, such as ``aten::gelu``; empty for an input.
+    #: The name as in a trace, such as ``aten::gelu``; empty for an input.
     op: str
     #: The modules that called it, from the outside in: their paths from the compiled code, and their classes.
     modules: tuple[tuple[str, str], ...]
@@ -41,7 +42,7 @@ class Operation(NamedTuple):
 class Kernel(NamedTuple):
     """A kernel call in a compiled graph."""
 
-    #: As in the generated code: ``cpp_fused_gelu_1``, ``extern_kernels.addmm``.
+    #: The name as in the generated code: ``cpp_fused_gelu_1``, ``extern_kernels.addmm``.
     name: str
     #: Whether it is an operator of a library, not generated code.
     extern: bool
@@ -50,10 +51,10 @@ class Kernel(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a kernel does."""
+    """The work of a kernel."""
 
-    #: The operations that it computes, by key, with the bytes that each reads from or writes to memory. What they pass
-    #: to one another stays inside.
+    #: The operations that it computes, by key, with the bytes that each reads from or writes to memory. Values that
+    #: they pass to one another stay inside.
     moved: Mapping[str, int]
     #: Whether a result is only for code outside the graph.
     leaves: bool
@@ -64,10 +65,10 @@ _PICKING = frozenset(f"aten::{name}" for name in ("embedding", "index", "index_s
 
 
 def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> list[Work]:
-    """What each kernel of a graph does; `operations` are in the order of the graph.
+    """Return the work of each kernel of a graph; `operations` are in the order of the graph.
 
-    A kernel of which that is not known, such as one that arranges memory, has all operations that it is named with, and
-    moves no bytes.
+    A kernel whose work is not known, such as one that arranges memory, has all operations attributed to it, and moves
+    no bytes.
     """
     memory, nothing = _Memory(operations), set[str]()
     operators = [_operator_of(kernel, operations) if kernel.extern else nothing for kernel in kernels]
@@ -91,7 +92,10 @@ def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> l
 
 
 def _operator_of(kernel: Kernel, operations: Mapping[str, Operation]) -> set[str]:
-    """The operation that a kernel of a library is, if one is known: the one with its name, or else the first."""
+    """Return the operation that a library kernel computes, if one is known.
+
+    It is the one with its name, or else the first.
+    """
     names = [name for name in kernel.operations if name in operations and not operations[name].view]
     words = kernel.name.split(".")
     named = [name for name in names if operations[name].op.rpartition("::")[2] in words]
@@ -118,12 +122,15 @@ class _Memory:
                 self.users.setdefault(self._base.get(name, name), set()).add(key)
 
     def is_stored(self, key: str, at: Sequence[int], named: Mapping[str, Sequence[int]]) -> bool:
-        """Whether something needs the result of an operation that none of the kernels, by their places, computes."""
+        """Return whether something needs the result of an operation that none of the kernels computes.
+
+        Kernels are given by their places.
+        """
         users = self.users[key]
         return not users or key in self._returned or any(not set(named.get(user, (NONE,))) <= set(at) for user in users)
 
     def leading_to(self, results: Iterable[str], inside: set[str]) -> set[str]:
-        """The operations among some that results follow from, and these."""
+        """Return the operations among some that results follow from, and these results."""
         found, waiting = set(results), list(results)
         while waiting:
             inputs = {self._base.get(name, name) for name in self._operations[waiting.pop()].inputs}
@@ -133,7 +140,7 @@ class _Memory:
         return found
 
     def moved(self, computed: Sequence[str], results: set[str]) -> dict[str, int]:
-        """Bytes that each operation of a kernel reads or writes."""
+        """Return the bytes that each operation of a kernel reads or writes."""
         inside, moved, left = set(computed), dict[str, int](), dict[str, int]()
         for key in computed:
             operation = self._operations[key]

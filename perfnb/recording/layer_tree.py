@@ -1,4 +1,4 @@
-"""The frame of layers as a tree: its modules, nested by their names, and the rows that belong to none."""
+"""Turn the frame of layers into a tree: its modules, nested by their names, and the rows that belong to none."""
 
 from __future__ import annotations
 

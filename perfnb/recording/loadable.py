@@ -1,4 +1,4 @@
-"""A kind of file or folder that `perfnb.load` opens."""
+"""`Loadable`: a kind of file or folder that `perfnb.load` opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which interval lies inside which: parents and innermost enclosing markers, without a loop over events."""
+"""Find which interval lies inside which: parents and innermost enclosing markers, without a loop over events."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-#: Parent of an interval that is inside no other.
+#: The parent of an interval that is inside no other.
 NONE = -1
-#: How often ends are cut before what still overlaps is left alone.
+#: How often ends are cut before intervals that still overlap are left alone.
 _CUTS = 8
 
 
@@ -53,9 +53,10 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Forest:
 
 
 def nest_cutting(thread: Ints, start: Ints, end: Ints) -> tuple[Forest, Ints]:
-    """As `nest`, for intervals that may end just after their parent; also return the ends that make them nest.
+    """Do the work of `nest` for intervals that may end just after their parent.
 
-    Rounded times in a file do that. An end that is too late is cut to the end of the interval it started in.
+    Also return the ends that make them nest. Rounded times in a file cause that. An end that is too late is cut to the
+    end of the interval it started in.
     """
     forest = nest(thread, start, end)
     for _ in range(_CUTS):
@@ -92,14 +93,14 @@ def innermost(forest: Forest, marked: Bools) -> Ints:
 def innermost_over_time(
     thread: Ints, start: Ints, end: Ints, depth: Ints, own: Ints, above: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Thread and time of each change of the innermost interval, in this order, and which it is from then on.
+    """Return thread and time of each change of the innermost interval, in this order, and that interval.
 
     Parameters
     ----------
     thread, start, end, depth : ndarray
         Nested intervals, with their numbers of ancestors; empty ones are left out.
     own, above : ndarray
-        What to call each interval and the one around it; `NONE` for none.
+        The numbers for each interval and for the one around it; `NONE` for none.
     """
     real = np.flatnonzero(end > start)
     threads, times = np.tile(thread[real], 2), np.concatenate([start[real], end[real]])

@@ -1,4 +1,4 @@
-"""What was found when something was saved: a few dated facts, which make a list of many saved things possible.
+"""Record what was found when something was saved: a few dated facts, which make a list of many saved things possible.
 
 They are in the JSON file of a saved profile, run or report under ``outcome``, and are never computed again: they record
 perfnb's findings at that time. Any reader of JSON can list them.
@@ -32,12 +32,12 @@ class FindingOutcome(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What was found, in milliseconds and bytes; ``None`` for what is unknown.
+    """The results that were found, in milliseconds and bytes; ``None`` for unknown facts.
 
     Attributes
     ----------
     at : datetime
-        When it was first saved, or for a report, measured.
+        When it was first saved or, for a report, measured.
     name : str
     verdict : str or None
         What holds the step or run back; of a report, its decision.
@@ -60,7 +60,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     host, device, torch, commit : str or None
         Where it was measured: the machine, what the step ran on, the version of PyTorch, and the user's commit.
     environment : mapping
-        What else is known of where it was measured: threads, precision, versions.
+        Other facts about where it was measured: threads, precision, versions.
     analysis : str or None
         The version of the analysis that found the verdict; see `perfnb.analysis_version`.
     """
@@ -117,7 +117,7 @@ def make_outcome(
     rows: Iterable[Any] = () if findings is None else findings[columns].itertuples(index=False)
     listed = tuple(FindingOutcome(str(name), str(sure), known(bound)) for name, sure, bound in rows)
     chosen = None if row is None else listed[row]
-    # torch's version is of a type of its own
+    # torch's version has a type of its own
     texts: dict[str, Any] = {name: str(environment[name]) for name in _NAMED if environment.get(name) is not None}
     return Outcome(
         at=_date(environment.get("at")),
@@ -137,7 +137,7 @@ def make_outcome(
 
 
 def _date(text: Any) -> datetime:
-    """When something was measured, or now."""
+    """Return when something was measured, or now."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (TypeError, ValueError, OverflowError):

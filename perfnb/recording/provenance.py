@@ -1,14 +1,15 @@
-"""Provenance files: which kernel of a compiled graph computes which operations, for a trace that does not tell it.
+"""Read and write provenance files.
 
-`written` is what perfnb writes of graphs that were compiled for profiling, with the modules of their operations. torch
-writes files that name operations and lines, but no modules:
+They map the kernels of a compiled graph to operations, for a trace that does not record that. `written` is perfnb's own
+file about graphs that were compiled for profiling, with the modules of their operations. torch writes files that name
+operations and lines, but no modules:
 
 - ``inductor_provenance_tracking_node_mappings.json`` maps kernels to operations (under ``cppCodeToPost``, also those
   of Triton). torch 2.13 leaves it empty for a backward pass.
 - ``inductor_provenance_tracking_kernel_stack_traces.json`` maps kernels to Python stacks.
 
 They do not name the graph: it is the one that runs all their kernels, in their order. ``kernel_information.json`` has
-both, but only of packages that AOTInductor compiled, whose graphs a trace does not mark.
+both, but only for packages that AOTInductor compiled, whose graphs a trace does not mark.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from perfnb.recording.recording import Recording
 from perfnb.trace.chrome_json import depth_of
 from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT
 
-#: Bytes of a file. What perfnb writes of a model with a thousand layers has a tenth of that.
+#: The most bytes of a file. perfnb's own file for a model with a thousand layers has a tenth of that.
 _MOST_BYTES = 64 * 2**20
 #: Variables at the start of paths in a graph: models that it calls.
 _MOST_VARIABLES = 100
@@ -73,12 +74,12 @@ _Kernels = dict[str, tuple[list[str], list[str]]]
 
 
 def _row(operation: Operation) -> list[Any]:
-    """An operation as `_Operation` reads it."""
+    """Return an operation as `_Operation` reads it."""
     return list((operation._asdict() | {"source": operation.source or None}).values())
 
 
 def written(graphs: Iterable[Graph]) -> bytes:
-    """The text of a provenance file about graphs."""
+    """Return the text of a provenance file about graphs."""
     described = [
         {
             "key": graph.key,
@@ -91,7 +92,7 @@ def written(graphs: Iterable[Graph]) -> bytes:
 
 
 def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> list[Graph]:
-    """The graphs of a trace that provenance files describe.
+    """Return the graphs of a trace that provenance files describe.
 
     Raises
     ------
@@ -99,14 +100,14 @@ def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> 
         If a file cannot be read, or describes none of the graphs.
     """
     if paths and recording.derived_spans.any():
-        raise TraceError(f"{trace} tells the layers of its compiled code itself: load it without a provenance file.")
+        raise TraceError(f"{trace} already has the layers of its compiled code: load it without a provenance file.")
     keys, found, merged = set(graph_keys(recording.events)), list[Graph](), dict[frozenset[str], _Kernels]()
     for path in paths:
         told = _read(path)
         if isinstance(told, list):
             graphs = [graph for graph in told if graph.key in keys]
             if graphs and not run_kernels(recording.events, graphs):
-                raise TraceError(f"{path} tells nothing about {trace}: it names the trace's graphs, but other kernels.")
+                raise TraceError(f"{path} does not describe {trace}: it names the trace's graphs, but other kernels.")
         else:
             kernels = merged.setdefault(frozenset(told), {})
             for name, (nodes, stacks) in told.items():
@@ -120,7 +121,7 @@ def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> 
 
 
 def _read(path: Path) -> list[Graph] | _Kernels:
-    """The graphs in a file, or the kernels of one graph if the file does not name it."""
+    """Return the graphs in a file, or the kernels of one graph if the file does not name it."""
     try:
         text = read_regular(path, _MOST_BYTES)
     except OSError as error:
@@ -142,7 +143,7 @@ def _read(path: Path) -> list[Graph] | _Kernels:
 
 
 def _described(graph: _Graph) -> Graph:
-    """A graph as perfnb described it."""
+    """Return a graph as perfnb described it."""
     variables = {path.partition("]")[0].partition(".")[0] for each in graph.operations for path, _ in each.modules}
     if len(variables) > _MOST_VARIABLES:
         raise msgspec.ValidationError("too many models")
@@ -158,7 +159,10 @@ def _described(graph: _Graph) -> Graph:
 
 
 def _graph_of(told: Mapping[str, tuple[list[str], list[str]]]) -> Graph:
-    """A graph without a key: an operation for each that is named, and one for each line, of which torch names none."""
+    """Return a graph without a key, with an operation for each one named, and one for each line.
+
+    torch names no operations for lines.
+    """
     operations: dict[str, Operation] = {}
     fused: dict[str, list[str]] = {}
     for kernel, (nodes, stacks) in told.items():

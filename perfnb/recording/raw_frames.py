@@ -1,4 +1,4 @@
-"""The schema of a recording's frames, by which they are made, saved, and checked when they are loaded."""
+"""The schema of a recording's frames, used to make them, save them, and check them on loading."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MS, _AT = SavedColumn("float64", low=0, high=1e15), SavedColumn("float64", low=
 _OLD_WHOLE, _OLD_FROM_NONE = replace(_WHOLE, needed=False), replace(_FROM_NONE, needed=False)
 _NUMBER_OF_ROW = SavedColumn("int64", low=0, needed=False, index=True)
 
-#: What an event has in whole numbers, -1 for missing values.
+#: The whole numbers of an event, -1 for missing values.
 _NUMBERS: Columns = {
     **{"start_ns": _WHOLE, "duration_ns": _LENGTH, "process": _OLD_WHOLE, "thread": _WHOLE, "device": _WHOLE},
     **{"stream": _WHOLE, "correlation": _WHOLE, "external_id": _OLD_WHOLE, "sequence": _WHOLE},
     **{"forward_thread": _WHOLE, "wait_stream": _OLD_WHOLE, "wait_correlation": _OLD_WHOLE, "bytes": _OLD_WHOLE},
     "elements": _OLD_FROM_NONE,
 }
-#: What it has in text, missing for events without one.
+#: The texts of an event, missing for events without one.
 _TEXTS: Columns = dict.fromkeys(
     ("shapes", "collective", "group", "dtype", "module"), replace(_MAYBE_LABEL, needed=False)
 )
@@ -50,7 +50,7 @@ def frame_of_schema(table: str, needed: Columns | None = None) -> Columns:
     ----------
     table : str
     needed : Columns, optional
-        What some of them must hold; then the others need not be there.
+        Constraints on some of them; the others are then optional.
     """
     columns = {name: SavedColumn(dtype, missing=True, needed=needed is None) for name, dtype in SCHEMA[table].items()}
     index = {INDEX[table]: SavedColumn(TEXT, missing=True, index=True)} if table in INDEX else {}
@@ -148,6 +148,6 @@ def raw_frame(name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def frame_of_rows(name: str, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
-    """As `raw_frame`, from rows with values in the order of the schema's columns."""
+    """Make a frame as `raw_frame` does, from rows with values in the order of the schema's columns."""
     columns = zip(*rows, strict=True) if rows else ([] for _ in RAW_FRAMES[name])
     return raw_frame(name, dict(zip(RAW_FRAMES[name], map(list, columns), strict=True)))

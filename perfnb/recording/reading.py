@@ -1,4 +1,4 @@
-"""Trace files read into recordings, several at once in other processes if that pays."""
+"""Read trace files into recordings, several at once in other processes if that pays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from perfnb.trace.step_ranges import with_steps
 from perfnb.trace.trace_file import FORMATS_ARE, Limits, OnProgress, Reports, looks_like, reader_of, readers
 from perfnb.trace.trace_steps import refuse_odd_layers, refuse_odd_trace
 
-#: Bytes of files from which processes of their own read them.
+#: The bytes of files from which on separate processes read them.
 _PAYS = 16 * 2**20
 _XSPACE = ".xplane.pb"
 #: The rank in the name of a file.
@@ -58,12 +58,12 @@ def read_file(
     steps : str, optional
         Name of the range that marks the steps.
     provenance : sequence of Path
-        Files that tell which kernel of compiled code computes what.
+        Files that map kernels of compiled code to their operations.
 
     Raises
     ------
     TraceError
-        If one of the files cannot be read, or what it tells is not about the trace.
+        If one of the files cannot be read, or is about another trace.
     """
     source = Path(path)
     reader = reader_of(source)
@@ -99,7 +99,7 @@ def read_recordings(
     executor : object, optional
         Reads the files; see `perfnb.recording.executors.answers`. By default, processes do if there is much to read.
     progress : callable, optional
-        As `perfnb.trace.trace_file.Reader.read` takes it; of all files together.
+        As `perfnb.trace.trace_file.Reader.read` takes it, for all files together.
     steps : str, optional
         As for `read_file`.
 
@@ -108,7 +108,7 @@ def read_recordings(
     TraceError
         If a file cannot be read.
     """
-    sizes = [path.stat().st_size if path.exists() else 0 for path in paths]  # reading it will report what is wrong
+    sizes = [path.stat().st_size if path.exists() else 0 for path in paths]  # reading it will report the fault
     total = sum(sizes)
     report = Reports(progress, total)
     questions = [(str(path), limits, rank_of_name(path.name), steps) for path in paths]
@@ -129,7 +129,7 @@ def read_recordings(
 def in_rank_order(recordings: Sequence[Recording]) -> list[Recording]:
     """Number the recordings of one job as in `numbered`, and put them in order.
 
-    The rank of a recording is the number in the trace, else in the file's name (``rank3``).
+    The rank of a recording is the number in the trace, otherwise the one in the file's name (``rank3``).
     """
     ranks = numbered([read.rank if read.meta["trace"]["rank_known"] else None for read in recordings])
     named = [replace(read, meta={**read.meta, "rank": rank}) for read, rank in zip(recordings, ranks, strict=True)]
@@ -137,7 +137,7 @@ def in_rank_order(recordings: Sequence[Recording]) -> list[Recording]:
 
 
 def numbered(ranks: Sequence[int | None]) -> list[int]:
-    """Number what belongs to the ranks of one job: by its rank, or by its position if that is not known.
+    """Number the ranks of one job: by their rank, or by their position if that is not known.
 
     If two would have the same number, all get their positions.
     """
@@ -168,7 +168,7 @@ def rank_of_name(name: str) -> int | None:
 
 
 def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
-    """`read_file` for an executor. An error is returned as text: some executors wrap what is raised."""
+    """Call `read_file` for an executor. An error is returned as text, because some executors wrap what is raised."""
     try:
         return read_file(path, limits, rank, steps=steps)
     except TraceError as error:
@@ -176,14 +176,14 @@ def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None)
 
 
 def _further(report: Reports, before: int) -> OnProgress:
-    """Report progress in one of several files, of which the ones before it are read."""
+    """Report progress in one of several files, after those that have been read."""
     return lambda done, _: report(before + done)
 
 
 def _gathered(
     answered: Generator[tuple[int, Any], None, None], sizes: Sequence[int], report: Reports
 ) -> list[Recording]:
-    """Return what was read, in the order of the files; the first error ends the others."""
+    """Return the results in the order of the files; the first error ends the others."""
     with closing(answered):
         read, done = {}, 0
         for place, answer in answered:
@@ -215,7 +215,7 @@ class _Processes(ThreadPoolExecutor):
         return super().__exit__(kind, *rest)
 
     def read(self, path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
-        """Have a file read, and wait for it; as `_read_or_say`."""
+        """Have a file read, and wait for it; errors as in `_read_or_say`."""
         places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
         with tempfile.TemporaryDirectory(prefix="perfnb-") as work:
             question = {"path": path, "limits": asdict(limits), "rank": rank, "steps": steps, "folder": work}
@@ -244,7 +244,7 @@ class _Processes(ThreadPoolExecutor):
 
 
 def _answer() -> int:
-    """Read the file that standard input asks for, and save what it holds."""
+    """Read the file that standard input names, and save its contents."""
     asked = json.loads(sys.stdin.read())
     answer = _read_or_say(asked["path"], Limits(**asked["limits"]), asked["rank"], asked["steps"])
     if isinstance(answer, str):

@@ -52,8 +52,8 @@ class ArithmeticRecord:
     events : DataFrame
         The trace of the counted step, as `Recording.events`; operator number n runs in an event named ``pf_op#<n>``.
     calls : DataFrame
-        One row per operator call, indexed by its number: ``op``, ``flops`` (missing without a formula), ``bytes`` (at
-        least moved), ``dtype``.
+        One row per operator call, indexed by its number: ``op``, ``flops`` (missing without a formula), ``bytes``
+        (lower bound of those moved), ``dtype``.
     """
 
     events: pd.DataFrame
@@ -67,7 +67,7 @@ class WatchRecord:
     Attributes
     ----------
     samples : DataFrame
-        One row per device and reading, see `perfnb.recording.schema`. Old rows may stand for several readings.
+        One row per device and reading, see `perfnb.recording.schema`. Old rows may represent several readings.
     marks : DataFrame
         One row per stretch of time that the user or the notebook named: ``name``, ``depth``, ``start_s``, ``end_s``
         (missing until it ends).
@@ -79,7 +79,7 @@ class WatchRecord:
 
 @dataclass(frozen=True)
 class PythonRecord:
-    """What Python did in the sampled steps.
+    """The Python code of the sampled steps.
 
     Attributes
     ----------
@@ -95,12 +95,14 @@ class PythonRecord:
 
 @dataclass(frozen=True)
 class CompiledRecord:
-    """What torch.compile compiled of the traced steps; there are no kernels where the graphs do not tell their layers.
+    """The code of the traced steps that torch.compile compiled.
+
+    There are no kernels if the graphs do not report their layers.
 
     Attributes
     ----------
     kernels : DataFrame
-        One row per kernel call of a graph: ``graph`` (its key), ``kernel``, ``ops`` (those that it computes),
+        One row per kernel call of a graph: ``graph`` (its key), ``kernel``, ``ops`` (the operations that it computes),
         ``source`` (the user's lines), ``bytes`` (read or written outside the kernel), ``flops``, ``direction``, and
         perhaps ``leaves`` (whether a result of it is only for code outside the graph).
     shares : DataFrame
@@ -139,7 +141,7 @@ class Recording:
         ``duration_ns``, ``thread``, ``device``, ``stream``, ``correlation``, ``sequence``, ``forward_thread`` (-1 if
         missing), ``span`` (number of the layer span, else -1). If known also ``process``, ``external_id``,
         ``wait_stream``, ``wait_correlation``, ``bytes`` (moved by a copy), and as text ``shapes``, ``collective`` and
-        ``group``. In a loaded trace also ``marks_step`` (number of the step that the event stands for, else -1).
+        ``group``. In a loaded trace also ``marks_step`` (number of the step that the event marks, else -1).
     steps : DataFrame
         One row per executed step: ``pass``, ``wall_ms``, ``data_ms``, ``samples`` (in its batch), ``start_s`` (from the
         start of the first), ``step`` (number of a traced step).
@@ -149,9 +151,9 @@ class Recording:
     spans : DataFrame
         One row per layer span, indexed by its number: ``layer`` (row of `modules`, else -1), ``loss`` (whether it is a
         call of a loss, whose time is not its layer's), and perhaps ``derived`` (whether it was not in the trace, but
-        follows from what a compiled graph tells; its events are the pieces of one call).
+        follows from a compiled graph; its events are the pieces of one call).
     meta : mapping
-        Name, options, environment and findings of the run; JSON-able.
+        Name, options, environment and findings of the run, ready for JSON.
     memory : MemoryRecord or None
         If memory was watched.
     arithmetic : ArithmeticRecord or None
@@ -167,7 +169,7 @@ class Recording:
     python : PythonRecord or None
         If Python's stacks were sampled.
     compiled : CompiledRecord or None
-        If some of it was compiled by torch.compile.
+        If torch.compile compiled some of it.
     """
 
     events: pd.DataFrame
@@ -190,12 +192,12 @@ class Recording:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another program than perfnb and torch.profiler recorded it."""
+        """Whether a program other than perfnb and torch.profiler recorded it."""
         return self.is_from_trace and bool(self.meta["trace"].get("foreign"))
 
     @property
     def uses_torch(self) -> bool:
-        """Whether PyTorch ran in it, as far as names tell: else advice that names torch is of no use."""
+        """Whether PyTorch ran in it, as far as names reveal; otherwise advice that names torch is of no use."""
         return not self.is_foreign or bool(found(self.events["name"], _OF_TORCH.search).any())
 
     @property
@@ -221,7 +223,7 @@ class Recording:
     def with_events(self, events: pd.DataFrame) -> Recording:
         """Return the recording with the events of its watched or counted steps, to attribute their time.
 
-        All else stays: `steps` are still those of the whole run, and `traced_steps` those that were traced.
+        Everything else stays: `steps` are still those of the whole run, and `traced_steps` those that were traced.
         """
         return replace(self, events=events)
 

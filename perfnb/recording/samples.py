@@ -1,4 +1,4 @@
-"""From a watch to frames: the samples, and the marks that name stretches of time."""
+"""Turn a watch into frames: the samples, and the marks that name stretches of time."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Plain = bool | Whole | Number | str | None
 
 
 class Noise(TypedDict, total=False):
-    """What happened next to the steps, as `perfnb.step.environment` reports it."""
+    """Conditions next to the steps, as `perfnb.step.environment` reports them."""
 
     cpus: Count | None
     load_before: Amount
@@ -219,7 +219,7 @@ class Looped(TypedDict):
 
 
 class Loop(TypedDict, total=False):
-    """Where in a loop the steps ran, and on how many batches each."""
+    """The place in a loop where the steps ran, and the number of batches of each."""
 
     step: Count
     trainer: str
@@ -255,10 +255,10 @@ class KeptFinding(TypedDict):
 
 
 class Reduced(TypedDict):
-    """What a profile without its trace keeps besides its tables."""
+    """The contents of a profile without its trace besides its tables."""
 
     notes: list[str]
-    #: Verdict, reason and what to try.
+    #: The verdict, its reason, and the recommendation.
     verdict: tuple[str, str, str] | None
     finding: Count | None
     step_ms: Number | None
@@ -276,13 +276,13 @@ class ProfileFacts(TypedDict, total=False):
     models_chosen: bool
     steady: bool | None
     tokens: Count
-    #: Batches of a step that takes several.
+    #: The batches of a step that takes several.
     batches: Count
     noise: Noise
     #: What torch compiled in timed and in traced steps: step, function, line, failed guard, milliseconds.
     compilations: list[tuple[Count, str, str, str, Amount]]
     traced_compilations: list[tuple[Count, str, str, str, Amount]]
-    #: Models that were compiled once more for the traced steps, and what torch lacks to tell layers.
+    #: The models that were compiled once more for the traced steps, and the names that torch lacks to report layers.
     recompiled: list[str]
     compiler_lacks: str
     #: Whether `gc.freeze` kept compiled code from being found.

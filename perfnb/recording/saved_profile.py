@@ -1,4 +1,4 @@
-"""Saving and loading recordings: the frames of a saved profile, decoded only where needed."""
+"""Save and load recordings: the frames of a saved profile, decoded only where needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEEDED, _OF_TRACE = ("events", "steps", "modules", "spans"), ("outside", "trace
 _LONG = ("events", "outside", "trace_memory", "memory_events", "arithmetic_events")
 #: Tables that may be saved with the frames they were computed from.
 TABLES = ("events", "layers", "phases", "ops", "layer_ops", "kernels", "gpu_time")
-#: Those of them that are all that a reduced profile has.
+#: The tables that are all that a reduced profile has.
 REDUCED_TABLES = TABLES[1:]
 _TABLE, _MADE_BY = "table_{}", "tables_made_by"
 
@@ -41,7 +41,7 @@ def save(
     made_by: str | None = None,
     outcome: Outcome | None = None,
 ) -> Path:
-    """Write a recording to the folder `path`, all or nothing; an earlier profile there is replaced.
+    """Write a recording to the folder `path`, either completely or not at all; an earlier profile there is replaced.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def save(
 
 
 class SavedProfile:
-    """What `save` wrote, checked on loading and decoded when it is asked for.
+    """A saved profile, checked on loading and decoded on request.
 
     Attributes
     ----------
@@ -157,9 +157,9 @@ class SavedProfile:
         return other
 
     def table(self, name: str, made_by: str | None) -> pd.DataFrame | None:
-        """Return a finished table; ``None`` if none was saved, or it is damaged, or from a different analysis.
+        """Return a finished table; ``None`` if none was saved, or if it is damaged or from a different analysis.
 
-        Those of a reduced profile are returned whichever analysis made them: they cannot be computed again.
+        Tables of a reduced profile are returned whichever analysis made them, because they cannot be computed again.
 
         Raises
         ------
@@ -187,5 +187,5 @@ def _frames_of(part: str) -> dict[str, str]:
 
 
 def watch_of(read: WatchRecord) -> WatchRecord:
-    """Return a watch's frames, as read from disk, in the form that a watch has."""
+    """Return a watch's frames, as read from disk, in the form of a watch."""
     return WatchRecord(conform(read.samples, "samples"), conform(read.marks, "marks"))

@@ -1,8 +1,8 @@
 """The frames' schema: the columns of each table, their types, and what they mean.
 
 Names and units are a public contract. Times of events are int64 nanoseconds; times in summaries are float milliseconds
-per step. What could not be measured is ``NA``, never 0; in text and category columns pandas shows it as ``NaN``, and
-``isna()`` finds both.
+per step. Values that could not be measured are ``NA``, never 0; in text and category columns pandas shows it as
+``NaN``, and ``isna()`` finds both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pandas as pd
 from perfnb.recording.text import TEXT, with_text
 from perfnb.telemetry.metrics import METRIC_WORDS
 
-#: Phases of a step, in their usual order. Communication is what nothing hides: the step only waits for it.
+#: Phases of a step, in their usual order. Communication is the part that nothing hides: the step only waits for it.
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "communication", "other")
 
 #: The passes that execute a step. ``lead_in`` opens the trace and is not analysed; ``trial`` runs with one
@@ -24,7 +24,7 @@ PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", 
 #: taken in ``sampled``.
 PASSES = ("warmup", "timed", "trial", "recompiled", "lead_in", "traced", "sampled", "counted")
 
-#: What memory is used for. Parameters include buffers.
+#: The purposes of memory. Parameters include buffers.
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")
 
 #: Rows of ``layers`` that are not modules: time in the backward pass that belongs to no layer.
@@ -41,7 +41,7 @@ _TEXT, _INT, _FLOAT, _CATEGORY = TEXT, "Int64", "Float64", "category"
 
 
 def _of(dtype: Any, *names: str) -> dict[str, Any]:
-    """Columns of one type."""
+    """Return columns of one type."""
     return dict.fromkeys(names, dtype)
 
 
@@ -50,7 +50,7 @@ _MATCHED = {**_of(_TEXT, "op", "shapes", "layer"), "phase": _CATEGORY, "matched"
 
 
 def _both(dtype: Any, *names: str) -> dict[str, Any]:
-    """Columns of two runs: ``<name>_a`` and ``<name>_b``."""
+    """Return columns of two runs: ``<name>_a`` and ``<name>_b``."""
     return {f"{name}_{side}": dtype for name in names for side in ("a", "b")}
 
 
@@ -276,7 +276,7 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
 
 
 def missing(count: int, dtype: Any) -> Any:
-    """Return so many missing values as a column of this type."""
+    """Return this many missing values as a column of this type."""
     if dtype == _CATEGORY:
         return pd.Categorical.from_codes([-1] * count, pd.Index([], dtype=TEXT))
     return pd.array([pd.NA] * count, dtype=dtype)

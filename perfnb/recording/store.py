@@ -1,8 +1,9 @@
-"""Everything that perfnb saves: a folder with one JSON file and a Parquet file per frame, written whole or not at all.
+"""Save and load everything that perfnb saves.
 
-A kind of saved thing is one `SavedKind`: its name, the type of its facts, its frames with their columns. The JSON file
-holds the ``format``, its ``version``, the facts (``meta``), and perhaps the ``outcome``: what was found, for a list of
-many saved things; see `perfnb.recording.outcome`.
+It is a folder with one JSON file and a Parquet file per frame, written completely or not at all. A kind of saved thing
+is one `SavedKind`: its name, the type of its facts, its frames with their columns. The JSON file holds the ``format``,
+its ``version``, the facts (``meta``), and perhaps the ``outcome``: what was found, for a list of many saved things; see
+`perfnb.recording.outcome`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from perfnb.recording.outcome import Outcome
 #: Version of the format on disk; a reader refuses newer ones.
 VERSION = 1
 FORMAT = "perfnb"
-#: Brackets, commas and colons in a file of facts: each may precede a value, which takes up to 75 bytes of memory.
+#: The most brackets, commas and colons in a file of facts: each may precede a value, which takes up to 75 bytes of
+#: memory.
 _MOST_MARKS = 1_000_000
-#: What a file of facts that was altered makes `facts_in` raise.
+#: The errors of `facts_in` for an altered file of facts.
 UNREADABLE = (OSError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError)
 
 
 class NewerFormatError(ValueError):
-    """A later version of perfnb saved it."""
+    """Raised for a file that a later version of perfnb saved."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class SavedKind:
     frames : mapping of str to Columns
         The frames it may hold, and their columns.
     parts : SavedKind, optional
-        What the folders inside it hold, if there are any.
+        The kind of the folders inside it, if there are any.
     largest : int
         Bytes that its JSON file may have. Facts of 100 devices and 2,000 threads take about 100 kB.
     """
@@ -64,7 +66,7 @@ class SavedKind:
         return f"{self.word}.json"
 
     def is_at(self, path: str | Path) -> bool:
-        """Whether a folder of this kind is at `path`."""
+        """Return whether a folder of this kind is at `path`."""
         return (usable(path) / self.file).is_file()
 
 
@@ -77,7 +79,7 @@ def save(
     outcome: Outcome | None = None,
     parts: Mapping[str, Callable[[Path], object]] | None = None,
 ) -> Path:
-    """Write a folder, all or nothing; an earlier one of the same kind is replaced.
+    """Write a folder, completely or not at all; an earlier one of the same kind is replaced.
 
     Parameters
     ----------
@@ -87,7 +89,7 @@ def save(
     outcome : Outcome, optional
         What was found.
     parts : mapping of str to callable, optional
-        By name, what writes each folder inside it: the method `save` of a profile.
+        By name, the function that writes each folder inside it: the method `save` of a profile.
 
     Raises
     ------
@@ -108,7 +110,7 @@ def save(
             for name, frame in frames.items():
                 write_frame(frame, fresh / f"{name}.parquet")
             (fresh / kind.file).write_text(facts_text(facts, outcome), encoding="utf-8")
-    except (OSError, RecordingError) as error:  # a part names a place that is gone: tell its cause
+    except (OSError, RecordingError) as error:  # a part names a folder that is gone: report its cause
         raise RecordingError(f"The {kind.word} cannot be written to {target}: {error.__cause__ or error}.") from error
     return target
 
@@ -134,7 +136,7 @@ def _may_replace(kind: SavedKind, target: Path) -> bool:
 
 
 class SavedFolder:
-    """A saved folder: its facts, and its frames as stored, decoded when they are asked for.
+    """A saved folder: its facts, and its frames as stored, decoded on request.
 
     Later changes to the folder do not matter.
 
@@ -195,7 +197,7 @@ def facts_in(kind: SavedKind, file: Path) -> tuple[dict[str, Any], Outcome | Non
     Raises
     ------
     NewerFormatError, or one of `UNREADABLE`
-        With what is wrong, without the file's name.
+        With the fault, without the file's name.
     """
     content = _content(file, kind.largest)
     _converted(content, "meta", kind.facts)

@@ -1,4 +1,4 @@
-"""Text in frames: one type under every pandas, where missing text is ``NaN`` and stays missing.
+"""One type of text in frames under every pandas, where missing text is ``NaN`` and stays missing.
 
 The type is pandas 3's ``str``. In pandas 2 that name means Python objects, where ``None``, ``NaN`` and ``NA`` mix
 and a conversion turns each into a word; the same type exists there under another name, and needs pyarrow. Questions

@@ -1,4 +1,7 @@
-"""Levers tried on a loop's own steps: which may be, the order of the blocks of steps, and their verdicts. Pure."""
+"""Levers tried on a loop's own steps: which ones are allowed, the order of the blocks of steps, and the verdicts.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ IN_LOOPS = (
     "loader_workers",
 )
 UNCHECKED_HERE = "values unchecked here: check with try_levers"
-#: Steps after a switch that do not count, and the fewest that do in a block.
+#: The number of steps after a switch that do not count, and the fewest that do in a block.
 LEAD, _COUNTED = 2, 3
-#: Pairs of blocks for each lever, and those after which one may be called hopeless.
+#: The number of pairs of blocks for each lever, and the number after which a lever may be called hopeless.
 PAIRS, _SURE = STURDY_PAIRS, 2
 
 
 def levers_for_loops(wanted: Any) -> list[str] | None:
-    """The levers to try on a loop's own steps: none in the list for those that its profile gives reason for.
+    """Return the levers to try on a loop's own steps, as an empty list if its profile is to choose them.
 
     ``None`` if no lever is wanted.
 
@@ -59,7 +62,7 @@ class BlockTrial(LeverTrial):
     Attributes
     ----------
     off_ms, on_ms : list of float
-        Mean time of a step in the blocks of each complete pair.
+        Mean step time in the blocks of each complete pair.
     lead, counted : int
         Steps of a block that do not count, and that do.
     """
@@ -72,12 +75,12 @@ class BlockTrial(LeverTrial):
 
     @property
     def steps(self) -> int:
-        """Steps that all its blocks take."""
+        """The steps that all its blocks take."""
         return 2 * PAIRS * (self.lead + self.counted)
 
     @property
     def hopeless(self) -> bool:
-        """Whether the step is so slow with the lever on that no more blocks are worth their time."""
+        """Whether the step is so slow with the lever on that more blocks are not worth their time."""
         return len(self.on_ms) >= _SURE and min(self.on_ms) > HOPELESS * min(self.off_ms)
 
     def add(self, took_ms: Mapping[bool, float]) -> None:
@@ -86,7 +89,7 @@ class BlockTrial(LeverTrial):
         self.on_ms.append(took_ms[True])
 
     def orders(self, seed: int = SEED) -> Iterator[tuple[bool, bool]]:
-        """For each pair that is still to come, whether the lever is on in its first block, and in its second."""
+        """Return, for each remaining pair, whether the lever is on in its first block, and in its second."""
         random = Random(f"{self.lever} {seed}")
         while len(self.on_ms) < PAIRS and not self.hopeless:
             on_first = random.random() < 0.5
@@ -94,14 +97,15 @@ class BlockTrial(LeverTrial):
 
 
 def counted_steps(step_ms: float, lead: int = LEAD) -> int:
-    """Steps that count in a block, where a step takes so long, and so many do not count."""
+    """Return how many steps count in a block, given the step time and the number of steps that do not count."""
     return max(_COUNTED, lead, min(LONGEST_BLOCK, math.ceil(BLOCK_MS / max(step_ms, 1e-6))))
 
 
 def judged(trials: Sequence[BlockTrial]) -> list[BlockTrial]:
-    """The trials with the verdicts of their pairs of blocks so far; those to keep are faster and have no `why_not`.
+    """Return the trials with the verdicts of their pairs of blocks so far.
 
-    A lever with too few pairs for a verdict among so many levers gets none.
+    Those to keep are faster and have no `why_not`. A lever with too few pairs for a verdict among so many levers gets
+    none.
     """
     trials = [replace(one) for one in trials]
     possible = [one for one in trials if not one.why_not]
@@ -127,7 +131,7 @@ def _before(one: BlockTrial, other: BlockTrial) -> bool:
 
 
 def answer(trials: Sequence[BlockTrial]) -> str:
-    """What to say of trials that were `judged`, in a line."""
+    """Summarise `judged` trials in a line."""
     parts = []
     for one in trials:
         if one.helps("time") and one.ratio is not None and one.ratio_ci is not None:

@@ -1,4 +1,4 @@
-"""What trying levers may spend: how many steps each part takes, and whether a part still fits into the time."""
+"""Plan the cost of trying levers: how many steps each part takes, and whether a part still fits into the time."""
 
 from __future__ import annotations
 
@@ -13,62 +13,65 @@ from perfnb.remedies.verdicts import fewest_rounds
 if TYPE_CHECKING:
     from perfnb.remedies.lever import Lever, PreparedLever
 
-#: Share of the time that is left for confirming.
+#: The share of the remaining time that is kept for confirming.
 CONFIRM_SHARE = 0.25
 #: With fewer steps than this in the budget, only what the goal needs is measured.
 _FEW_STEPS = 60
-#: Turns of a block of a lever that works ahead: two workers that hold two batches each.
+#: The turns in a block of a lever that works ahead: two workers that hold two batches each.
 _AHEAD = 10
-#: How much longer than planned what was done before a lever may have taken, for it still to be tried.
+#: A lever is tried only if the work before it took at most this many times its planned time.
 _LATE = 1.1
-#: Room in the budget that is recommended, and how many steps more are run before any lever if there is time for them.
+#: The margin of the recommended budget, and how many more steps are run before any lever if there is time for them.
 _ROOM, _MORE = 1.2, 10
 
 
 @dataclass(frozen=True)
 class LeverPlan:
-    """How many steps things take: few for a step so long that the budget holds few of them."""
+    """The number of steps of each part; small if steps are so long that the budget holds few of them."""
 
     set_up: int = 2  # with a lever on, before it counts
     checked: int = 3  # after which parameters are compared
     weighed: int = 2  # for the peak of memory; 0 if it is not measured
     warm: int = 2  # rounds before those that count
-    block: int = 3  # timed as one, for a lever that settles
+    block: int = 3  # for the peak of memory; 0 if that is not measured
     timed: bool = True
     brief: bool = False
 
     @property
     def own(self) -> int:
-        """How many steps it takes to see what the unmodified step computes, and how much memory it needs."""
+        """The number of steps needed to see what the unmodified step computes, and how much memory it needs."""
         return self.weighed + self.checked * (2 if self.brief else 4)
 
     @property
     def each(self) -> int:
-        """How many steps it takes to prepare and check a lever."""
+        """The number of steps needed to prepare and check a lever."""
         return self.set_up + self.checked + self.weighed
 
     def turn(self, lever: Lever) -> int:
-        """How many steps one turn of a lever takes; 1 if it shares rounds with others."""
+        """Return how many steps one turn of a lever takes; 1 if it shares rounds with others."""
         return _AHEAD if lever.in_blocks else self.block + 1 if lever.settles and self.block > 1 else 1
 
     def a_round(self, levers: Sequence[Lever]) -> int:
-        """How many steps a round of levers takes: those with longer turns each have the unmodified step beside them."""
+        """Return how many steps a round of levers takes.
+
+        Levers with longer turns each need turns of the unmodified step, too.
+        """
         turns = [self.turn(lever) for lever in levers]
         shared = turns.count(1)
         return 2 * sum(turn for turn in turns if turn > 1) + (shared + 1 if shared else 0)
 
     def timing(self, levers: Sequence[Lever]) -> int:
-        """How many steps it takes at least to time levers."""
+        """Return the smallest number of steps needed to time levers."""
         return self.a_round(levers) * (self.warm + fewest_rounds(len(levers))) if self.timed else 0
 
     def confirming(self, settles: bool = False) -> int:
-        """How many steps it takes at least to confirm levers, one of which may settle."""
+        """Return the smallest number of steps needed to confirm levers, one of which may settle."""
         turn = self.block + 1 if settles and self.block > 1 else 1
         return 2 * (self.warm + fewest_rounds(2)) * turn if self.timed else 0
 
 
 def plan_for(goal: str, step_s: float, budget_s: float) -> LeverPlan:
-    """What a budget allows."""
+    """Return the plan for a budget."""
     if budget_s >= _FEW_STEPS * step_s:
         return LeverPlan()
     weighed = 2 if goal == "memory" else 0
@@ -76,20 +79,20 @@ def plan_for(goal: str, step_s: float, budget_s: float) -> LeverPlan:
 
 
 class TrialBudget:
-    """The time for all trials together, which starts to run when this is made.
+    """The time for all trials together, which starts to run when this object is made.
 
     Attributes
     ----------
     seconds, left_s : float
-        All of it, and what is left.
+        The whole time, and the time left.
     step_s, plan : float, LeverPlan
-        What a step takes, and how many steps are therefore spent on each part.
+        The time of a step, and the resulting number of steps for each part.
     each_s : float
-        What preparing and checking a lever takes beyond its steps.
+        The time to prepare and check a lever beyond its steps.
     kept_s : float
-        What is kept for confirming.
+        The time kept for confirming.
     compiling_s : float
-        What the first compilation took, which alone is not counted.
+        The time of the first compilation, the only one that is not counted.
     """
 
     def __init__(self, seconds: float, goal: str) -> None:
@@ -103,7 +106,7 @@ class TrialBudget:
         return max(0.0, self._until - time.perf_counter())
 
     def divide(self, step_s: float) -> None:
-        """Choose a plan, now that it is known how long a step takes."""
+        """Choose a plan, now that the time of a step is known."""
         self.step_s, self._before_s = step_s, self.seconds - self.left_s
         self.plan = plan_for(self._goal, step_s, self.left_s)
 
@@ -112,23 +115,25 @@ class TrialBudget:
         self.kept_s = max(CONFIRM_SHARE * self.left_s, self.plan.confirming() * self.step_s)
 
     def compiled(self, seconds: float) -> None:
-        """Note how long a compilation took; the first is not taken from the levers' time."""
+        """Note how long a compilation took; the first one is not taken from the levers' time."""
         if not self.compiling_s:
             self.compiling_s = seconds
             self._until += seconds
 
     def allows(self, lever: Lever, ready: Sequence[PreparedLever] = (), beside: int = 0) -> bool:
-        """Whether there is time to prepare and check a lever, to time it with those that are `ready`, and for some
-        steps `beside`."""
+        """Return whether there is time to prepare, check and time a lever.
+
+        It is timed with those that are `ready`, and `beside` steps more must fit.
+        """
         levers = [*(one.lever for one in ready), lever]
         switching = [one.switching_s for one in ready]
-        switching_s = sum(switching) + max(switching, default=0.0)  # the new one is taken to switch as slowly as any
+        switching_s = sum(switching) + max(switching, default=0.0)  # the new one is assumed to switch as slowly as any
         needed_s = self.each_s + self.step_s * (self.plan.each + self.plan.timing(levers) + beside)
         needed_s += switching_s * (self.plan.warm + fewest_rounds(len(levers)))
         return needed_s + self.compiling_s * lever.settles <= _LATE * (self.left_s - self.kept_s)
 
     def need_s(self, levers: Sequence[Lever], confirm: bool, step_s: float) -> int:
-        """About how many seconds would do for all of these levers, if a step takes so long."""
+        """Estimate how many seconds would be enough for all of these levers at this step time."""
 
         def seconds(plan: LeverPlan) -> float:
             steps = plan.own + plan.each * len(levers) + plan.timing(levers)

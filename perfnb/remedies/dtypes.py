@@ -1,4 +1,7 @@
-"""A step in another dtype: models, optimizers' state and inputs; in float64, with the random numbers that it draws."""
+"""Run a step in another dtype: models, optimizers' state and inputs.
+
+In float64, it draws the same random numbers as in its own dtype.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from perfnb.step.refusals import is_compiled_in_place
 _DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
 WIDER = _DOUBLE | {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-#: Operators that make a tensor of random numbers in the default dtype, unless they are told another one.
+#: Operators that make a tensor of random numbers in the default dtype, unless another one is requested.
 _MAKERS = ("randn", "rand", "normal")
-#: Operators that draw random numbers and whose result is not made of numbers that they were given: not dropout.
+#: Operators that draw random numbers, and whose result does not depend on numbers they were given: not dropout.
 _DRAWS = (
     *_MAKERS,
     *("randn_like", "rand_like", "normal_", "uniform_", "bernoulli", "bernoulli_", "exponential_", "log_normal_"),
@@ -33,15 +36,15 @@ def _cast(dtypes: Mapping[torch.dtype, torch.dtype], value: Any) -> Any:
     return value.to(dtypes[value.dtype]) if isinstance(value, Tensor) and value.dtype in dtypes else value
 
 
-#: A tensor in float64 or complex128, and one of these in float32 or complex64; anything else unmodified.
+#: Convert a tensor to float64 or complex128, or one of these to float32 or complex64; leave anything else unmodified.
 widened, narrowed = partial(_cast, WIDER), partial(_cast, NARROWER)
 
 
 @contextmanager
 def converted(subject: Subject, dtypes: Mapping[torch.dtype, torch.dtype]) -> Iterator[None]:
-    """Parameters, buffers, gradients, optimizers' state and the models' inputs in other dtypes.
+    """Convert parameters, buffers, gradients, optimizers' state and the models' inputs to other dtypes.
 
-    Afterwards all are what they were before: what steps change meanwhile is dropped.
+    Afterwards everything is restored, and what steps changed meanwhile is dropped.
     """
     cast = partial(_cast, dtypes)
     buffers = (buffer for model in subject.models.values() for buffer in model.buffers())
@@ -77,7 +80,7 @@ def _bind(tensor: Tensor, data: Tensor, grad: Tensor | None) -> None:
 
 @contextmanager
 def in_float64(subject: Subject) -> Iterator[None]:
-    """The step in float64, in which it draws the random numbers that it draws now."""
+    """Run the step in float64, with the random numbers that it draws in its own dtype."""
     with ExitStack() as stack:
         stack.enter_context(converted(subject, WIDER))
         for module in subject.modules(nn.Module):
@@ -90,7 +93,7 @@ def in_float64(subject: Subject) -> Iterator[None]:
 
 
 class _SameDraws(TorchDispatchMode):
-    """Draws the numbers that float32 would draw: a generator gives other ones in float64."""
+    """Draws the numbers that float32 would draw: in float64 a generator gives different ones."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

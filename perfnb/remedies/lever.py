@@ -1,4 +1,4 @@
-"""What a lever is, how one is prepared for a step, and what most levers are made of."""
+"""Define what a lever is, how one is prepared for a step, and the parts that most levers are made of."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ Switch = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Lever:
-    """A change of how a step runs, applied from outside and undone."""
+    """A change to how a step runs, applied from outside and undone."""
 
     name: str
-    #: One line: what it does.
+    #: Its effect, in one line.
     words: str
-    #: Why it cannot be tried on a step; empty if it can.
+    #: The reason why it cannot be tried on a step; empty if it can.
     refuses: Callable[[Subject], str]
-    #: A context in which it is prepared; gives a function that returns a context in which the lever is on.
+    #: A context that prepares it and gives a function, which returns a context with the lever on.
     prepared: Callable[[Subject], AbstractContextManager[Switch]]
-    #: The lines that keep it, in the user's names; comments that say what to do where something has no name.
+    #: The lines that keep it, in the user's names; comments with instructions where something has no name.
     code: Callable[[Subject], list[str]]
-    #: The dtype in which it computes on purpose, if lower than the step's own.
+    #: The dtype that it computes in on purpose, if lower than the step's own.
     lowers: str = ""
-    #: Bottlenecks in `findings` that it answers.
+    #: The bottlenecks in `findings` that it answers.
     answers: tuple[str, ...] = ()
-    #: Whether preparing it costs so much that it is tried only if a finding gives reason, or by name.
+    #: Whether preparing it costs so much that it is tried only by name, or if a finding gives reason.
     costly: bool = False
     #: Whether it may draw random numbers in another order, as compiled code does.
     reorders: bool = False
-    #: Such a lever prepared so that it draws them as the step does: slower, for the check alone.
+    #: The same lever, prepared so that it draws random numbers as the step does: slower, only for the check.
     in_order: Callable[[Subject], AbstractContextManager[Switch]] | None = None
-    #: Whether it is for memory, and so tried with ``goal="memory"`` without any finding.
+    #: Whether it saves memory, and is therefore tried with ``goal="memory"`` without any finding.
     for_memory: bool = False
     #: Whether it works ahead, so that it is timed in blocks of turns; while on, it changes the subject's `batches`.
     in_blocks: bool = False
-    #: Whether its first step after it was switched on is unlike those that follow, as with compiled code, so that it is
-    #: timed in blocks of steps of which the first does not count.
+    #: Whether its first step after it was switched on is unlike those that follow, as with compiled code. It is then
+    #: timed in blocks of steps, the first of which does not count.
     settles: bool = False
-    #: Its own check of results, with it prepared; by default results are compared with float64.
+    #: Its own check of results, once it is prepared; by default results are compared with float64.
     check: Callable[[Subject, Switch], Values] | None = None
-    #: What was chosen for this step, such as a number of workers, once it is prepared.
+    #: The choice made for this step, such as a number of workers, once it is prepared.
     says: Callable[[Subject], list[str]] = lambda _: []
-    #: Of levers with the same word only one can be on.
+    #: Of levers with the same word, only one can be on.
     family: str = ""
 
 
 class Compiled(NamedTuple):
-    """What torch.compile did."""
+    """The counts of what torch.compile did."""
 
     graphs: int
     breaks: int
@@ -69,24 +69,24 @@ NOTHING_COMPILED = Compiled(0, 0)
 
 @dataclass(eq=False)
 class PreparedLever:
-    """A lever that works on the step: switched on and off at will."""
+    """A lever that works on the step and can be switched on and off at will."""
 
     lever: Lever
     switch: Switch
-    #: What preparing took beyond the steps themselves, such as compiling.
+    #: The time that preparing took beyond the steps themselves, such as compiling.
     setup_s: float = 0.0
-    #: What was compiled while it was on: while preparing it, and until now.
+    #: The compilations while it was on: while preparing it, and until now.
     at_first: Compiled = NOTHING_COMPILED
     until_now: Compiled = NOTHING_COMPILED
-    on: bool = False  # stays so if the step raises with it on
-    #: What switching it on and off takes, which is in no time of a step.
+    on: bool = False  # stays set if the step raises with the lever on
+    #: The time of switching it on and off, which no step's time includes.
     switching_s: float = math.inf
-    #: What is noted about it.
+    #: Notes about it.
     trial: LeverTrial = field(default_factory=lambda: LeverTrial("", "not tried"))
 
     @property
     def notes(self) -> list[str]:
-        """What to know of its compiling."""
+        """Notes on its compilation."""
         graphs, breaks = self.at_first
         again = self.until_now.graphs - graphs
         notes = [f"{graphs} graph{'s' * (graphs > 1)}, {breaks} graph break{'s' * (breaks != 1)}"] if graphs else []
@@ -137,7 +137,7 @@ def _compiled() -> Compiled:
 
 
 def all_on(switches: Sequence[Switch]) -> Switch:
-    """Several levers at once, in order."""
+    """Turn several levers on at once, in order."""
 
     @contextmanager
     def on() -> Iterator[None]:
@@ -150,12 +150,12 @@ def all_on(switches: Sequence[Switch]) -> Switch:
 
 
 def without_models(subject: Subject) -> str:
-    """Why what acts on models does not apply."""
+    """Return the reason why levers that act on models do not apply."""
     return "" if subject.models else "the step calls no model that perfnb can see"
 
 
 def always(on: Callable[[Subject], AbstractContextManager[Any]]) -> Callable[[Subject], Any]:
-    """How to prepare a lever that needs no preparing."""
+    """Return the preparation of a lever that needs none."""
 
     @contextmanager
     def prepared(subject: Subject) -> Iterator[Switch]:
@@ -166,7 +166,7 @@ def always(on: Callable[[Subject], AbstractContextManager[Any]]) -> Callable[[Su
 
 @contextmanager
 def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of an object itself, and take it away again."""
+    """Set an attribute of an object itself, and remove it again."""
     own = vars(owner)
     had, before = name in own, own.get(name)
     own[name] = value

@@ -1,4 +1,4 @@
-"""The lines that keep a lever, in the user's names."""
+"""Write the lines that keep a lever, in the user's names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from perfnb.remedies.subject import Subject
 
 
 def is_named(name: str | None, value: Any) -> bool:
-    """Whether a name is an expression of the user's: a variable, an attribute, or an item; not just the class."""
+    """Return whether a name is an expression in the user's code, not only a class name.
+
+    It can be a variable, an attribute or an item.
+    """
     return name != type(value).__name__ and root_of(name) is not None
 
 
 def for_models(*lines: str) -> Callable[[Subject], list[str]]:
-    """Code with these lines for each model, whose name ``{0}`` stands for; a line without it comes once, at the end.
+    """Return these lines for each model, with its name for ``{0}``; a line without it comes once, at the end.
 
-    Comments where a model is in no variable.
+    The lines are comments if a model is in no variable.
     """
 
     def written(line: str, name: str, model: Any) -> str:

@@ -1,4 +1,4 @@
-"""The loop that tries levers: each is prepared and checked, those that are ready are timed, and the best confirmed."""
+"""Try levers in a loop: prepare and check each one, time those that are ready, and confirm the best."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverRequest
 
 _NO_TIME = "no time within the budget: raise {}{}, or name fewer levers"
-#: A budget that was too short is at least so many times shorter than what would do.
+#: A budget was too short only if the recommended one is at least this many times as long.
 _MORE_THAN_TOO_LITTLE = 1.2
 _HOPELESS = f"too slow to keep timing: more than {HOPELESS:.0f} times the step's time in its first rounds"
 _UNCONFIRMED = "no time was left to confirm it: raise {}"
-#: Levers that are timed together: whether they work ahead, and whether they settle.
+#: How levers that are timed together behave: whether they work ahead, and whether they settle.
 _GROUPS = ((False, False), (False, True), (True, False))
 
 
@@ -54,9 +54,9 @@ class LeverLoop:
     subject: Subject
     request: LeverRequest
     budget: TrialBudget
-    figures: LeverFigures  # filled while trying
+    figures: LeverFigures  # filled during the trial
     progress: Callable[..., None]
-    prove: Callable[[str], None]  # that everything is as before
+    prove: Callable[[str], None]  # the proof that everything is unchanged
     own_losses: dict[str, float] = field(default_factory=dict)
     yardstick: Yardstick | None = None
 
@@ -66,7 +66,7 @@ class LeverLoop:
         Parameters
         ----------
         bounds : mapping of str to float
-            What each finding said could be saved at most, in milliseconds.
+            The most that each finding said could be saved, in milliseconds.
         """
         __tracebackhide__ = True
         possible = []
@@ -94,15 +94,15 @@ class LeverLoop:
                     families |= {one.lever.family} - {""}
 
     def _telling(self, words: str) -> Callable[..., None]:
-        """A progress callback that says what is being tried and what is left of the budget."""
+        """Return a progress callback that displays what is being tried and what is left of the budget."""
         return lambda _pass="", done=0, planned=None: self.progress(
             words, done, planned, f"{self.budget.left_s:.0f} s left"
         )
 
     def _say_what_would_do(self, possible: Sequence[tuple[Lever, LeverTrial]], too_slow_s: float) -> None:
-        """Give the reason, and a budget that would do, where the time was too short.
+        """Give the reason, and a sufficient budget, for levers that had too little time.
 
-        `too_slow_s` is what a step took, with switching, where it left too few rounds; 0 if there were enough.
+        `too_slow_s` is the time of a step, with switching, if it left too few rounds; 0 if there were enough.
         """
         budget = self.budget
         short = [trial for _, trial in possible if not trial.why_not and trial.verdict == "not tried"]
@@ -126,14 +126,17 @@ class LeverLoop:
         if self.request.confirm:
             budget.keep_for_confirming()
             if not any(budget.allows(lever) for lever, _ in possible):
-                budget.kept_s = 0.0  # a lever that cannot be confirmed says more than none
+                budget.kept_s = 0.0  # a lever that cannot be confirmed is more informative than none
         for lever, trial in possible:
             if budget.allows(lever, ready) and (one := self._ready(stack, lever, trial)) is not None:
                 ready.append(one)
         return ready
 
     def _measure_own(self) -> None:
-        """The unmodified step: its memory, how far it is from the truth, quality, and what these take beyond steps."""
+        """Measure the unmodified step.
+
+        The figures are its memory, its distance from the truth, its quality, and the time of these beyond steps.
+        """
         __tracebackhide__ = True
         self._telling("the unmodified step")()
         begin, plan = time.perf_counter(), self.budget.plan
@@ -187,7 +190,7 @@ class LeverLoop:
         return one
 
     def _judged(self, switch: Switch) -> tuple[bool | None, str]:
-        """Whether quality is good enough with a lever on, and what it is; ``None`` without a test of it."""
+        """Return whether quality is good enough with a lever on, and its values; ``None`` without a test of it."""
         __tracebackhide__ = True
         if self.request.quality is None:
             return None, ""
@@ -202,9 +205,9 @@ class LeverLoop:
     # Timed
 
     def _time(self, ready: Sequence[PreparedLever]) -> float:
-        """Time levers side by side, and note what the times say; keeps the time for confirming.
+        """Time levers side by side, and note the results; keep the time for confirming.
 
-        Returns how many seconds a step took, with switching, where these left too few rounds; 0 if there were enough.
+        Return how many seconds a step took, with switching, if it left too few rounds; 0 if there were enough.
         """
         __tracebackhide__ = True
         alike = [[one for one in ready if (one.lever.in_blocks, one.lever.settles) == kind] for kind in _GROUPS]
@@ -239,9 +242,9 @@ class LeverLoop:
     def _rows_of(
         self, group: Sequence[PreparedLever], budget_s: float, words: str
     ) -> tuple[list[PreparedLever], Floats]:
-        """Those levers of a group that can be timed to the end, and the rows of the unmodified step and of each.
+        """Return those levers of a group that can be timed to the end, and the rows of the unmodified step and of each.
 
-        One with which the step fails is left out, and the others are timed again.
+        If the step fails with a lever, that lever is left out and the others are timed again.
         """
         __tracebackhide__ = True
         left, until = list(group), time.perf_counter() + budget_s
@@ -262,7 +265,10 @@ class LeverLoop:
     def _times(
         self, levers: Sequence[PreparedLever], switches: Sequence[Switch], budget_s: float, words: str, seed: int = SEED
     ) -> Floats:
-        """Milliseconds of the unmodified step and under each switch, in the way that the levers in them need."""
+        """Return the milliseconds of the unmodified step and of the step under each switch.
+
+        They are timed in the way that the levers need.
+        """
         __tracebackhide__ = True
         for one in levers:
             one.on = False
@@ -276,7 +282,7 @@ class LeverLoop:
         )
 
     def _broken(self, levers: Sequence[PreparedLever], error: Exception) -> list[PreparedLever]:
-        """The levers that were on when the step failed; raises its error if it fails without them too."""
+        """Return the levers that were on when the step failed; raise its error if it fails without them, too."""
         __tracebackhide__ = True
         broken = [one for one in levers if one.on]
         if not broken:
@@ -288,7 +294,7 @@ class LeverLoop:
     # Confirmed
 
     def _confirm(self, good: Sequence[PreparedLever]) -> None:
-        """Put together what is proven, the largest gain first, and measure it again on fresh rounds."""
+        """Combine what is proven, the largest gain first, and measure it again on fresh rounds."""
         __tracebackhide__ = True
         budget, figures, by_memory = self.budget, self.figures, self.request.goal == "memory"
         kept: list[PreparedLever] = []
@@ -338,13 +344,13 @@ class LeverLoop:
                 trial.notes.append(f"adds nothing to {together}" if kept else "not confirmed on fresh pairs")
 
     def _apart(self, one: PreparedLever, kept: Sequence[PreparedLever]) -> str:
-        """Why a lever cannot be on with others, or why that is not worth trying; empty if it can."""
+        """Return the reason why a lever cannot be on with others, or why that is not worth trying; empty if it can."""
         __tracebackhide__ = True
         assert self.yardstick is not None
         if one.lever.family and one.lever.family in {other.lever.family for other in kept}:
             return "only one of its kind can be on"
         if self.request.goal == "time" and one.trial.ratio is not None and 1 - one.trial.ratio < one.trial.smallest:
-            return "what it saves is too little to be seen beside them"
+            return "its saving is too small to be seen next to theirs"
         combination = [*kept, one]
         try:
             values = check(combination, self.subject, self.yardstick)
@@ -357,7 +363,10 @@ class LeverLoop:
 
 
 def _together(combination: Sequence[PreparedLever]) -> LeverTrial:
-    """Several levers as one, with values as far from exact as those of any of them; their lines are in their rows."""
+    """Combine several levers into one, with the largest distance of their values from exact.
+
+    Their lines are in their rows.
+    """
     trials = [one.trial for one in combination]
     values = max((trial.values for trial in trials), key=lambda values: FROM_EXACT.index(values.verdict))
     setup_s = sum(trial.setup_s or 0.0 for trial in trials)

@@ -1,4 +1,4 @@
-"""Levers tried on a running loop: switched on and off between blocks of its own steps, each of which runs once."""
+"""Try levers on a running loop, switching them on and off between blocks of its own steps, each of which runs once."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ from perfnb.step.steps import SkippedStep, after_optimizer_steps
 if TYPE_CHECKING:
     from perfnb.profile.profile import Profile
 
-#: What happens from step to step. It continues when a step begins, which sends ``None``, and when it has ended, which
-#: sends its milliseconds. `SkippedStep` is thrown in where the open step does not count.
+#: The course of a trial from step to step: a generator that continues when a step begins, which sends ``None``, and
+#: when it has ended, which sends its milliseconds. `SkippedStep` is thrown into it if the open step does not count.
 _Steps = Generator[None, float | None, Any]
 
 
 class LoopTrial:
     """Switches levers on and off over blocks of a loop's own steps, and removes everything at the end.
 
-    Whoever runs the loop calls `begin` before a step asks for its batch, `next` for that, `end` afterwards, and `pause`
-    where the loop is interrupted: then no lever is on, and the open block starts over with the next step. An error of a
-    lever ends its trial, and the step continues without it.
+    Whoever runs the loop calls `begin` before a step asks for its batch, `next` for that batch, `end` afterwards, and
+    `pause` when the loop is interrupted: then no lever is on, and the open block starts over with the next step. An
+    error of a lever ends its trial, and the step continues without it.
 
     Parameters
     ----------
     wanted : list of str
-        The levers; none for those that answer a finding, and those that cost little to try.
+        The levers; if empty, those that answer a finding, and those that cost little to try.
     bounds : mapping of str to float
-        What each of the profile's findings said could be saved at most, in milliseconds.
+        The most that each of the profile's findings said could be saved, in milliseconds.
     roots : sequence of str
         The names of the models that the loop's steps call.
     usual_ms : tuple of float
-        What the loop's steps usually take, and of that waiting for data.
+        The usual time of the loop's steps, and the part of it spent waiting for data.
     namespace : callable
         Returns the loop's variables.
     loader : object
-        What gives its batches.
+        The object that gives its batches.
 
     Attributes
     ----------
@@ -89,39 +89,39 @@ class LoopTrial:
         next(self._steps)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         self._in_step = True
         self._go_on(self._steps.send, None)
 
     def next(self, batches: Iterator[Any]) -> Any:
-        """The next batch of the loop's loader."""
+        """Return the next batch of the loop's loader."""
         return next(batches) if self._rest is None else self._rest.next(batches)
 
     def end(self, ms: float) -> None:
-        """The step has ended, and took so long."""
+        """Note that the step has ended, and how long it took."""
         self._in_step = False
         self._go_on(self._steps.send, ms)
 
     def pause(self) -> None:
-        """The loop is interrupted, or over."""
+        """Turn levers off, because the loop is interrupted or over."""
         self._in_step = False
         self._go_on(self._steps.throw, SkippedStep())
         if self._rest is not None:
             self._rest.stop()
 
     def close(self) -> None:
-        """End the trial; no lever is on from here."""
+        """End the trial; no lever is on from now on."""
         self.finished = True
         with InterruptGate():
             self._steps.close()
 
     def found(self) -> tuple[list[dict[str, Any]], str]:
-        """What was found so far: as the run's summary keeps it, and in a line."""
+        """Return the results so far: as the run's summary keeps them, and in a line."""
         trials = judged(self.trials)
         return [one.as_tried(kept=one.helps("time"), left=None) for one in trials], answer(trials)
 
     def _fail(self, error: Exception) -> None:
-        """The lever that is on has failed inside the open step."""
+        """Note that the lever that is on has failed inside the open step."""
         self._go_on(self._steps.throw, error)
 
     def _go_on(self, move: Callable[[Any], Any], with_this: Any) -> None:
@@ -137,7 +137,7 @@ class LoopTrial:
                 self.finished = True
                 warnings.warn(f"perfnb: no further lever is tried: {_first_line(error)}", RuntimeWarning, stacklevel=4)
 
-    # What happens, from the first step to the last: each `yield` waits until a step begins, or ends.
+    # The course of the trial from the first step to the last: each `yield` waits until a step begins or ends.
 
     def _run(self) -> _Steps:
         subject = yield from self._look()
@@ -157,12 +157,12 @@ class LoopTrial:
                     yield from self._pairs(trial, switch)
             except Exception as error:
                 trial.why_not = f"the step fails with it: {_first_line(error)}"
-                if self._in_step:  # it ends without the lever
+                if self._in_step:  # the step ends without the lever
                     with suppress(SkippedStep):
                         yield
 
     def _look(self) -> _Steps:
-        """See which optimizers step in a step without levers, and what they and the rest are called."""
+        """Find out which optimizers step in a step without levers, and the names of these and of everything else."""
         stepped: list[Optimizer] = []
         while True:
             with suppress(SkippedStep), ExitStack() as stack:
@@ -184,7 +184,7 @@ class LoopTrial:
         return subject
 
     def _chosen(self, subject: Subject) -> list[tuple[Lever, BlockTrial]]:
-        """The levers to try, most promising first, each with what will be noted of it."""
+        """Return the levers to try, most promising first, each with its notes."""
         known, ready = by_name(), []
         usual = worth_trying((known[name] for name in IN_LOOPS), self._bounds, "time")
         for lever in [known[name] for name in self._wanted] or usual:
@@ -210,7 +210,10 @@ class LoopTrial:
             trial.add(took)
 
     def _block(self, trial: BlockTrial, switch: Switch) -> _Steps:
-        """Run a block to its end; milliseconds of the steps that do not count, and of one of those that do."""
+        """Run a block to its end.
+
+        Return the milliseconds of the steps that do not count, and of one of those that do.
+        """
         while True:
             with suppress(SkippedStep):
                 yield
@@ -232,7 +235,7 @@ class LoopTrial:
 
     @contextmanager
     def _prepared(self, lever: Lever, subject: Subject) -> Iterator[Switch]:
-        """Prepare a lever; the switch that this gives keeps its errors from the loop's step."""
+        """Prepare a lever; the switch that this gives keeps its errors away from the loop's step."""
         with ExitStack() as stack:
             if lever.in_blocks:
                 self._rest = rest = RestOfData(subject, self._fail)
@@ -269,7 +272,7 @@ class LoopTrial:
             self._fail(error)
 
     def _lines(self, lever: Lever, subject: Subject) -> list[str]:
-        """The lines that keep a lever, as they read at the place where they belong, if that is known."""
+        """Return the lines that keep a lever, written for the place where they belong, if that is known."""
         parts: list[tuple[str, str | None]] = []
         changed: dict[str, int | None] = {"fused": True, "foreach": None}
         if lever.in_blocks and subject.loader is not None:
@@ -287,8 +290,10 @@ class LoopTrial:
 def begin_trial(
     wanted: Sequence[str], profile: Profile, namespace: Callable[[], Mapping[str, Any]], loader: Any
 ) -> LoopTrial | None:
-    """Begin to try levers on a loop of which some steps have been profiled; ``None``, with a warning, if that is not
-    possible."""
+    """Begin to try levers on a loop after some of its steps have been profiled.
+
+    Return ``None``, with a warning, if that is not possible.
+    """
     from perfnb.remedies.try_levers import bounds_of
 
     if (place_in_job() or {}).get("world_size", 1) > 1:
@@ -306,9 +311,10 @@ def _first_line(error: Exception) -> str:
 
 
 class _GuardedForward:
-    """A model's forward with a lever on, which continues without it after an error; a copy of the model has its own.
+    """A model's forward with a lever on, which continues without it after an error.
 
-    It is first `rehearsed` without effect, and so is backward, where errors may come there.
+    A copy of the model has a forward of its own. The forward is first `rehearsed` without effect, and so is the
+    backward if errors can occur there.
     """
 
     def __init__(self, model: nn.Module, own: Any, changed: Any, failed: Any, rehearsed: set[int] | None) -> None:

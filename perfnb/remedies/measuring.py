@@ -1,4 +1,4 @@
-"""What a step takes with levers on and off, side by side: time, memory, and the user's own losses."""
+"""Measure a step with levers on and off, side by side: time, memory, and the user's own losses."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from perfnb.stats.intervals import Floats
 from perfnb.step.memory import LiveObjects, inputs
 from perfnb.step.tracer import Tracer, exclusive
 
-#: Steps before quality is judged: as many with each lever as without.
+#: The number of steps before quality is judged, the same with and without each lever.
 _QUALITY_STEPS = 3
 _MOST_ROUNDS, _MOST_BLOCKS = 200, 40
-#: Share of a budget by which rounds may outlast it, where steps take longer than the first ones did.
+#: The share of a budget by which rounds may exceed it, if steps take longer than the first ones did.
 _SLACK = 0.15
 
 
 def step_seconds(subject: Subject, most_s: float) -> float:
-    """About how long a step takes; two more are run after one that takes less than `most_s`."""
+    """Estimate how long a step takes; two more are run if one takes less than `most_s`."""
     __tracebackhide__ = True
     with subject.restored(), subject.gate.opened(), Bench([subject.step], subject.batches) as bench:
         first_s = float(bench.rounds([[0]], pass_name="warmup").min()) / 1e3
@@ -49,11 +49,11 @@ def time_levers(
     block: int = 1,
     ahead: bool = False,
 ) -> Floats:
-    """Milliseconds of the unmodified step (first row) and under each switch, a column per round.
+    """Return the milliseconds of the unmodified step (first row) and of the step under each switch, a column per round.
 
     In each round every variant runs once, in random order, on the same batch and with the same random numbers. With a
-    `block`, it runs so many times back to back, after a step that does not count. One that is hopeless in the rounds
-    that warm up is left out of the others; its row is NaN.
+    `block`, it runs that many times back to back, after a step that does not count. A variant that is hopeless in the
+    warm-up rounds is left out of the others, and its row is NaN.
 
     If levers work `ahead`, each variant takes its own batches, turns follow back to back, and those that use up what
     was made ahead do not count; the times are of a batch and its step.
@@ -89,10 +89,10 @@ def time_levers(
 
 
 def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
-    """Most memory that a step's tensors take at once on its device; ``None`` if the step has a profiler of its own.
+    """Return the most memory that a step's tensors take at once on its device.
 
-    That is the memory of parameters, buffers, gradients, optimizers' state and the batch at the start of a step, and
-    what the step allocates from there on, less what it frees.
+    The result is ``None`` if the step has a profiler of its own. That is the memory of parameters, buffers, gradients,
+    optimizers' state and the batch at the start of a step, plus the allocations of the step, minus what it frees.
     """
     __tracebackhide__ = True
     tracer, live = Tracer(memory=True), LiveObjects()
@@ -100,12 +100,12 @@ def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
         live.add_model(model)
     for optimizer in subject.optimizers.values():
         live.add_optimizer(optimizer)
-    gc.collect()  # garbage that is freed while tracing counts as freed by the step
+    gc.collect()  # garbage that is freed during the trace counts as freed by the step
     try:
         with exclusive(), subject.restored(), switch():
             with tracer:
                 with subject.gate.opened():
-                    subject.run()  # gradients freed later are known only if allocated while tracing
+                    subject.run()  # a gradient that is freed later is known only if it was allocated during the trace
                 held = {block.address: block for block in (*live.blocks(), *inputs(subject.sample))}
                 start_ns = time.time_ns()
                 with subject.gate.opened():
@@ -123,7 +123,7 @@ def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
 def losses(
     subject: Subject, quality: Callable[[], Any], limits: Mapping[str, float], switch: Switch = nullcontext
 ) -> tuple[Loss, ...]:
-    """What `quality` says after a few steps with a lever on."""
+    """Return the losses of `quality` after a few steps with a lever on."""
     __tracebackhide__ = True
     with subject.restored(), switch(), subject.gate.opened():
         for _ in range(_QUALITY_STEPS):

@@ -1,4 +1,4 @@
-"""The proof that trying levers left everything as it was: a fingerprint before and after."""
+"""Prove that trying levers left everything unchanged, by a fingerprint before and after."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from perfnb.step.device import random_state
 
 @contextmanager
 def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
-    """Prove that everything is as before: model, optimizer, random numbers, switches.
+    """Prove that everything is unchanged: model, optimizer, random numbers, switches.
 
-    Gives a function that proves it in between; its argument says after what. An exception of the user's goes its way,
-    with a note if something has changed.
+    Yields a function that proves it in between; its argument names what ran before. User exceptions propagate, with a
+    note if something has changed.
 
     Raises
     ------
     CaptureError
-        If something is not, with what changed; switches are put back first.
+        If something has changed, with its name; switches are put back first.
     """
     __tracebackhide__ = True
     before = fingerprint(subject)
@@ -44,7 +44,7 @@ def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
             if name in SWITCHES:
                 SWITCHES[name][1](before[name])
         ending = "restart from a checkpoint" if differing() else "perfnb has put it back"
-        return f"After {what}, {names[0]} is not as it was before: {ending}."
+        return f"After {what}, {names[0]} has changed: {ending}."
 
     def prove(what: str) -> None:
         if why := changed(what):
@@ -62,7 +62,7 @@ def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
 
 
 def fingerprint(subject: Subject) -> dict[str, Any]:
-    """What must be as before, by name: digests of tensors, and values of switches."""
+    """Return what must stay unchanged, by name: digests of tensors, and values of switches."""
     seen: dict[str, Any] = {name: read() for name, (read, _) in SWITCHES.items()}
     seen |= {"inference mode": torch.is_inference_mode_enabled(), "the random state": digest(random_state())}
     for root, model in subject.models.items():
@@ -88,12 +88,15 @@ def _is_plain(value: Any) -> bool:
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Where a tensor's numbers are; ``None`` if they are in several places."""
+    """Return the memory address of a tensor's numbers; ``None`` if they are in several places."""
     return tensor.data_ptr() if tensor.layout is torch.strided else None
 
 
 def digest(value: Any) -> str:
-    """A digest of nested tensors and plain values; tensors whose numbers cannot be copied are only told apart."""
+    """Return a digest of nested tensors and plain values.
+
+    For a tensor that cannot be copied, only its identity counts.
+    """
     digest = hashlib.blake2b(digest_size=16)
     stack = [value]
     while stack:
@@ -101,7 +104,7 @@ def digest(value: Any) -> str:
         if isinstance(item, Tensor):
             digest.update(str((item.dtype, tuple(item.shape)) if has_numbers(item) else id(item)).encode())
             for part in bits(item) if has_numbers(item) else ():
-                # Of a copy, because torch never resizes memory again that NumPy has seen.
+                # Computed from a copy, because torch never again resizes memory that NumPy has seen.
                 digest.update(part.cpu().clone().numpy().tobytes())
         elif isinstance(item, Mapping):
             stack += [*item.keys(), *item.values()]

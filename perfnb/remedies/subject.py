@@ -1,4 +1,4 @@
-"""What levers are tried on: a step with the models, optimizers and loader that it uses, under the user's names."""
+"""The subject of a trial: a step with the models, optimizers and loader that it uses, under the user's names."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _IDLE = (
 
 @dataclass
 class Subject:
-    """A step and what it uses; a part's name is its class, or ``None`` for a loader, if no variable holds it."""
+    """A step and what it uses. A part that no variable holds is named by its class, or ``None`` for a loader."""
 
     step: Callable[..., Any]
     batches: Any  # as given: an iterable, a function that returns one, or None
-    models: dict[str, nn.Module]  # outermost ones that the step calls
+    models: dict[str, nn.Module]  # the outermost ones that the step calls
     optimizers: dict[str, Optimizer]  # those that it steps
     loader: tuple[str | None, DataLoader[Any]] | None
     trains: bool = False  # whether gradients were computed
-    kinds: set[str] = field(default_factory=set)  # of the devices that parameters and batches are on
+    kinds: set[str] = field(default_factory=set)  # of the devices that hold parameters and batches
     sample: tuple[Any, ...] = ()  # the arguments of one step
-    #: What levers found out or chose for this step, such as a number of threads, by their words.
+    #: Facts that levers found or chose for this step, such as a number of threads, by their words.
     chosen: dict[str, Any] = field(default_factory=dict)
     gate: InterruptGate = field(default_factory=InterruptGate)  # lets interrupts through where the step runs
-    #: Why nothing is known of the optimizer of a step that trains; empty if it is known.
+    #: The reason why nothing is known of the optimizer of a step that trains; empty if it is known.
     idle: str = ""
 
     @property
@@ -60,19 +60,19 @@ class Subject:
         return next((kind for kind in sorted(self.kinds) if kind != "cpu"), "cpu")
 
     def modules(self, *kinds: type[nn.Module]) -> Iterator[nn.Module]:
-        """The modules of some classes in the models."""
+        """Yield the modules of some classes in the models."""
         for model in self.models.values():
             yield from (module for module in model.modules() if isinstance(module, kinds))
 
     def once(self, word: str, find: Callable[[Subject], Any]) -> Any:
-        """What `find` finds, kept in `chosen` under a word."""
+        """Return the result of `find`, kept in `chosen` under a word."""
         __tracebackhide__ = True
         if word not in self.chosen:
             self.chosen[word] = find(self)
         return self.chosen[word]
 
     def restored(self) -> Restored:
-        """A context in which the step may run without lasting effect."""
+        """Return a context that lets the step run without lasting effect."""
         return Restored(self.models.values(), [self.step, *self.optimizers.values(), self.batches, self.loader])
 
     def run(self) -> Any:
@@ -81,7 +81,7 @@ class Subject:
         return self.step(*self.sample)
 
     def fed(self, stack: ExitStack) -> Callable[[], Any]:
-        """The step with batches of its own, from what feeds it now; the stack ends their iteration."""
+        """Return the step with batches of its own, from what feeds it now; the stack ends their iteration."""
         source = BatchSource(self.batches)
         stack.callback(source.close)
         return lambda: self.step(source.next())
@@ -97,12 +97,13 @@ def find_subject(
     loader: DataLoader[Any] | None = None,
     gate: InterruptGate | None = None,
 ) -> Subject:
-    """Run the step once, with everything put back, and see what it uses.
+    """Run the step once, with everything put back, and find out what it uses.
 
     Raises
     ------
     CaptureError
-        If the batches are empty, if a given part is not the step's, or if what the step changes could not be put back.
+        If the batches are empty, if a given part does not belong to the step, or if the step's changes could not be put
+        back.
     Exception
         Whatever the step raises.
     """
@@ -158,10 +159,12 @@ def find_subject(
 
 
 def _watch(subject: Subject, parts: bool) -> tuple[list[Optimizer], set[str], str]:
-    """Run the step once, with everything put back: the optimizers that it steps, the models that it calls, by name, and
-    what it changes out of sight, which could not be put back; empty if there is no such thing.
+    """Run the step once, with everything put back.
 
-    With `parts`, a model counts as called too if only a part of it is. Notes whether the step trains.
+    Return the optimizers that it steps, the models that it calls, by name, and what it changes out of sight, which
+    could not be put back; that is empty if there is no such thing.
+
+    With `parts`, a model also counts as called if only a part of it is. This also notes whether the step trains.
     """
     __tracebackhide__ = True
     stepped: list[Optimizer] = []
@@ -202,12 +205,15 @@ def _watch(subject: Subject, parts: bool) -> tuple[list[Optimizer], set[str], st
 
 
 def _version(grad: Tensor | None) -> tuple[int, int] | None:
-    """Changes when another gradient takes its place, and when one is added to it."""
+    """Return a version that changes when another gradient replaces this one, and when one is added to it."""
     return None if grad is None else (id(grad), grad._version)
 
 
 def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Models that are no part of another one, each under its first name; losses and activations have no parameters."""
+    """Return the models that are not part of another one, each under its first name.
+
+    Losses and activations have no parameters.
+    """
     inner = {id(part) for model in models.values() for part in model.modules() if part is not model}
     first = {id(model): name for name, model in reversed(list(models.items()))}
     return {
@@ -218,7 +224,7 @@ def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _modules(step: Callable[..., Any], namespace: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
-    """Modules by their names, then those that the step reaches otherwise, by their classes."""
+    """Yield modules by their names, then those that the step reaches in other ways, by their classes."""
     named = named_values(namespace, nn.Module)
     yield from named
     seen, counts = {id(part) for _, model in named for part in model.modules()}, Counter[str]()

@@ -1,4 +1,4 @@
-"""Global switches of torch and Python by name: how each is read and set."""
+"""Global switches of torch and Python by name, with functions to read and set each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _AUTOCASTS = ("cpu", "cuda")
 
 
 def older_precision() -> str | None:
-    """What ``torch.get_float32_matmul_precision`` says; ``None`` where the newer interface is in use.
+    """Return the result of ``torch.get_float32_matmul_precision``; ``None`` if the newer interface is in use.
 
-    Since torch 2.9 there are two interfaces, and asking the older one raises after the newer one was used.
+    Since torch 2.9 there are two interfaces, and reading the older one raises an error after the newer one was used.
     """
     try:
         return torch.get_float32_matmul_precision()
@@ -27,7 +27,7 @@ def older_precision() -> str | None:
 
 
 def newer_parts() -> dict[str, Any]:
-    """What has an ``fp32_precision`` for products, by name; empty before torch 2.9."""
+    """Return the objects that have an ``fp32_precision`` for products, by name; empty before torch 2.9."""
     owners = {
         "torch.backends.cuda.matmul": torch.backends.cuda.matmul,
         "torch.backends.mkldnn.matmul": getattr(torch.backends.mkldnn, "matmul", None),
@@ -41,13 +41,13 @@ def newer_parts() -> dict[str, Any]:
 
 
 def float32_precisions() -> dict[str, str | None]:
-    """How torch computes products of float32 matrices, as both interfaces have it."""
+    """Return how torch computes products of float32 matrices, according to both interfaces."""
     parts = {name: owner.fp32_precision for name, owner in newer_parts().items()}
     return {_OLDER: older_precision()} | parts
 
 
 def set_float32_precisions(wanted: Mapping[str, str | None]) -> None:
-    """Set what `float32_precisions` gave."""
+    """Restore what `float32_precisions` returned."""
     if (older := wanted[_OLDER]) is not None:
         torch.set_float32_matmul_precision(older)
     for name, owner in newer_parts().items():
@@ -72,7 +72,7 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
 
 THREADS, COLLECTION, CUDNN = "torch's number of threads", "garbage collection", "cuDNN's benchmark"
 PRECISION, BACKWARD = "the float32 precision", "torch.Tensor.backward"
-#: By name, how to read and how to set each.
+#: Functions to read and to set each switch, by name.
 SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     THREADS: (torch.get_num_threads, torch.set_num_threads),
     PRECISION: (float32_precisions, set_float32_precisions),
@@ -99,7 +99,7 @@ SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 
 @contextmanager
 def kept(name: str) -> Iterator[None]:
-    """Put a switch back afterwards."""
+    """Restore a switch afterwards."""
     read, write = SWITCHES[name]
     before = read()
     try:
@@ -110,7 +110,7 @@ def kept(name: str) -> Iterator[None]:
 
 @contextmanager
 def switched(name: str, value: Any) -> Iterator[None]:
-    """Set a switch, and back again."""
+    """Set a switch, and restore it afterwards."""
     with kept(name):
         SWITCHES[name][1](value)
         yield

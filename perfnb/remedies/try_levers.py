@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from perfnb.draw.document import Document
 
 GOALS = ("time", "memory")
-#: Share of the budget for the short profile that finds what to try, and the fewest steps that it takes.
+#: The share of the budget for the short profile that finds what to try, and the fewest steps that the profile takes.
 _PROFILE_SHARE, _PROFILE_STEPS = 0.15, 8
-#: Seconds for *Try it*, one compilation not counted: somebody is waiting.
+#: The seconds for *Try it*, one compilation not counted, because somebody is waiting.
 TRY_IT_S = 30.0
 _COLUMNS = (
     *("lever", "verdict", "ratio", "ratio_low", "ratio_high", "saves_ms", "memory", "peak_bytes", "peak_change_bytes"),
@@ -42,7 +42,7 @@ _NO_PROFILE = "no time within the budget for the profile that could give reason 
 
 @dataclass
 class LeverRequest:
-    """What to try and how to judge it, checked before anything runs.
+    """The levers to try and the way to judge them, checked before anything runs.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ def _listed(wanted: Any) -> list[str]:
 
 
 class LeverTrials(Documented):
-    """What each lever does to a step's time and results. A notebook displays it."""
+    """The effect of each lever on a step's time and results. A notebook displays it."""
 
     def __init__(self, figures: LeverFigures) -> None:
         self.figures = figures
@@ -110,11 +110,10 @@ class LeverTrials(Documented):
         ``verdict``, ``ratio`` to the unmodified step, its simultaneous 95 % interval ``ratio_low`` to ``ratio_high``,
         ``saves_ms`` of the unmodified step's time, ``memory`` (less, more, same), ``peak_bytes`` of a step and
         ``peak_change_bytes`` against the unmodified step, ``values`` (exact, within noise, reduced precision,
-        different, not checked), ``error`` (largest distance from float64, relative), ``setup_s``,
-        ``pays_after_steps``, ``bound_ms`` (what the finding that it answers said at most), ``why_not`` (why it was not
-        tried, or should not be kept), ``notes`` (graph breaks and recompiles, quality, what it does not go together
-        with) and ``code``. The first lever that is kept has its ratio and interval from the fresh pairs that confirmed
-        it.
+        different, not checked), ``error`` (largest distance from float64, relative), ``setup_s``, ``pays_after_steps``,
+        ``bound_ms`` (the upper bound in the finding that it answers), ``why_not`` (why it was not tried, or should not
+        be kept), ``notes`` (graph breaks and recompiles, quality, what it cannot be combined with) and ``code``. The
+        first lever that is kept has its ratio and interval from the fresh pairs that confirmed it.
         """
         table = pd.DataFrame([_row_of(trial, self.figures.own_peak) for trial in self.figures.trials])
         numbers = ["ratio", "ratio_low", "ratio_high", "saves_ms", "error", "setup_s", "bound_ms"]
@@ -135,7 +134,7 @@ class LeverTrials(Documented):
         return "\n".join(line for trial in self.figures.trials if trial.lever in self.best for line in trial.code)
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
-        """What `Journal.add` writes: step times with each lever on, its name, and whether it is kept.
+        """Yield what `Journal.add` writes: step times with each lever on, its name, and whether it is kept.
 
         A combination that is kept comes last, and is accepted instead of each of its levers.
         """
@@ -164,7 +163,7 @@ def _row_of(trial: LeverTrial, own_peak: int | None) -> dict[str, Any]:
 
 
 def levers() -> pd.DataFrame:
-    """All levers that `try_levers` knows: what each does, and the bottleneck that it answers."""
+    """Return all levers that `try_levers` knows: the effect of each, and the bottleneck that it answers."""
     from perfnb.remedies.levers import LEVERS
 
     rows = [(lever.name, lever.words, ", ".join(lever.answers)) for lever in LEVERS]
@@ -186,12 +185,12 @@ def try_levers(
     limits: Mapping[str, float] | None = None,
     confirm: bool = True,
 ) -> LeverTrials:
-    """Try what could make a step faster or smaller, one lever after the other, and say which are worth keeping.
+    """Try what could make a step faster or smaller, one lever after the other, and report which are worth keeping.
 
     Each lever is switched on and off between single steps, in random order, so that both run under the same conditions.
     Its results (outputs, gradients, parameters after the step) are compared with the same step in float64: a lever may
     be at most three times as far from it as your own step. Nothing stays changed: parameters, buffers, gradients,
-    optimizer state, random numbers, global switches and the position of a loader that knows it are put back, and
+    optimizer state, random numbers, global switches and the position of a loader that knows it are put back and
     checked.
 
     Parameters
@@ -199,16 +198,17 @@ def try_levers(
     step, batches
         As for `profile_step`. The step should do the same work each time.
     model, optimizer, loader : optional
-        What the levers act on. By default what the step uses, found through its variables.
+        What the levers act on. By default, those that the step uses, found through its variables.
     levers : str or list of str
-        ``"auto"`` tries those that a short profile gives reason for, the largest bound first, then what costs little to
-        try; a list tries just those (``%try_levers --list`` lists all).
+        ``"auto"`` tries those that a short profile gives reason for, the largest bound first, then those that cost
+        little to try; a list tries just those (``%try_levers --list`` lists all).
     goal : str
         ``"time"``, or ``"memory"`` for a model that is too big: levers are then judged by the peak of memory in a step.
         Both are measured in either case.
     budget_s : float
         Seconds that all trials together may take, to within 20 %. One compilation, which cannot be interrupted, is not
-        counted. Long steps get fewer levers; if nothing can be tried, the result says how many seconds would do.
+        counted. Long steps get fewer levers; if nothing can be tried, the result names the number of seconds that would
+        be enough.
     quality : callable, optional
         As for `ab_test`: called without arguments, returns losses by name, where smaller is better. Called once for the
         unmodified step and once with each lever on, each time after a few steps from the same start.
@@ -259,7 +259,7 @@ def run_trials(
     quiet: bool = False,
     line: ProgressLine | None = None,
 ) -> LeverTrials:
-    """`try_levers` for a step whose variables are known; what its magic and *Try it* call.
+    """Run `try_levers` for a step whose variables are known; its magic and *Try it* call this.
 
     `bounds` are those of a profile's findings, where there is one; `line` shows progress.
     """
@@ -307,7 +307,7 @@ def run_trials(
 
 
 def try_one(parts: Mapping[str, Any], lever: str, line: ProgressLine) -> dict[str, Any]:
-    """What *Try it* does: try a lever on a step; the answer is that of `perfnb.remedies.view.trial_answer`.
+    """Answer *Try it*: try a lever on a step, and return the answer of `perfnb.remedies.view.trial_answer`.
 
     Parameters
     ----------
@@ -325,14 +325,14 @@ def try_one(parts: Mapping[str, Any], lever: str, line: ProgressLine) -> dict[st
     from perfnb.remedies.levers import by_name
 
     __tracebackhide__ = True
-    # A single lever, chosen before measuring, flatters nobody: there is nothing to confirm.
+    # A single lever, chosen before measuring, has no advantage from chance: there is nothing to confirm.
     goal = "memory" if by_name()[lever].for_memory else "time"
     request = LeverRequest([lever], goal, TRY_IT_S, confirm=False)
     return trial_answer(run_trials(**parts, request=request, quiet=True, line=line), lever)
 
 
 def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: float) -> dict[str, float]:
-    """The most that removing each bottleneck could save, in milliseconds, by a short profile."""
+    """Return the most that removing each bottleneck could save, in milliseconds, according to a short profile."""
     from perfnb.profile.profiling import run_profile
     from perfnb.step.budget import Plan
 
@@ -344,6 +344,6 @@ def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: flo
 
 
 def bounds_of(findings: pd.DataFrame) -> dict[str, float]:
-    """The largest bound of each bottleneck, of which there may be several findings; 0 if none is known."""
+    """Return the largest bound of each bottleneck, which may have several findings; 0 if none is known."""
     bounds = findings.groupby("bottleneck")["bound_ms"].max().astype(float).fillna(0.0)
     return {str(name): float(bound) for name, bound in bounds.items()}

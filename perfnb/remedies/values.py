@@ -1,8 +1,9 @@
-"""Whether a step computes the same with a lever on: outputs and gradients, and parameters and buffers some steps later.
+"""Check whether a step computes the same with a lever on.
 
-The yardstick is the step itself in float64: a lever may be at most some times as far from it as the user's own step is.
-Where the step cannot run in float64, the yardstick is how much the step differs from itself with another number of
-threads, which sums in another order.
+Outputs and gradients are compared, and parameters and buffers some steps later. The yardstick is the step itself in
+float64: the distance of a lever from it may be at most a few times that of the unmodified step. If the step cannot run
+in float64, the yardstick is how much the step differs from itself with another number of threads, which sums in another
+order.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from perfnb.remedies.switches import THREADS, switched
 from perfnb.step.device import capacity_bytes
 from perfnb.telemetry.sampler.cgroup import memory_limit_bytes
 
-#: Batches of two loaders that are compared; more than the most workers, so that one gives two.
+#: The number of batches of two loaders that are compared; more than the most workers, so that one worker gives two.
 _BATCHES = 6
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What the user's own step computes, and how far from the truth that is."""
+    """The results of the unmodified step, and their distance from the truth."""
 
     own: Results
     truth: Results
-    #: Why `truth` is not in float64, but the step with another number of threads; empty if it is.
+    #: The reason why `truth` is not in float64, but the step with another number of threads; empty if it is in float64.
     why_not: str
     #: Whether the step computes something else with other random numbers.
     random: bool
     #: Whether the step computes the same when it runs twice from the same state.
     repeats: bool = True
-    #: Steps after which parameters and buffers are compared.
+    #: The number of steps after which parameters and buffers are compared.
     steps: int = 1
 
     @property
@@ -60,9 +61,9 @@ def measure_yardstick(
 ) -> Yardstick:
     """Run the step a few times, with everything put back.
 
-    `peak_bytes` is what the step needs: in float64 it needs twice that, beside a copy of what it has. If `brief`, the
-    step is taken to draw random numbers. Parameters are compared after some `steps`, because what is wrong in an
-    optimizer's state shows from the second on.
+    `peak_bytes` is the memory that the step needs; in float64 it needs twice that, plus a copy of its state. If
+    `brief`, the step is assumed to draw random numbers. Parameters are compared after some `steps`, because an error in
+    an optimizer's state shows from the second step on.
     """
     __tracebackhide__ = True
     steps = steps if subject.optimizers else 1
@@ -86,7 +87,7 @@ def measure_yardstick(
 
 
 def free_bytes(kind: str) -> int | None:
-    """Memory of a kind of device that this process may still allocate; ``None`` if torch cannot tell."""
+    """Return the memory of a kind of device that this process may still allocate; ``None`` if torch cannot tell."""
     if kind == "cpu":
         limit = memory_limit_bytes()
         free = int(psutil.virtual_memory().available)
@@ -97,14 +98,17 @@ def free_bytes(kind: str) -> int | None:
 
 
 def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
-    """How far the results with a lever on are from the truth, and how far the step's own are."""
+    """Return the distance of the results with a lever on from the truth, and that of the step's own."""
     __tracebackhide__ = True
     found = results_of(subject, switch, steps=yardstick.steps)
     return errors_between(yardstick.own, found, yardstick.truth, random=yardstick.random, kind_of=_kind)
 
 
 def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstick, again: bool = True) -> Values:
-    """Whether the step computes the same with levers on; prepared `again` if random numbers forbid to say."""
+    """Check whether the step computes the same with levers on.
+
+    They are prepared `again` if random numbers prevent an answer.
+    """
     __tracebackhide__ = True
     if len(levers) == 1 and (own_check := levers[0].lever.check) is not None:
         return own_check(subject, levers[0].switch)
@@ -126,7 +130,7 @@ def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstic
 
 
 def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject) -> Values:
-    """Whether a loader gives the same first batches as another, in the same order, from the same random numbers."""
+    """Return whether two loaders give the same first batches, in the same order, from the same random numbers."""
     __tracebackhide__ = True
 
     def first(loader: Iterable[Any], seed_shift: int = 0) -> list[Any]:
@@ -146,7 +150,7 @@ def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject)
 
 
 def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
-    """The place of the first batch that differs in any bit."""
+    """Return the place of the first batch that differs in any bit."""
     pairs = zip_longest(a, b)
     return next((place for place, (x, y) in enumerate(pairs) if digest(x) != digest(y)), None)
 
@@ -154,7 +158,7 @@ def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
 def results_of(
     subject: Subject, switch: Switch = nullcontext, *, float64: bool = False, seed_shift: int = 0, steps: int = 1
 ) -> Results:
-    """Outputs and gradients of one step, parameters and buffers after so many of them, in float64 on the CPU."""
+    """Return outputs and gradients of one step, and parameters and buffers after this many, in float64 on the CPU."""
     __tracebackhide__ = True
     results: Results = {}
     calls = 0
@@ -218,5 +222,5 @@ def _noted(call: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..
 
 
 def _kind(name: str) -> str:
-    """Outputs, gradients, or what is there after the step."""
+    """Return which kind a result is: outputs, gradients, or the state after the step."""
     return name.partition(" ")[0] if name.startswith(("output ", "gradient ")) else "after"

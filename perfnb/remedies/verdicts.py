@@ -1,4 +1,7 @@
-"""How levers are judged: which to try first, what is faster, what needs less memory, and what may be kept. Pure."""
+"""Judge levers: which to try first, which are faster, which need less memory, and which may be kept.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ if TYPE_CHECKING:
     from perfnb.remedies.lever import Lever
     from perfnb.stats.comparisons import PairedComparison
 
-#: A lever that makes the step so many times slower in rounds that warm up is not timed further.
+#: A lever that makes the step this many times slower in the warm-up rounds is not timed further.
 HOPELESS = 5.0
-#: Smallest change of the peak of memory that matters; it hardly varies from step to step.
+#: The smallest change of the peak of memory that matters; it hardly varies from step to step.
 MEMORY_MATTERS = 0.01
 
 
 @dataclass
 class LeverTrial:
-    """One lever that was tried, or why it was not; or several, all on at once."""
+    """One lever that was tried, or the reason why it was not; or several levers, all on at once."""
 
     lever: str
     verdict: str  # of its time: faster, slower, same, inconclusive; "not timed" or "not tried"
@@ -41,23 +44,23 @@ class LeverTrial:
     memory: str = ""  # less, more or same, against the unmodified step
     smallest: float = 0.0  # the smallest relative difference of time that could have been seen
     notes: list[str] = field(default_factory=list)
-    unconfirmed: bool = False  # it helps, and was not measured again
+    unconfirmed: bool = False  # it helps, but was not measured again
 
     def timed(self, comparison: PairedComparison, own_ms: Floats | float, times_ms: Floats) -> None:
-        """Note the verdict of a comparison, and what is saved of the unmodified step's time."""
+        """Note the verdict of a comparison, and the saving of the unmodified step's time."""
         self.verdict, self.ratio, self.ratio_ci = comparison.verdict, comparison.ratio, comparison.ratio_ci
         self.saves_ms = float(np.median(own_ms)) * (1 - comparison.ratio)
         self.times_ms, self.smallest = tuple(times_ms.tolist()), comparison.smallest_detectable
 
     @property
     def pays_after_steps(self) -> int | None:
-        """After how many steps what it saves has paid for preparing it; ``None`` if it saves nothing."""
+        """The number of steps after which its saving has paid for preparing it; ``None`` if it saves nothing."""
         if self.verdict != "faster" or self.setup_s is None or not self.saves_ms:
             return None
         return math.ceil(self.setup_s * 1e3 / self.saves_ms)
 
     def as_tried(self, *, kept: bool, left: int | None) -> dict[str, Any]:
-        """What a run's summary keeps of it, if the run had so many steps left."""
+        """Return what a run's summary keeps of it, given the number of steps that the run had left."""
         return {
             **{"lever": self.lever, "verdict": self.verdict, "ratio": self.ratio},
             "interval": None if self.ratio_ci is None else list(self.ratio_ci),
@@ -66,13 +69,13 @@ class LeverTrial:
         }
 
     def helps(self, goal: str) -> bool:
-        """Whether it makes the step faster or smaller, and may be kept."""
+        """Return whether it makes the step faster or smaller, and may be kept."""
         return not self.why_not and (self.memory == "less" if goal == "memory" else self.verdict == "faster")
 
 
 @dataclass
 class LeverFigures:
-    """What trying levers on a step measured."""
+    """The measurements of a trial of levers on a step."""
 
     name: str  # of the step
     goal: str = "time"
@@ -81,16 +84,16 @@ class LeverFigures:
     confirmed: LeverTrial | None = None  # all of these on at once, measured again on fresh pairs
     confirms: bool = True  # whether that is done
     budget_word: str = "budget_s"  # the option that gives more time
-    step_ms: float = 0.0  # of the unmodified step, in the rounds that levers are compared in
-    fed_ms: float | None = None  # with its batch, where a lever on the loader was timed
+    step_ms: float = 0.0  # of the unmodified step, in the rounds that compare levers
+    fed_ms: float | None = None  # with its batch, if a lever on the loader was timed
     rounds: int = 0
     own_peak: int | None = None  # bytes, of the unmodified step
     caveat: str = ""  # how values were checked, if not against float64
     noise: Mapping[str, Any] = field(default_factory=dict)  # what may have disturbed the steps
-    need_s: int | None = None  # the budget that would do, where time was too short for some that were ready
+    need_s: int | None = None  # a sufficient budget, if the time was too short for some that were ready
 
     def own_ms(self, ahead: bool) -> float:
-        """The time of the unmodified step that savings are of; with its batch for levers that work ahead."""
+        """Return the time of the unmodified step that savings refer to; with its batch for levers that work ahead."""
         return self.step_ms if self.fed_ms is None or not ahead else self.fed_ms
 
     @property
@@ -102,19 +105,22 @@ class LeverFigures:
 
 
 def fewest_rounds(levers: int, level: float = 0.05) -> int:
-    """The fewest pairs in which the smallest signed-rank p-value, 2 / 2**n, stands Holm's correction."""
+    """Return the fewest pairs whose smallest signed-rank p-value, 2 / 2**n, passes Holm's correction."""
     return max(6, math.ceil(1 + math.log2(max(1, levers) / level)))
 
 
 def as_its_interval(verdict: str, interval: tuple[float, float] | None) -> str:
-    """A verdict that agrees with the interval beside it: Holm's test may see what a simultaneous interval does not."""
+    """Return a verdict that agrees with the interval next to it.
+
+    Holm's test may see what a simultaneous interval does not.
+    """
     if verdict in ("faster", "slower") and interval is not None and interval[0] <= 1 <= interval[1]:
         return "inconclusive"
     return verdict
 
 
 def memory_verdict(peak: int | None, own: int | None) -> str:
-    """Whether a lever needs less memory than the unmodified step: less, more, same, or "" if not measured."""
+    """Return whether a lever needs less memory than the unmodified step: less, more, same, or "" if not measured."""
     if peak is None or not own:
         return ""
     change = peak / own - 1
@@ -122,13 +128,13 @@ def memory_verdict(peak: int | None, own: int | None) -> str:
 
 
 def not_hopeless(pilot_ms: Floats) -> list[int]:
-    """The rows of a few rounds that are worth more of them: the first, and those not many times slower."""
+    """Return the rows of a few rounds that are worth more of them: the first, and those not many times slower."""
     best = pilot_ms.min(axis=1)
     return [0, *(row for row in range(1, len(best)) if best[row] <= HOPELESS * best[0])]
 
 
 def keepable(values: Values, listed: bool, quality: bool | None) -> str:
-    """Why a lever's results forbid to keep it; empty if they do not.
+    """Return the reason why a lever must not be kept because of its results; empty if it may be.
 
     Parameters
     ----------
@@ -147,7 +153,10 @@ def keepable(values: Values, listed: bool, quality: bool | None) -> str:
 
 
 def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
-    """Which limit on time or memory a lever breaks, or what could not be measured for it; empty if neither."""
+    """Return the limit on time or memory that a lever breaks, or that could not be measured for it.
+
+    The result is empty if neither.
+    """
     times = trial.times_ms
     measured = {
         "peak_memory_bytes": trial.peak_bytes,
@@ -163,12 +172,15 @@ def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
 
 
 def bound_of(lever: Lever, bounds: Mapping[str, float]) -> float | None:
-    """The most that the findings which a lever answers said could be saved; ``None`` if it answers none of them."""
+    """Return the most that the findings answered by a lever said could be saved.
+
+    The result is ``None`` if it answers none of them.
+    """
     return max((bounds[cause] for cause in lever.answers if cause in bounds), default=None)
 
 
 def worth_trying(levers: Iterable[Lever], bounds: Mapping[str, float], goal: str) -> list[Lever]:
-    """The levers that a finding gives reason for, the largest bound first, then those that cost little to try.
+    """Return the levers that a finding gives reason for, the largest bound first, then those that cost little to try.
 
     With memory as the goal, levers for memory come before all others, however costly.
     """

@@ -1,4 +1,4 @@
-"""What levers did, as a document, and the answer of *Try it*."""
+"""Show the effect of levers as a document, and give the answer of *Try it*."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverTrials
     from perfnb.remedies.verdicts import LeverTrial
 
-#: How *Try it* says what the check of values found, and what a lever that is not to be kept did.
+#: How *Try it* words the result of checking values, and the effect of a lever that is not to be kept.
 _VALUES = {
     "exact": "the same, bit by bit",
     "within noise": "as close to float64 as without it",
@@ -23,7 +23,7 @@ _VALUES = {
     "different": "different: check before you use it",
     "not checked": "not checked: random numbers are drawn in another order",
 }
-#: An undecided lever that may make a step take less than this share of its time is named.
+#: An undecided lever is named if it may make a step take less than this share of its time.
 _MUCH = 0.9
 _NOT_KEPT = {
     "less": "less memory on this machine, but do not keep it yet",
@@ -36,7 +36,7 @@ _NOT_KEPT = {
 
 
 def trials_document(trials: LeverTrials) -> Document:
-    """What each lever does to the step, those that save most first."""
+    """Return the document of each lever's effect on the step, those that save most first."""
     figures = trials.figures
     state, sentence = _answer(trials)
     rounds = (
@@ -59,7 +59,7 @@ def trials_document(trials: LeverTrials) -> Document:
 
 
 def _answer(trials: LeverTrials) -> tuple[State, str]:
-    """What helps, in a sentence."""
+    """Return what helps, in a sentence."""
     figures, kept = trials.figures, trials.figures.confirmed
     if kept is None:
         less = "takes less memory" if figures.goal == "memory" else "makes the step faster"
@@ -96,7 +96,7 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
 
 
 def _is_open(trial: LeverTrial) -> bool:
-    """Whether a lever may save much, but its interval is too wide to tell."""
+    """Return whether a lever may save much, but its interval is too wide to tell."""
     low = trial.ratio_ci[0] if trial.ratio_ci else 1.0
     return trial.verdict == "inconclusive" and not trial.why_not and (trial.ratio or 1.0) < 1 and low < _MUCH
 
@@ -140,19 +140,20 @@ def _cells(trial: LeverTrial, own_peak: int | None) -> tuple[Any, ...]:
 
 
 def _not_tried(trials: LeverTrials) -> str:
-    """The levers that were not tried, in a line, with the reason if it is the same for all; empty if there are none."""
+    """Return a line with the levers that were not tried, and the reason if they share it; empty if there are none."""
     left = [trial for trial in trials.figures.trials if trial.verdict == "not tried"]
     names = fmt.named([trial.lever for trial in left])
     reasons = {trial.why_not for trial in left}
-    said = f"{names} ({reasons.pop()})" if len(reasons) == 1 else f"{names}; .table says why"
+    said = f"{names} ({reasons.pop()})" if len(reasons) == 1 else f"{names}; see .table"
     return f"Not tried: {said}." if left else ""
 
 
 def trial_answer(trials: LeverTrials, lever: str) -> dict[str, Any]:
-    """What trying a lever showed, ready for JSON: the answer of *Try it*.
+    """Return the result of trying a lever, ready for JSON: the answer of *Try it*.
 
-    ``said`` in a sentence; the ``effect`` on the step time as documents have it; ``facts`` as pairs of words; ``code``
-    that keeps it, empty unless it is worth keeping (``keep``). Or an ``error``.
+    It contains a sentence in ``said``; the ``effect`` on the step time as in documents; ``facts`` as pairs of words;
+    and the ``code`` that keeps the lever, empty unless it is worth keeping (``keep``). Otherwise it contains an
+    ``error``.
     """
     figures = trials.figures
     trial = next(trial for trial in figures.trials if trial.lever == lever)

@@ -1,4 +1,4 @@
-"""The roofline: how close each layer and operator comes to what the machine can do, and what limits it.
+"""Compute the roofline: how close each layer and operator comes to the machine's limits, and which limit applies.
 
 A machine has two ceilings: peak arithmetic and memory bandwidth. Work with few operations per byte is limited by the
 second.
@@ -26,7 +26,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
 
 COMPUTE, MEMORY = "compute", "memory"
-#: Hardware counters of GPUs in ``samples``, the one that tells how busy a GPU is first.
+#: Hardware counters of GPUs in ``samples``, with the one for how busy a GPU is first.
 COUNTERS = ("sm_active_percent", "tensor_active_percent", "dram_active_percent")
 #: Share of a ceiling above which the ceiling was measured too low.
 _TOO_LOW = 1.02
@@ -45,7 +45,7 @@ POINTS: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class RooflineLevels:
-    """The machine's ceilings, and where the parts of a step are relative to them."""
+    """The machine's ceilings, and the parts of a step relative to them."""
 
     #: Name of the device.
     device: str
@@ -95,7 +95,7 @@ class RooflineLevels:
 def step_roofline(
     recording: Recording, attribution: Attribution, counted: pd.DataFrame, step_ms: float | None
 ) -> RooflineLevels:
-    """The roofline of a profile: work from the counted step, times from the traced ones.
+    """Return the roofline of a profile: work from the counted step, times from the traced ones.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def step_roofline(
 
 
 def counters_read(recording: Recording) -> dict[str, float]:
-    """Means of the hardware counters of the busiest GPU over the timed steps; empty if none were read."""
+    """Return the means of the hardware counters of the busiest GPU over the timed steps; empty if none were read."""
     timed = recording.steps[recording.steps["pass"] == "timed"]
     if recording.watch is None or timed.empty:
         return {}
@@ -153,7 +153,7 @@ def roofline_of(
     main_dtype: str | None = None,
     step_ms: float | None = None,
 ) -> RooflineLevels:
-    """The roofline of a step.
+    """Return the roofline of a step.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def roofline_of(
 
 
 def _reached(points: pd.DataFrame) -> dict[str, float]:
-    """The highest FLOP/s by dtype among parts that take enough time for their rate to be certain."""
+    """Return the highest FLOP/s by dtype among parts that take enough time for their rate to be certain."""
     whole = points.groupby("kind")["ms"].transform("sum")
     sure = points[(points["ms"] >= _COUNTS * whole).fillna(False).to_numpy(dtype=bool)]
     best = sure.groupby("dtype")["achieved_flops_per_s"].max().dropna()
@@ -210,7 +210,10 @@ def _reached(points: pd.DataFrame) -> dict[str, float]:
 
 
 def _points(work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:
-    """Where each part of the step is; parts that move no bytes, such as layers that only call others, have none."""
+    """Return the point of each part of the step.
+
+    Parts that move no bytes, such as layers that only call others, have none.
+    """
     work = work[(work["bytes"] > 0).fillna(False).to_numpy(dtype=bool)]
     flops, moved, ms = (work[name].astype("Float64") for name in ("flops", "bytes", "ms"))
     intensity = flops / moved

@@ -1,4 +1,4 @@
-"""`Roofline`: how close a profile's layers and ops come to what the machine can do."""
+"""`Roofline`: how close a profile's layers and ops come to the machine's limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfnb.roofline.tab import roofline_document
 
 
 class Roofline(Documented, RooflineLevels):
-    """The machine's measured ceilings, and every layer and op under them; displays itself in a notebook.
+    """The machine's measured ceilings, and every layer and op under them. A notebook displays it.
 
     See S. Williams, A. Waterman and D. Patterson, "Roofline: an insightful visual performance model for multicore
     architectures", Communications of the ACM 52 (4), 2009.
@@ -34,7 +34,7 @@ class Roofline(Documented, RooflineLevels):
     uncounted : DataFrame
         Ops without a formula, with their calls, time in milliseconds and share of a traced step.
     device : str
-        What was measured.
+        The device that was measured.
     dtype : str or None
         The dtype whose peak `utilisation` is a share of.
     refuted : mapping of str to float
@@ -50,6 +50,6 @@ class Roofline(Documented, RooflineLevels):
 
 
 def roofline_result(levels: RooflineLevels) -> Roofline:
-    """The same figures as a result of their own: changing its frames changes nothing else."""
+    """Return the same figures as a separate result: changes to its frames affect nothing else."""
     own = {"points": levels.points.copy(), "uncounted": levels.uncounted.copy(), "peaks": dict(levels.peaks)}
     return Roofline(**{**vars(levels), **own})

@@ -1,4 +1,4 @@
-"""The roofline tab: how close the layers and ops of a step come to what the machine can do."""
+"""Show the roofline tab: how close the layers and ops of a step come to the machine's limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COUNTED = {
 
 
 def roofline_document(roofline: RooflineLevels) -> Document:
-    """How close the step comes to the machine's ceilings, and each layer and op to its own."""
+    """Return the document: how close the step comes to the machine's ceilings, and each layer and op to its own."""
     counters = roofline.counters
     read = ", ".join(f"{word} {fmt.share(counters[name])}" for name, word in _COUNTED.items() if name in counters)
     return Document(
@@ -51,7 +51,7 @@ def roofline_document(roofline: RooflineLevels) -> Document:
 
 
 def roofline_verdict(roofline: RooflineLevels) -> Verdict:
-    """Whether arithmetic or memory bandwidth limits the layers."""
+    """Return whether arithmetic or memory bandwidth limits the layers."""
     reached, parts = roofline.reached, roofline.parts
     if reached is None:
         known = "Nothing that was counted has a roof" if roofline.peaks else "The machine's ceilings are not known"
@@ -113,7 +113,7 @@ def _sections(roofline: RooflineLevels) -> Iterator[Section]:
 
 
 def _roofs(roofline: RooflineLevels, across: list[float]) -> Iterator[tuple[Mark, tuple[tuple[float, float], ...]]]:
-    """For each dtype, the slope of the memory bandwidth up to the ceiling of its arithmetic."""
+    """Yield, for each dtype, the slope of the memory bandwidth up to the ceiling of its arithmetic."""
     bandwidth = roofline.bandwidth
     peaks = {dtype: peak for dtype, peak in roofline.peaks.items() if peak > 0}
     ridges = [peak / bandwidth for peak in peaks.values()] if bandwidth else []
@@ -123,7 +123,7 @@ def _roofs(roofline: RooflineLevels, across: list[float]) -> Iterator[tuple[Mark
         yield Mark(f"{dtype}: {words(peak, 'flops/s')}", colour, "─", "none"), (*slope, (right, peak))
 
 
-#: In which sections a row selects the row of its name.
+#: The sections where a row selects the row of its name.
 _SHOWN = {"layer": (("layers", "Show in the layers"),), "op": (("ops", "Show in the ops"),)}
 
 

@@ -1,1 +1,1 @@
-"""Stacks of calls: the profiles of other tools in files, and what each function took."""
+"""Stacks of calls: read the profiles of other tools from files, and compute the time of each function."""

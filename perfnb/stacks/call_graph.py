@@ -1,4 +1,4 @@
-"""Approximate stacks of a profile that only knows which function called which, as cProfile's."""
+"""Approximate the stacks of a profile that only knows which function called which, such as cProfile's."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ import numpy as np
 from perfnb.recording.nesting import NONE, Floats
 from perfnb.stacks.tree import CallTree, Function
 
-#: Most calls in a tree, and the least share of the whole that is drawn as a call: the same function comes in many
-#: stacks, so that all of them could be endless.
+#: The most calls in a tree, and the least share of the whole that is drawn as a call: the same function occurs in many
+#: stacks, so all of them could be endless.
 _MOST_CALLS, _LEAST = 5_000, 1 / 20_000
 
 
 def tree_of_callers(
     functions: Sequence[Function], own: Floats, total: Floats, edges: Mapping[tuple[int, int], float]
 ) -> CallTree | None:
-    """Divide the time of each function among its callers, as if it took every one of them the same way.
+    """Divide the time of each function among its callers, as if it took every one of its calls the same way.
 
-    A function's time inside a caller is that of the calls between the two, as a share of the caller's time. It is
-    divided among the function itself and its callees in the same proportions as all of its time. A function inside
-    itself is left out, and what takes little stays in its caller. ``None`` if no time is known.
+    The time of a function inside a caller is the time of the calls between the two, as a share of all the time of that
+    caller. It is divided among the function itself and its callees in the same proportions as all of its time. A
+    function inside itself is left out, and a short function stays in its caller. The result is ``None`` if no time is
+    known.
 
     Parameters
     ----------
     functions : sequence of Function
     own, total : ndarray
-        What each took without and with what it calls.
+        The time of each function without and with its callees.
     edges : mapping of (int, int) to float
-        What calls from one function to another took in all.
+        The total time of the calls from one function to another.
     """
     own = np.maximum(0.0, own)
     whole = float(own.sum())

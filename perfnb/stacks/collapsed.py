@@ -1,4 +1,4 @@
-"""Collapsed stacks, ``a;b;c 12``: ``prof.export_stacks``, ``py-spy record -f raw``, FlameGraph's stackcollapse."""
+"""Read collapsed stacks, ``a;b;c 12``: ``prof.export_stacks``, ``py-spy record -f raw``, FlameGraph's stackcollapse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.stacks.tree import Function, TreeBuilder
 from perfnb.trace.trace_file import Limits, lines_of_file
 from perfnb.trace_names import without_address
 
-#: Frames of py-spy, ``function (file.py:12)``, and of torch's export_stacks, ``file.py(12):_function``: it writes an
+#: Frames of py-spy, ``function (file.py:12)``, and of torch's export_stacks, ``file.py(12):_function``, which writes an
 #: underscore for each space.
 _PY_SPY = re.compile(r"([^()]{1,300}) \(([^()]{1,1000}?)(?::(\d{1,9}))?\)")
 _TORCH = re.compile(r"(.{1,1000})\((\d{1,9})\):[ _](.{1,300})")
@@ -25,7 +25,10 @@ _KNOWN_LINES = 50
 
 
 def recognised(head: bytes) -> bool:
-    """Whether this is the start of collapsed stacks: most lines are stacks with a count, one of several calls."""
+    """Return whether this is the start of collapsed stacks.
+
+    Most lines must be stacks with a count, and one must have several calls.
+    """
     text = text_of(head)
     if text.startswith(("{", "[")) or "\0" in text:
         return False
@@ -85,7 +88,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
 
 
 def _number(text: str) -> float | None:
-    """A count above 0."""
+    """Return a count above 0."""
     if not re.fullmatch(r"\d{1,18}(\.\d{1,9})?", text, re.ASCII):
         return None
     return float(text) or None

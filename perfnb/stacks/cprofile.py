@@ -1,4 +1,4 @@
-"""cProfile's ``.prof`` files: Python's marshal format, of which a few plain types are read.
+"""Read cProfile's ``.prof`` files: Python's marshal format, of which only a few plain types are accepted.
 
 ``marshal.loads`` on a crafted file can crash the interpreter. Here code objects and everything else that statistics do
 not need are refused, lengths are checked against the file, and only names may be referred to again: nested references
@@ -43,9 +43,9 @@ _NOTES = (
     _APPROXIMATE,
     "cProfile's own cost per call is in the times: functions that call many short ones look slower than they are.",
 )
-#: Longest time that is believed, in seconds.
+#: The longest time that is believed, in seconds.
 _LONGEST_S = 1e12
-#: What sampling profilers, such as pyinstrument, write for the calls they did not count.
+#: The number that sampling profilers, such as pyinstrument, write for the calls they did not count.
 _UNCOUNTED = -1
 _NOTES_OF_SAMPLES = (
     "The file has times without numbers of calls, as sampling profilers write it: calls are n/a.",
@@ -54,7 +54,7 @@ _NOTES_OF_SAMPLES = (
 
 
 class _Bad(ValueError):
-    """What is wrong with the data."""
+    """Raised with the fault in the data."""
 
 
 class _MarshalReader:
@@ -67,7 +67,7 @@ class _MarshalReader:
         self._interned: list[str] = []
 
     def value(self, depth: int = 0) -> Any:
-        """The next value."""
+        """Return the next value."""
         if depth > _DEEPEST:
             raise _Bad("it nests deeper than statistics do")
         self._kept.add()
@@ -123,7 +123,7 @@ class _MarshalReader:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def _long(self) -> int:
-        """An integer in digits of 15 bits."""
+        """Return an integer in digits of 15 bits."""
         count: int = self._number("<i")
         if abs(count) > 5:
             raise _Bad("a number is far too large")
@@ -171,7 +171,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
 
 
 def _edges(found: dict[Any, Any]) -> dict[tuple[int, int], float]:
-    """What calls from one function to another took, in milliseconds; the places of both."""
+    """Return the times of calls from one function to another, in milliseconds, and the places of both."""
     places = {key: place for place, key in enumerate(found)}
     edges = {}
     for place, (_, _, _, _, callers) in enumerate(found.values()):
@@ -183,7 +183,7 @@ def _edges(found: dict[Any, Any]) -> dict[tuple[int, int], float]:
 
 
 def _row(key: Any, value: Any) -> tuple[Function, int, float, float]:
-    """A function, its calls, and the seconds in itself and with what it calls."""
+    """Return a function, its calls, and the seconds in itself and with its callees."""
     if len(key) != 3 or not (isinstance(key[0], str) and _is_whole(key[1]) and isinstance(key[2], str)):
         raise _Bad("a key is not a function")
     if not (isinstance(value, tuple) and len(value) == 5 and isinstance(value[4], dict)):
@@ -208,7 +208,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def recognised(head: bytes) -> bool:
-    """Whether this is the start of a marshalled dict whose first key is a tuple of three, or of an empty one."""
+    """Return whether this is the start of a marshalled dict whose first key is a tuple of three, or of an empty one."""
     if len(head) < 2 or head[0] & 0x7F != ord("{"):
         return False
     if len(head) == 2:

@@ -13,7 +13,7 @@ import pandas as pd
 from perfnb.stacks.tree import CallTree, Function
 from perfnb.trace.trace_file import LIMITS, Limits, head_of
 
-#: Asked in this order: put a specific format before a general one.
+#: The formats in the order of recognition: put a specific format before a general one.
 FORMATS = (
     "perfnb.stacks.cprofile:FORMAT",
     "perfnb.stacks.speedscope:FORMAT",
@@ -24,16 +24,16 @@ FORMATS = (
 
 @dataclass(frozen=True)
 class HostRecord:
-    """What a host profile holds.
+    """The contents of a host profile.
 
     Attributes
     ----------
     name : str
-        Of the file.
+        The name of the file.
     format : str
         In words.
     unit : str
-        Of the tree's values: ``ms``, ``samples``, ``bytes``, or ``none`` if the file does not say.
+        Of the tree's values: ``ms``, ``samples``, ``bytes``, or ``none`` if the file does not name it.
     tree : CallTree or None
         ``None`` if nothing is known of the stacks; approximate if there are `calls`.
     calls : DataFrame or None
@@ -43,7 +43,7 @@ class HostRecord:
     samples : int or None
         Number of samples.
     notes : tuple of str
-        What the file cannot tell.
+        Facts that the file lacks.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Format:
     Attributes
     ----------
     what : str
-        What it reads, in words: ``collapsed stacks``.
+        The format in words: ``collapsed stacks``.
     recognise : callable
         Whether a file has this format, given the first bytes of its content, unpacked.
     read : callable
@@ -77,7 +77,7 @@ class Format:
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """Every format, in the order they are asked."""
+    """Return every format, in the order they are asked."""
     return tuple(resolve_name(name) for name in FORMATS)
 
 
@@ -101,7 +101,7 @@ def read_record(path: Path, limits: Limits = LIMITS) -> HostRecord:
 
 
 def text_of(data: bytes) -> str:
-    """The characters of the start of a text; PowerShell's redirection writes UTF-16."""
+    """Return the characters of the start of a text; PowerShell's redirection writes UTF-16."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", "replace")
     return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")

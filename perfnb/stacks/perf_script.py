@@ -1,4 +1,4 @@
-"""The text of ``perf script``: samples of Linux perf, innermost call first."""
+"""Read the text of ``perf script``: samples of Linux perf, innermost call first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST = 4_096
 
 
 def recognised(head: bytes) -> bool:
-    """Whether this is the start of such a text: after comments, a sample, then its calls."""
+    """Return whether this is the start of such a text: after comments, a sample, then its calls."""
     lines = [line for line in text_of(head).split("\n") if line.strip() and not line.startswith("#")]
     if not lines or not _SAMPLE.fullmatch(lines[0].rstrip()[:_LONGEST]):
         return False
@@ -77,7 +77,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
 
 
 def _frame(line: str) -> Function | None:
-    """A call, ``addr symbol+0x12 (library)``."""
+    """Return a call, ``addr symbol+0x12 (library)``."""
     _, _, rest = line.strip().partition(" ")
     symbol, _, library = rest.strip().rpartition(" (")
     if not symbol:

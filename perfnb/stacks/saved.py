@@ -1,4 +1,4 @@
-"""Saving and loading a host profile: a folder of Parquet files and one JSON file."""
+"""Save and load a host profile: a folder of Parquet files and one JSON file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIGURES = {
 
 
 class HostFacts(TypedDict):
-    """What a saved host profile contains besides its frames."""
+    """The contents of a saved host profile besides its frames."""
 
     name: str
     format: str
@@ -47,7 +47,7 @@ HOST = SavedKind(
 
 
 def save_record(record: HostRecord, path: str | Path) -> Path:
-    """Write a host profile to the folder `path`, all or nothing; an earlier one there is replaced."""
+    """Write a host profile to the folder `path`, completely or not at all; an earlier one there is replaced."""
     facts = {name: getattr(record, name) for name in HostFacts.__annotations__}
     frames: dict[str, pd.DataFrame] = {}
     if record.tree is not None:

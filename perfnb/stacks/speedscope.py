@@ -1,4 +1,4 @@
-"""speedscope's JSON, which py-spy, memray, pyinstrument and rbspy write: sampled and evented profiles."""
+"""Read speedscope's JSON, which py-spy, memray, pyinstrument and rbspy write: sampled and evented profiles."""
 
 from __future__ import annotations
 
@@ -159,5 +159,5 @@ FORMAT = Format(
 
 
 def _has_shape(head: bytes) -> bool:
-    """Whether the start of a file names the schema, wherever in the first bytes; its keys come in any order."""
+    """Return whether the start of a file names the schema, wherever in the first bytes; its keys come in any order."""
     return _MARK in head or (b'"exporter"' in head and b"speedscope" in head and b'"shared"' in head)

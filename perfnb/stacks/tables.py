@@ -1,4 +1,4 @@
-"""The frames of a host profile."""
+"""Make the frames of a host profile."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from perfnb.recording.schema import conform
 from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tree import CallTree, Function, function_frame, numbers_of, sums_by
 
-#: Letters of all stacks together.
+#: The most letters of all stacks together.
 MOST_LETTERS = 2**28
 #: The columns of the tree's values in each unit; none for values without a unit.
 _COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}
 
 
 def function_table(record: HostRecord) -> pd.DataFrame:
-    """One row per function, most of its own time first; recursion counts once in the totals."""
+    """Return one row per function, most of its own time first; recursion counts once in the totals."""
     if record.calls is None:
         assert record.tree is not None
         return _of_tree(record, record.tree)
@@ -30,7 +30,7 @@ def function_table(record: HostRecord) -> pd.DataFrame:
 
 
 def stack_table(record: HostRecord) -> pd.DataFrame:
-    """One row per distinct stack, heaviest first.
+    """Return one row per distinct stack, heaviest first.
 
     Raises
     ------
@@ -58,9 +58,9 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
 
 
 def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
-    """The functions by name and file, and the number of each call's: lines within one differ by sample.
+    """Return the functions by name and file, and the function number of each call.
 
-    A function's line is known if all agree.
+    Lines within a function differ by sample. A function's line is known if all agree.
     """
     number = numbers_of((each.name, each.file, each.kind) for each in tree.functions)
     known: dict[int, Function] = {}

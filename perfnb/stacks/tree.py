@@ -1,4 +1,4 @@
-"""Stacks merged into a tree of calls, and what each function took."""
+"""Merge stacks into a tree of calls, and compute the time of each function."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from perfnb.trace.trace_file import LIMITS, Kept, Limits, cut
 
 Floats = npt.NDArray[np.float64]
 
-#: Calls inside calls: Python's own limit is 1,000.
+#: The most calls inside calls: Python's own limit is 1,000.
 DEEPEST = 5_000
 #: Bits of a function's number.
 _BITS = 31
-#: Scale of each unit of time, and the units of which the columns are.
+#: The scale of each unit of time, and the units of the columns.
 MS = {"nanoseconds": 1e-6, "microseconds": 1e-3, "milliseconds": 1.0, "seconds": 1e3}
 
 
 class Function(NamedTuple):
-    """A function as a profile names it; `file` is empty and `line` -1 where it does not say.
+    """A function as a profile names it; `file` is empty and `line` -1 if the profile lacks them.
 
-    In the stacks of a step, calls of a `kind` stand around functions: ``phase`` and ``layer``.
+    In the stacks of a step, calls of a `kind` enclose functions: ``phase`` and ``layer``.
     """
 
     name: str
@@ -47,9 +47,9 @@ class CallTree:
     ----------
     functions : tuple of Function
     parent, function : ndarray
-        Of each call: the call around it (-1 for none), and its function's place in `functions`.
+        For each call: the call around it (-1 for none), and its function's place in `functions`.
     self : ndarray
-        What each call took without the calls inside it.
+        The time of each call without the calls inside it.
     samples : ndarray
         Samples that ended in each call.
     """
@@ -72,21 +72,21 @@ class CallTree:
 
     @cached_property
     def depth(self) -> Ints:
-        """How many calls are around each."""
+        """The number of calls around each."""
         depth: list[int] = []
         for parent in self.parent.tolist():
             depth.append(0 if parent == NONE else depth[parent] + 1)
         return np.array(depth, dtype=np.int64)
 
     def with_inner(self, values: npt.NDArray[np.generic]) -> Floats:
-        """The sum of `values` over each call and all inside it."""
+        """Return the sum of `values` over each call and all inside it."""
         total = np.asarray(values, dtype=np.float64).copy()
         for level in reversed(self.levels[1:]):
             np.add.at(total, self.parent[level], total[level])
         return total
 
     def with_outer(self, values: Sequence[int]) -> Ints:
-        """The sum over each call and all around it of its function's entry in `values`."""
+        """Return the sum over each call and all around it of its function's entry in `values`."""
         total = np.array(values, dtype=np.int64)[self.function] if len(self) else self.function.copy()
         for level in self.levels[1:]:
             total[level] += total[self.parent[level]]
@@ -94,11 +94,11 @@ class CallTree:
 
     @cached_property
     def total(self) -> Floats:
-        """What each call took, with the calls inside it."""
+        """The time of each call, with the calls inside it."""
         return self.with_inner(self.self)
 
     def order(self, keys: Sequence[npt.NDArray[np.generic]]) -> Ints:
-        """The calls with each before those inside it; siblings are ordered by `keys`, the last one first."""
+        """Return the calls with each before those inside it; siblings are ordered by `keys`, the last one first."""
         count = self.with_inner(np.ones(len(self)))
         place = np.zeros(len(self), dtype=np.int64)
         for level in self.levels:
@@ -114,13 +114,16 @@ class CallTree:
         return order
 
     def outermost(self, group: Ints) -> Bools:
-        """Whether no call around each is of the same group, such as its function: so recursion counts once."""
+        """Return whether no call around each belongs to the same group, so that recursion counts once.
+
+        A group is, for example, a function.
+        """
         order = self.order([])
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
         end = place + self.with_inner(np.ones(len(self))).astype(np.int64)
         ranked = np.lexsort((place, group))
-        # Groups one after the other: the ends of an earlier one lie below everything of a later one.
+        # Groups one after the other: the ends of an earlier one are below everything of a later one.
         _, number = np.unique(group[ranked], return_inverse=True)
         shift = number * (len(self) + 1)
         reached = np.maximum.accumulate(end[ranked] + shift)
@@ -129,7 +132,7 @@ class CallTree:
         return outermost
 
     def text(self, node: int) -> str:
-        """The stack of a call, outermost first, as collapsed stacks write it."""
+        """Return the stack of a call, outermost first, as collapsed stacks write it."""
         names: list[str] = []
         while node != NONE:
             names.append(self.functions[self.function[node]].name)
@@ -146,13 +149,14 @@ class TreeBuilder:
     source : str
         Named by errors.
     limits : Limits
-        Of distinct functions and calls.
+        The limits on distinct functions and calls.
     """
 
     source: str
     limits: Limits = LIMITS
     _functions: dict[Function, int] = field(default_factory=dict)
-    #: By the number of the call around it, from 1, and that of its function: pairs would take twice the memory.
+    #: Numbers of calls by the number of the call around it, from 1, and that of its function: pairs would take twice
+    #: the memory.
     _nodes: dict[int, int] = field(default_factory=dict)
     _self: array[float] = field(default_factory=lambda: array("d"))
     _samples: array[int] = field(default_factory=lambda: array("q"))
@@ -161,14 +165,14 @@ class TreeBuilder:
         self.kept = Kept(self.source, self.limits)
 
     def function(self, function: Function) -> int:
-        """The number of a function; a name that is too long is cut."""
+        """Return the number of a function; a name that is too long is cut."""
         if function not in self._functions:
             self.kept.add(2)
             function = function._replace(name=cut(function.name), file=cut(function.file))
         return self._functions.setdefault(function, len(self._functions))
 
     def inside(self, parent: int, function: int) -> int:
-        """The call of a function inside another call."""
+        """Return the call to a function inside another call."""
         node = self._nodes.setdefault((parent + 1) << _BITS | function, len(self._nodes))
         if node == len(self._self):
             self.kept.add()
@@ -187,12 +191,12 @@ class TreeBuilder:
             self.count(node, value, samples)
 
     def count(self, node: int, value: float, samples: int = 0) -> None:
-        """Add to what a call took itself."""
+        """Add to the time of a call itself."""
         self._self[node] += value
         self._samples[node] += samples
 
     def tree(self) -> CallTree:
-        """All of it."""
+        """Return the tree of all stacks."""
         nodes = np.fromiter(self._nodes, dtype=np.int64, count=len(self._nodes))
         return CallTree(
             tuple(self._functions),
@@ -204,13 +208,13 @@ class TreeBuilder:
 
 
 def numbers_of(things: Iterable[Hashable]) -> Ints:
-    """The same number for the same thing, in the order of appearance."""
+    """Return the same number for the same thing, in the order of appearance."""
     seen: dict[Hashable, int] = {}
     return np.array([seen.setdefault(thing, len(seen)) for thing in things], dtype=np.int64)
 
 
 def sums_by(tree: CallTree, group: Ints, count: int, values: Mapping[str, npt.NDArray[np.generic]]) -> pd.DataFrame:
-    """For each group of calls ``self_<name>`` and ``total_<name>`` of the values; recursion counts once."""
+    """Return, for each group of calls, ``self_<name>`` and ``total_<name>`` of the values; recursion counts once."""
     known = group != NONE
     first = tree.outermost(group) & known
     columns = {}
@@ -223,7 +227,7 @@ def sums_by(tree: CallTree, group: Ints, count: int, values: Mapping[str, npt.ND
 
 
 def function_frame(functions: Sequence[Function]) -> pd.DataFrame:
-    """The columns that name functions."""
+    """Return the columns that name functions."""
     line = np.array([each.line for each in functions], dtype=np.int64)
     return pd.DataFrame(
         {

@@ -1,1 +1,4 @@
-"""Statistics on plain numbers: intervals, paired comparisons, fits. Pure functions that know no trace."""
+"""Statistics on plain numbers: intervals, paired comparisons, fits.
+
+These are pure functions that know nothing of traces.
+"""

@@ -1,8 +1,8 @@
-"""Intervals of a long run's figures from contiguous blocks of its steps, which autocorrelation hardly touches.
+"""Compute intervals of a long run's figures from contiguous blocks of its steps, which autocorrelation hardly affects.
 
 Neighbouring steps depend on each other: the machine is busy for a while, a cache fills, a loader delivers in bursts.
 Figures of blocks much longer than that are nearly independent (method of batch means; Law, Simulation Modeling and
-Analysis, section 9.5). What is left of their correlation widens the interval.
+Analysis, section 9.5). Any remaining correlation widens the interval.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from perfnb.stats.change_points import change_points
 from perfnb.stats.intervals import Centre, Floats, Samples, lag1
 
-#: Blocks that a run is divided into, and the fewest for an interval and steps in each.
+#: The number of blocks of a run, the fewest for an interval, and the fewest steps in each.
 BLOCKS, FEWEST_BLOCKS, SHORTEST = 20, 6, 5
-#: Blocks among which changes are looked for.
+#: The number of blocks among which changes are searched.
 FINE_BLOCKS = 60
-#: A change that chance gives more often than this is none.
+#: A change that chance gives more often than this does not count.
 _LEVEL = 0.01
 #: Fewest blocks on either side of a change, and most changes that are separated.
 _FEWEST_ASIDE, _MOST_CHANGES = 3, 3
@@ -36,7 +36,7 @@ def in_blocks(*series: Samples, most: int = BLOCKS) -> list[tuple[np.ndarray[Any
 
 
 def mean_of_blocks(values: Samples) -> Centre:
-    """Mean of the figures of blocks with its 95 % t interval, wider if neighbouring blocks are correlated.
+    """Return the mean of the figures of blocks with its 95 % t interval, wider if neighbouring blocks are correlated.
 
     The standard error is multiplied by the root of (1 + rho) / (1 - rho) (Bayley and Hammersley, 1946). The interval is
     infinite below `FEWEST_BLOCKS`.
@@ -55,7 +55,7 @@ def mean_of_blocks(values: Samples) -> Centre:
 
 
 def ratio_of_sums(parts: Samples, wholes: Samples) -> Centre:
-    """The share of one sum in another, such as waits in steps, with its interval over blocks."""
+    """Return the share of one sum in another, such as waits in steps, with its interval over blocks."""
     blocks = in_blocks(parts, wholes)
     whole = float(np.sum(wholes))
     share = float(np.sum(parts)) / whole if whole > 0 else math.nan
@@ -69,7 +69,7 @@ def ratio_of_sums(parts: Samples, wholes: Samples) -> Centre:
 
 
 def difference(a: Centre, b: Centre) -> Centre:
-    """b minus a of two independent figures.
+    """Return b minus a of two independent figures.
 
     Each end of the interval is the root of the summed squares of those of the two away (method of variance estimates
     recovery; Zou and Donner, Statistics in Medicine 27, 2008).
@@ -81,7 +81,7 @@ def difference(a: Centre, b: Centre) -> Centre:
 
 
 def log_median_of_blocks(times: Samples) -> Centre:
-    """Mean logarithm of the medians of blocks of step times, all of which are above 0."""
+    """Return the mean logarithm of the medians of blocks of step times, all of which are above 0."""
     blocks = in_blocks(times)
     if not blocks:
         return Centre(float(np.log(np.median(times))) if len(times) else math.nan, -math.inf, math.inf)
@@ -90,7 +90,7 @@ def log_median_of_blocks(times: Samples) -> Centre:
 
 @dataclass(frozen=True)
 class Changes:
-    """How a figure changed over a run.
+    """The change of a figure over a run.
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ class Changes:
 
 
 def changes_in(times: Samples) -> Changes | None:
-    """Whether step times jumped or drifted; ``None`` with too few.
+    """Return whether step times jumped or drifted; ``None`` with too few.
 
     `change_points` looks for jumps among the medians of blocks, and the clearest of them count. If a straight line
     describes the blocks better than the jumps, it is a drift (Theil and Sen's slope).
@@ -138,7 +138,7 @@ def changes_in(times: Samples) -> Changes | None:
     if float(np.abs(logs - line).sum()) <= steps_off and (slowest > 0 or fastest < 0):
         ratio = Centre(*(math.exp(growth * (len(logs) - 1)) for growth in (slope, slowest, fastest)))
         return Changes("drift", (), (math.exp(line[0]), math.exp(line[-1])), ratio)
-    # Means, as the interval of their ratio is about: medians of uneven levels can lie outside it.
+    # Means, because the interval of their ratio is about means: medians of uneven levels can lie outside it.
     levels = tuple(math.exp(float(np.mean(logs[part]))) for part in parts)
     apart = difference(mean_of_blocks(logs[parts[0]]), mean_of_blocks(logs[parts[-1]]))
     ratio = Centre(levels[-1] / levels[0], *(math.exp(min(700.0, edge)) for edge in apart[1:]))
@@ -147,9 +147,9 @@ def changes_in(times: Samples) -> Changes | None:
 
 
 def _edge(values: Floats, ends: Any, place: int, before: float, after: float) -> int:
-    """The sample nearest to a jump between blocks: the one that splits the neighbouring blocks best."""
+    """Return the sample nearest to a jump between blocks: the one that splits the neighbouring blocks best."""
     low = int(ends[place - 2]) if place > 1 else 0
     high = int(ends[min(place, len(ends) - 1)])
-    # What a sample adds to the misfit if it counts to the level before, rather than the one after.
+    # The amount that a sample adds to the misfit if it counts to the level before, rather than the one after.
     off = np.abs(values[low:high] - before) - np.abs(values[low:high] - after)
     return low + int(np.argmin(np.concatenate([[0.0], np.cumsum(off)])))

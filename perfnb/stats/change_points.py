@@ -1,4 +1,7 @@
-"""Where the level of a sequence changes: maximally selected rank statistics, on either side of each change in turn."""
+"""Find where the level of a sequence changes.
+
+Maximally selected rank statistics are applied on either side of each change in turn.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ def change_points(
 
     The sums of ranks before and after each place are compared (Wilcoxon), and the place where they differ most is
     tested (Lausen and Schumacher, Biometrics 48, 1992). Then each side of a change is searched with half of the level,
-    so that a sequence without a change gives one with at most the probability `level`, and each further one that is not
-    there is as improbable. Outliers count by their rank only.
+    so that a sequence without a change gives one with at most the probability `level`, and each further false one is as
+    improbable. Outliers count only by their rank.
 
     If neighbouring values are correlated, as when a machine is slow for days, the statistic is divided by the root of
     (1 + rho) / (1 - rho) (Bayley and Hammersley, 1946).
@@ -76,17 +79,18 @@ def _found(values: Floats, offset: int, level: float, times: int, fewest: int) -
 
 
 def _nearest(values: Floats, place: int, fewest: int) -> int:
-    """The place near a change that splits its sides best: with the least distances from the medians of both."""
+    """Return the place near a change that splits its sides best: with the least distances from the medians of both."""
     before, after = np.median(values[:place]), np.median(values[place:])
-    # What a value adds to the misfit if it counts to the level before, rather than to the one after.
+    # The amount that a value adds to the misfit if it counts to the level before, rather than to the one after.
     misfit = np.concatenate([[0.0], np.cumsum(np.abs(values - before) - np.abs(values - after))])
     return int(np.argmin(misfit[fewest : len(values) - fewest + 1])) + fewest
 
 
 def _p_of_largest(largest: float, margin: float) -> float:
-    """Probability that the largest of the standardised sums is as large, if the first and last `margin` are left out.
+    """Return the probability that the largest standardised sum is this large.
 
-    Miller and Siegmund, Biometrics 38, 1982; a little too large for short sequences.
+    The first and last `margin` are left out. Miller and Siegmund, Biometrics 38, 1982; a little too large for short
+    sequences.
     """
     if largest <= 1:
         return 1.0
@@ -96,11 +100,11 @@ def _p_of_largest(largest: float, margin: float) -> float:
 
 
 def _inflation(values: Floats, place: int) -> float:
-    """How much larger correlation makes the variance of sums; 1 if none is above chance.
+    """Return how much larger correlation makes the variance of sums; 1 if none is above chance.
 
-    The smaller of two estimates, neither of which takes changes for correlation. One is that of the values without the
-    change at `place`. The other is -(1 - rho) / 2, the correlation of neighbouring differences of a first-order
-    autoregression, where any change is a single outlier.
+    This is the smaller of two estimates, neither of which takes changes for correlation. One is that of the values
+    without the change at `place`. The other is -(1 - rho) / 2, the correlation of neighbouring differences of a
+    first-order autoregression, where any change is a single outlier.
     """
     left = np.concatenate([part - np.median(part) for part in (values[:place], values[place:])])
     ranks = ranks_of(np.diff(values))

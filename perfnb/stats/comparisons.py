@@ -1,4 +1,7 @@
-"""Is b faster than a, slower, the same, or can the measurements not tell? In pairs, unpaired, and many at once."""
+"""Judge whether b is faster than a, slower, or the same, or whether the measurements cannot tell.
+
+Comparisons are in pairs, unpaired, or many at once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from perfnb.stats.planning import smallest_detectable
 
 #: Above this, pairs are merged into blocks: the number of Walsh averages grows with the square.
 _MOST = 1000
-#: Ratio of the 90 % to the 95 % normal quantile: how much narrower the equivalence interval is.
+#: The ratio of the 90 % to the 95 % normal quantile, by which the equivalence interval is narrower.
 _INNER = 1.6449 / 1.9600
 
 Bounds = tuple[float, float]
@@ -35,7 +38,7 @@ class PairedComparison:
     equivalence_ci : tuple of float or None
         90 % interval of the ratio; b and a are equivalent if it is within the band.
     p_value : float
-        Of the hypothesis that the ratio is 1.
+        The p-value of the hypothesis that the ratio is 1.
     equal_within : float
         Equivalence band: from 1 / (1 + equal_within) to 1 + equal_within.
     verdict : str
@@ -68,18 +71,18 @@ class PairedComparison:
 
 
 def within_band(ratio_ci: tuple[float, float], equal_within: float) -> bool:
-    """Whether an interval of a ratio is within the equivalence band, which is symmetric on the log scale."""
+    """Return whether an interval of a ratio is within the equivalence band, which is symmetric on the log scale."""
     low, high = ratio_ci
     edge = math.log1p(equal_within)
     return math.log(low) >= -edge and math.log(high) <= edge and edge > 0
 
 
 def judge(ratio_ci: Bounds | None, ratio: float, equivalent: bool, significant: bool = False) -> str:
-    """The verdict: equivalence first, then the sign of a difference.
+    """Return the verdict: equivalence first, then the sign of a difference.
 
-    A difference is shown if the interval excludes 1, or if it is `significant` by another test. One that is shown to
-    be within the band is "same": it does not matter by the user's own standard. One that may exceed the band is
-    "faster" or "slower". Anything else is "inconclusive".
+    A difference is shown if the interval excludes 1, or if it is `significant` by another test. A difference that is
+    shown to be within the band is "same": it does not matter by the user's own standard. One that may exceed the band
+    is "faster" or "slower". Anything else is "inconclusive".
     """
     if ratio_ci is None:
         return "inconclusive"
@@ -138,19 +141,19 @@ def compare_pairs(log_ratios: Samples, equal_within: float = 0.02, confidence: f
 
 
 def _joined(values: Floats) -> Floats:
-    """The values, or medians of neighbours if there are very many."""
+    """Return the values, or medians of neighbours if there are very many."""
     size = math.ceil(len(values) / _MOST)
     return values if size <= 1 else np.array([np.median(part) for part in np.array_split(values, len(values) // size)])
 
 
 def _correlation(values: Floats) -> float:
-    """Lag-1 autocorrelation if it is above 0.2 and above what chance gives in 1 of 20 cases; else 0."""
+    """Return the lag-1 autocorrelation if it is above 0.2 and above what chance gives in 1 of 20 cases, otherwise 0."""
     rho = min(lag1(values), 0.9)
     return rho if rho > max(CORRELATED, 1.645 / math.sqrt(max(1, len(values)))) else 0.0
 
 
 def _widening(n: int, independent: float) -> float:
-    """How much wider the interval of n values is that are worth fewer independent ones."""
+    """Return the factor by which the interval of n values widens if they are worth fewer independent ones."""
     from scipy.special import stdtrit
 
     if independent >= n:
@@ -164,7 +167,7 @@ def _widened(centre: Centre, wider: float) -> Centre:
 
 
 def _weakened(p_value: float, wider: float) -> float:
-    """The p-value after dividing its normal deviate by how much wider the interval is."""
+    """Return the p-value after dividing its normal deviate by the factor by which the interval widens."""
     from scipy.special import ndtr, ndtri
 
     return float(2 * ndtr(ndtri(p_value / 2) / wider))
@@ -179,7 +182,7 @@ class UnpairedComparison:
     ratio : float
         b to a: below 1, b is faster.
     ratio_ci : tuple of float or None
-        95 % interval of the ratio. It covers the noise within each measurement only, not what changed on the machine in
+        95 % interval of the ratio. It covers only the noise within each measurement, not changes on the machine in
         between. ``None`` if either has no interval.
     verdict : str
         "faster", "slower", "same" or "inconclusive", of b against a, as for pairs.
@@ -207,7 +210,7 @@ def compare_medians(
 
 
 def holm(p_values: Samples) -> Floats:
-    """Adjusted p-values that keep the chance of any false positive among all comparisons at the level of one.
+    """Return adjusted p-values that keep the chance of any false positive among all comparisons at the level of one.
 
     The k-th smallest of m p-values is multiplied by m - k + 1, and none is below the one before it (Holm, Scandinavian
     Journal of Statistics 6, 1979).
@@ -269,7 +272,7 @@ def _compare_together(
 
 
 def ratio_table(comparisons: Mapping[tuple[str, str], PairedComparison]) -> pd.DataFrame:
-    """One row per comparison: baseline, candidate, ratio with its interval, p-value and verdict."""
+    """Return one row per comparison: baseline, candidate, ratio with its interval, p-value and verdict."""
     rows = [
         (a, b, found.ratio, *(found.ratio_ci or (None, None)), found.p_value, found.verdict, found.smallest_detectable)
         for (a, b), found in comparisons.items()

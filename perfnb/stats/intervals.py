@@ -1,4 +1,4 @@
-"""Confidence intervals of the median and of quantiles, for autocorrelated steps too."""
+"""Compute confidence intervals of the median and of quantiles, for autocorrelated steps, too."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class Interval(NamedTuple):
 
 
 def interval_of_median(samples: Samples, confidence: float = 0.95) -> Interval | None:
-    """Confidence interval of the median of samples in order; ``None`` below 6, which are too few for 95 %.
+    """Return the confidence interval of the median of samples in order; ``None`` below 6, which are too few for 95 %.
 
-    `quantile_interval`, unless samples are autocorrelated. The number of samples below the median of a stationary
-    sequence has mean n/2 and variance V n/4, where V = n / `effective_size`; the interval then ends at the order
-    statistics where a normal of that variance leaves out what `confidence` allows (Sen, 1968, for dependent processes).
-    If those ranks are outside the sample, the range is returned and ``method`` names it. A moving-block bootstrap with
-    blocks of n^(1/3) is slower and covers less: with autocorrelation 0.6 and n = 50, in 85 of 100 cases instead of 95.
+    This is `quantile_interval`, unless samples are autocorrelated. The number of samples below the median of a
+    stationary sequence has mean n/2 and variance V n/4, where V = n / `effective_size`; the interval then ends at the
+    order statistics where a normal of that variance leaves out what `confidence` allows (Sen, 1968, for dependent
+    processes). If those ranks are outside the sample, the range is returned and ``method`` names it. A moving-block
+    bootstrap with blocks of n^(1/3) is slower and covers less: with autocorrelation 0.6 and n = 50, in 85 of 100 cases
+    instead of 95.
     """
     from scipy.special import ndtri
 
@@ -55,10 +56,10 @@ def interval_of_median(samples: Samples, confidence: float = 0.95) -> Interval |
 
 
 def lag1(samples: Samples) -> float:
-    """Lag-1 autocorrelation of ranks, so that a stall neither creates nor hides it; 0 if all samples are equal.
+    """Return the lag-1 autocorrelation of ranks, so that a stall neither creates nor hides it.
 
-    The estimate from n values is too small by about (1 + 3 rho) / (n - 1) (Kendall, 1954), which is corrected; it is 0
-    below 8 samples.
+    The result is 0 if all samples are equal. The estimate from n values is too small by about (1 + 3 rho) / (n - 1)
+    (Kendall, 1954), which is corrected; it is 0 below 8 samples.
     """
     n = len(samples)
     if n < FEWEST_FOR_LAG:
@@ -72,19 +73,20 @@ def lag1(samples: Samples) -> float:
 
 
 def ranks_of(samples: Samples) -> Floats:
-    """Ranks from 1, ties sharing their mean, as `scipy.stats.rankdata`, whose import is slow."""
+    """Return ranks from 1, with ties sharing their mean, as `scipy.stats.rankdata` does, whose import is slow."""
     _, place, count = np.unique(np.asarray(samples, dtype=float), return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(count) - (count - 1) / 2)[place]
     return ranks
 
 
 def effective_size(samples: Samples) -> float:
-    """Number of independent samples that determine the median as well; n itself if `lag1` is at most 0.2.
+    """Return the number of independent samples that determine the median as well; n itself if `lag1` is at most 0.2.
 
-    n divided by the sum over all lags of the autocorrelations of being above or below the median, by the larger of two
-    estimates. One models the sequence as a first-order autoregression, where a correlation r of normal values is one of
-    2/pi arcsin(r) of their signs (Sheppard, 1899). The other sums the measured autocorrelations as long as sums of
-    pairs are positive and do not grow (Geyer, 1992, initial monotone sequence), which detects slow drift in noise.
+    The result is n divided by the sum over all lags of the autocorrelations of being above or below the median, by the
+    larger of two estimates. One models the sequence as a first-order autoregression, where a correlation r of normal
+    values is one of 2/pi arcsin(r) of their signs (Sheppard, 1899). The other sums the measured autocorrelations as
+    long as sums of pairs are positive and do not grow (Geyer, 1992, initial monotone sequence), which detects slow
+    drift in noise.
     """
     n = len(samples)
     rho = min(lag1(samples), 0.95)
@@ -128,7 +130,7 @@ class Centre(NamedTuple):
 
 
 def walsh_averages(differences: Samples) -> Floats:
-    """Means of all pairs of differences, each with itself included, in ascending order."""
+    """Return the means of all pairs of differences, including each one with itself, in ascending order."""
     values = np.asarray(differences, dtype=float)
     first, second = np.triu_indices(len(values))
     # Adding halves keeps large values from overflowing.
@@ -136,11 +138,12 @@ def walsh_averages(differences: Samples) -> Floats:
 
 
 def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
-    """Centre of symmetric differences: the median of their Walsh averages, and the interval of Wilcoxon's test.
+    """Return the centre of symmetric differences.
 
-    The interval from the k-th smallest to the k-th largest Walsh average covers the centre with probability
-    1 - 2 P(W < k), where W is the signed-rank statistic under the null hypothesis (Hollander, Wolfe and Chicken,
-    Nonparametric Statistical Methods, sections 3.2 and 3.3).
+    It is the median of their Walsh averages, with the interval of Wilcoxon's test. The interval from the k-th smallest
+    to the k-th largest Walsh average covers the centre with probability 1 - 2 P(W < k), where W is the signed-rank
+    statistic under the null hypothesis (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, sections 3.2
+    and 3.3).
     """
     averages = walsh_averages(differences)
     if len(averages) == 0:
@@ -152,10 +155,10 @@ def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
 
 
 def signed_rank_p(differences: Samples) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test that the centre is 0; it agrees with `hodges_lehmann`.
+    """Return the two-sided p-value of Wilcoxon's signed-rank test that the centre is 0.
 
-    Without ties and zeros `scipy.stats.wilcoxon` gives the same; with them it switches its method and warns. Here a
-    Walsh average of 0 counts half to each side.
+    It agrees with `hodges_lehmann`. Without ties and zeros `scipy.stats.wilcoxon` gives the same; with them it switches
+    its method and warns. Here a Walsh average of 0 counts half to each side.
     """
     averages = walsh_averages(differences)
     n = len(differences)
@@ -166,10 +169,10 @@ def signed_rank_p(differences: Samples) -> float:
 
 
 def spread(differences: Samples) -> float:
-    """Standard deviation of normal differences with an interval of the same width; robust against stalls.
+    """Return the standard deviation of normal differences with an interval of the same width.
 
-    The half-width of the interval over t with n - 1 degrees of freedom, times the root of n; the sample standard
-    deviation with too few differences for an interval.
+    It is robust against stalls. This is the half-width of the interval over t with n - 1 degrees of freedom, times the
+    root of n, or the sample standard deviation with too few differences for an interval.
     """
     from scipy.special import stdtrit
 
@@ -186,7 +189,7 @@ def spread(differences: Samples) -> float:
 
 
 def _rank(n: int, confidence: float) -> int:
-    """The largest k with P(W < k) at most half of what `confidence` leaves out; 0 if there is none."""
+    """Return the largest k with P(W < k) at most half of what `confidence` leaves out; 0 if there is none."""
     from scipy.special import ndtri
 
     tail = (1 - confidence) / 2
@@ -198,7 +201,7 @@ def _rank(n: int, confidence: float) -> int:
 
 
 def _below(n: int, most: int) -> float:
-    """P(W <= most) under the null hypothesis."""
+    """Return P(W <= most) under the null hypothesis."""
     from scipy.special import ndtr
 
     if n <= _EXACT:
@@ -213,7 +216,7 @@ def _moments(n: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _distribution(n: int) -> Floats:
-    """Cumulative distribution of W, the sum of the ranks 1 to n, each counted with probability 1/2."""
+    """Return the cumulative distribution of W, the sum of the ranks 1 to n, each counted with probability 1/2."""
     density = np.zeros(n * (n + 1) // 2 + 1)
     density[0] = 1.0
     for rank in range(1, n + 1):
@@ -224,9 +227,9 @@ def _distribution(n: int) -> Floats:
 
 
 def steps_for_quantile(q: float, confidence: float = 0.95) -> int:
-    """Fewest samples that support a quantile: the largest of n is above it with probability 1 - q^n.
+    """Return the fewest samples that support a quantile: the largest of n is above it with probability 1 - q^n.
 
-    The distribution-free one-sided bound for independent samples (Hahn and Meeker, Statistical Intervals, on
+    This is the distribution-free one-sided bound for independent samples (Hahn and Meeker, Statistical Intervals, on
     one-sided bounds); for a quantile below the median, of the smallest.
     """
     if not 0 < q < 1:
@@ -235,12 +238,12 @@ def steps_for_quantile(q: float, confidence: float = 0.95) -> int:
 
 
 def quantile(samples: Samples, q: float) -> float | None:
-    """Quantile of the samples; ``None`` if there are too few (p90: 29, p95: 59, p99: 299)."""
+    """Return a quantile of the samples; ``None`` if there are too few (p90: 29, p95: 59, p99: 299)."""
     return float(np.quantile(samples, q)) if len(samples) >= steps_for_quantile(q) else None
 
 
 def quantile_interval(samples: Samples, q: float, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Confidence interval of a quantile of independent samples; ``None`` if there are too few.
+    """Return the confidence interval of a quantile of independent samples; ``None`` if there are too few.
 
     The quantile is below the k-th smallest of n with probability ``P(Binomial(n, q) < k)``; each end leaves out half
     of what `confidence` allows (David and Nagaraja, Order Statistics, section 7.1). At 95 % the median needs 6 samples,
@@ -260,10 +263,10 @@ def quantile_interval(samples: Samples, q: float, confidence: float = 0.95) -> t
 
 
 def relative_standard_error(samples: Samples) -> float | None:
-    """Relative standard error of the median; ``None`` if there is no interval, or a sample is 0.
+    """Return the relative standard error of the median; ``None`` if there is no interval, or a sample is 0.
 
-    From the width of the 95 % interval on the log scale, so that it is large if half of the steps stall, whichever half
-    the median is in.
+    It follows from the width of the 95 % interval on the log scale, so that it is large if half of the steps stall,
+    whichever half the median is in.
     """
     interval = interval_of_median(samples)
     if interval is None or interval.low <= 0:

@@ -1,4 +1,4 @@
-"""How many steps or pairs of steps a measurement needs: planned from a pilot, fixed in advance."""
+"""Plan how many steps or pairs of steps a measurement needs, from a pilot, fixed in advance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from perfnb.stats.intervals import FEWEST_PAIRS, Samples, effective_size, interval_of_median, spread
 
-#: Upper confidence limit used for a pilot's standard deviation: half of all pilots underestimate it.
+#: The upper confidence limit used for a pilot's standard deviation, because half of all pilots underestimate it.
 PILOT_CONFIDENCE = 0.8
 #: The fewest pairs that tolerate one disturbed pair, however large: of the 2**12 sums of signed ranks 2 × 70, 3.4 %,
 #: are as extreme as with the sign of the largest flipped; with 11 pairs it would be 5.4 %.
@@ -26,14 +26,14 @@ MOST_NEEDED = 100_000
 
 @dataclass(frozen=True)
 class Planned:
-    """How many to measure.
+    """A number of measurements.
 
     Attributes
     ----------
     count : int
-        What is needed, as far as the budget allows.
+        The number needed, as far as the budget allows.
     needed : int
-        What the target needs.
+        The number that the target needs.
     """
 
     count: int
@@ -54,7 +54,7 @@ def plan_steps(
     fewest: int = 20,
     most: int = 1000,
 ) -> Planned:
-    """Steps needed for a median interval of relative half-width `half_width` (0.02 is 2 %).
+    """Return the steps needed for a median interval of relative half-width `half_width` (0.02 is 2 %).
 
     The standard error of a normal sample's median is 1.2533 standard deviations over the root of n (David and
     Nagaraja, Order Statistics, on asymptotic quantiles); the deviation is that of log times, from their quartiles.
@@ -72,16 +72,17 @@ def plan_steps(
 
 
 def steps_in_block(step_s: float) -> int:
-    """How many steps of this length are timed as one block: 1 unless they are very short."""
+    """Return how many steps of this length are timed as one block: 1 unless they are very short."""
     if step_s >= SHORT_STEP_S:
         return 1
     return _MOST_IN_BLOCK if step_s <= 0 else min(_MOST_IN_BLOCK, math.ceil(BLOCK_S / step_s))
 
 
 def still_needed(samples: Samples, *, half_width: float = AIM) -> int:
-    """Additional samples needed for a median interval of relative half-width `half_width`; 0 if none.
+    """Return how many more samples a median interval of relative half-width `half_width` needs; 0 if none.
 
-    The interval shrinks with the root of the number. At most as many as there are, since their spread may mislead.
+    The interval shrinks with the root of the number. The result is at most the number of samples so far, since their
+    spread may mislead.
     """
     count, found = len(samples), interval_of_median(samples)
     if found is None:
@@ -104,9 +105,9 @@ def plan_pairs(
     pair_s: float = 0.0,
     most: int = 1000,
 ) -> Planned:
-    """Pairs needed to detect a difference of `equal_within`, or to show there is none, with probability `power`.
+    """Return the pairs needed to detect a difference of `equal_within`, or to rule it out.
 
-    If the budget allows, at least as many as tolerate one disturbed pair.
+    Both must succeed with probability `power`. If the budget allows, at least as many as tolerate one disturbed pair.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ def plan_pairs(
 
 
 def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
-    """As many pairs as the budget allows: for a pilot of one pair, which only shows how long pairs take."""
+    """Return as many pairs as the budget allows, for a pilot of one pair, which only shows how long pairs take."""
     count = _within(most, budget_s, pair_s, most, least=FEWEST_PAIRS).count
     return Planned(count, count)
 
@@ -138,12 +139,12 @@ def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
 def pairs_needed(
     deviation: float, effect: float, *, power: float = 0.9, confidence: float = 0.95, most: int = MOST_NEEDED
 ) -> int:
-    """Fewest pairs whose t-test detects `effect`, and whose two one-sided tests show that there is none of that size.
+    """Return the fewest pairs whose tests detect `effect`, or show that there is none of that size.
 
-    Both on the log scale. The power of the paired t-test is that of the noncentral t distribution with noncentrality
-    effect / deviation * sqrt(n) (Cohen, Statistical Power Analysis, chapter 2). Each of the two one-sided tests of
-    equivalence must reject with probability (1 + power) / 2 for both to do so without a difference (Julious,
-    Statistics in Medicine 23, 2004).
+    These are the t-test and two one-sided tests. Both tests are on the log scale. The power of the paired t-test is
+    that of the noncentral t distribution with noncentrality effect / deviation * sqrt(n) (Cohen, Statistical Power
+    Analysis, chapter 2). Each of the two one-sided tests of equivalence must reject with probability (1 + power) / 2
+    for both to do so without a difference (Julious, Statistics in Medicine 23, 2004).
     """
     from scipy.special import stdtrit
     from scipy.stats import nct
@@ -173,9 +174,9 @@ def pairs_needed(
 
 
 def smallest_detectable(deviation: float, pairs: int, *, power: float = 0.9, confidence: float = 0.95) -> float:
-    """Smallest relative difference (0.01 is 1 %) that this many pairs detect with probability `power`.
+    """Return the smallest relative difference (0.01 is 1 %) that this many pairs detect with probability `power`.
 
-    (t_0.975 + t_0.90) deviation / sqrt(n) on the log scale (Bloom, Evaluation Review 19, 1995).
+    It is (t_0.975 + t_0.90) deviation / sqrt(n) on the log scale (Bloom, Evaluation Review 19, 1995).
     """
     from scipy.special import stdtrit
 

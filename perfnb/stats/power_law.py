@@ -1,4 +1,4 @@
-"""How a cost grows with size: a power law, its predictions, and whether one law holds over all sizes."""
+"""Fit how a cost grows with size: a power law, its predictions, and whether one law holds over all sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from perfnb.stats.intervals import Floats, Samples
 
-#: Scatter allowed per size on top of the measured noise: sizes differ in alignment and padding.
+#: The scatter allowed per size on top of the measured noise, because sizes differ in alignment and padding.
 _GRANTED = 0.03
 #: Even an exact law gets this much scatter: no prediction is better.
 _LEAST_SCATTER = 1e-9
@@ -29,7 +29,7 @@ _LEAST_SQUARES, _GREATEST_RISE = 1e-200, 700.0
 
 
 class PredictedCost(NamedTuple):
-    """Predicted median of a new measurement at a size, with its prediction interval."""
+    """The predicted median of a new measurement at a size, with its prediction interval."""
 
     median: float
     low: float
@@ -49,7 +49,7 @@ class Break:
     exponent_below, exponent_above : float
         Exponents on either side.
     p_value : float
-        Of the hypothesis that one law holds.
+        The p-value of the hypothesis that one law holds.
     """
 
     below: float
@@ -73,7 +73,7 @@ class PowerLaw:
     Attributes
     ----------
     sizes, measured : tuple of float
-        What was fitted, by ascending size.
+        The fitted data, by ascending size.
     exponent, factor, overhead : float
         The overhead is 0 unless the data show one.
     exponent_ci : tuple of float or None
@@ -104,7 +104,7 @@ class PowerLaw:
         return rows.assign(residual=rows["measured"] / rows["predicted"] - 1).astype("float64")
 
     def predict(self, size: float, confidence: float = 0.95) -> PredictedCost:
-        """Cost at a size, with an interval for a new median there, which widens outside the measured range.
+        """Return the cost at a size, with an interval for a new median there, which widens outside the measured range.
 
         The t interval of a prediction by (weighted) least squares (Draper and Smith, Applied Regression Analysis)
         combines the scatter of single sizes around the law and the uncertainty of the law at this size. It is infinite
@@ -147,7 +147,7 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
         richer = _fitted(x, y, errors, np.append(fit.unknowns, y.min() - 1.0))
         left = float(np.sum((richer.residuals / fit.sigma) ** 2))
         gain = max(0.0, fit.squares - left) / max(left / richer.freedom, _LEAST_SQUARES)
-        # A constant below a thousandth of the least cost is none, and next to a falling cost it means nothing.
+        # A constant below a thousandth of the least cost does not count, and next to a falling cost it means nothing.
         there = richer.unknowns[2] >= y.min() - math.log(1000) and richer.unknowns[1] > 0
         if there and fdtrc(1, richer.freedom, gain) < _CONSTANT and _find_break(x, y, richer, errors) is None:
             fit, broken = richer, None
@@ -169,7 +169,7 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
 
 
 def _bends_upwards(x: Floats, fit: _Fit) -> bool:
-    """Whether the residuals curve the way a constant added to the power makes them."""
+    """Return whether the residuals curve the way a constant added to the power makes them."""
     if len(np.unique(x)) < 3:
         return False
     # Divided by the spread, so that no power is too small next to the others.
@@ -181,14 +181,14 @@ def _bends_upwards(x: Floats, fit: _Fit) -> bool:
 class _Fit:
     """A law fitted to logarithms."""
 
-    #: Of the log sizes; it makes the unknowns independent and keeps the sums well conditioned.
+    #: The mean of the log sizes; it makes the unknowns independent and keeps the sums well conditioned.
     centre: float
-    #: Log of the power's cost at the centre, exponent, and log of the constant if there is one.
+    #: The log of the power's cost at the centre, the exponent, and the log of the constant if there is one.
     unknowns: Floats
     #: Standard deviation of each log cost; all 1 if not known.
     sigma: Floats
     residuals: Floats
-    #: Of the unknowns.
+    #: The covariance of the unknowns.
     covariance: Floats
     #: Standard deviation of single sizes around the law.
     scatter: float
@@ -203,15 +203,15 @@ class _Fit:
         return float(np.sum((self.residuals / self.sigma) ** 2))
 
     def logs(self, x: Floats) -> Floats:
-        """Log cost at log sizes."""
+        """Return the log cost at log sizes."""
         return _logs(self.unknowns, x - self.centre)
 
     def slopes(self, x: Floats) -> Floats:
-        """Derivatives of the log cost by the unknowns, one row per log size."""
+        """Return the derivatives of the log cost by the unknowns, one row per log size."""
         return _slopes(self.unknowns, x - self.centre)
 
     def deviation(self, x: Floats) -> Floats:
-        """Standard deviation of a new log cost from its prediction."""
+        """Return the standard deviation of a new log cost from its prediction."""
         rows = self.slopes(x)
         return np.asarray(np.sqrt(self.scatter**2 + np.einsum("ij,jk,ik->i", rows, self.covariance, rows)))
 
@@ -264,10 +264,10 @@ def _solved(x: Floats, y: Floats, sigma: Floats, start: Floats | None) -> Floats
 
 
 def _with_scatter(residuals: Floats, unknowns: int, errors: Floats) -> Floats:
-    """Standard deviation of each size: its measurement error plus a scatter around the law, the same for all.
+    """Return the standard deviation of each size.
 
-    The scatter is the one that brings the weighted squares down to the degrees of freedom (Mandel and Paule,
-    Analytical Chemistry 42, 1970).
+    It is the measurement error plus a scatter around the law, the same for all. The scatter is the one that brings the
+    weighted squares down to the degrees of freedom (Mandel and Paule, Analytical Chemistry 42, 1970).
     """
     from scipy.optimize import brentq
 
@@ -282,11 +282,12 @@ def _with_scatter(residuals: Floats, unknowns: int, errors: Floats) -> Floats:
 
 
 def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break | None:
-    """The place where two laws fit better than one by more than chance (Chow, Econometrica 28, 1960); ``None`` if not.
+    """Return the place where two laws fit better than one by more than chance (Chow, Econometrica 28, 1960).
 
-    At each place with at least two different sizes on both sides, a step and a change of slope are added to the law.
-    The best place is tested at a level divided by their number (Bonferroni). A smooth curve in the logarithms is
-    reported in the same way. What two laws leave over is taken for chance, and no less than the errors if known.
+    The result is ``None`` if there is no such place. At each place with at least two different sizes on both sides, a
+    step and a change of slope are added to the law. The best place is tested at a level divided by their number
+    (Bonferroni). A smooth curve in the logarithms is reported in the same way. The remainder after two laws is taken as
+    chance, and as at least the errors if they are known.
     """
     places = [
         place
@@ -320,10 +321,11 @@ def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break
 
 
 def _p_of_two(gained: Floats, whole: Floats, freedom: int, known: bool) -> float:
-    """p-value of two more unknowns that explain `gained` of the residuals `whole`, both in standard deviations.
+    """Return the p-value of two more unknowns that explain `gained` of the residuals `whole`.
 
-    The F test, if the standard deviation is not known. If it is known as a lower bound, the gain is divided by 1 at
-    least: the p-value then averages over whether chi squared over its degrees of freedom is below 1, in closed form.
+    Both are in standard deviations. This is the F test if the standard deviation is not known. If it is known as a
+    lower bound, the gain is divided by 1 at least: the p-value then averages over whether chi squared over its degrees
+    of freedom is below 1, in closed form.
     """
     from scipy.special import gammainc, gammaincc
 

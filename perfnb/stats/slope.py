@@ -1,4 +1,4 @@
-"""Growth of memory per step, with an interval that is valid for autocorrelated levels."""
+"""Estimate the growth of memory per step, with an interval that is valid for autocorrelated levels."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Slope:
 def memory_slope(
     bytes_per_step: Sequence[Any] | np.ndarray[Any, Any], steps: Sequence[int] | np.ndarray[Any, Any] | None = None
 ) -> Slope | None:
-    """Slope of memory readings after each step, warm-up excluded; ``None`` below two known readings.
+    """Return the slope of memory readings after each step, warm-up excluded; ``None`` below two known readings.
 
     Levels of successive steps are autocorrelated: memory stays constant, jumps once, fills a cache ever more slowly, or
     drops at each garbage collection. The Theil-Sen interval assumes independence and excludes 0 in most random walks.
@@ -86,7 +86,10 @@ def memory_slope(
 
 
 def _relative(readings: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Readings minus the first known one, to lose no digits to the initial level; unknown ones are ``nan``."""
+    """Return the readings minus the first known one, to lose no digits to the initial level.
+
+    Unknown readings are ``nan``.
+    """
     known = np.array([not pd.isna(value) for value in readings], dtype=bool)
     relative = np.full(len(known), np.nan)
     if known.any():
@@ -96,7 +99,7 @@ def _relative(readings: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any,
 
 
 def _between_blocks(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """t interval of the mean growth per step from block median to block median."""
+    """Return the t interval of the mean growth per step from block median to block median."""
     from scipy.special import stdtrit
 
     middles = [float(np.median(block)) for block in np.array_split(levels, _BLOCKS)]
@@ -107,7 +110,7 @@ def _between_blocks(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) 
 
 
 def _ahead(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> float:
-    """The future rate, if the change from the first half to the second continues."""
+    """Return the future rate, if the change from the first half to the second continues."""
     from scipy.stats import theilslopes
 
     half = len(levels) // 2

@@ -1,4 +1,4 @@
-"""Step times: their median and how well it is known, throughput, and outliers."""
+"""Step times: their median and its precision, throughput, and outliers."""
 
 from __future__ import annotations
 
@@ -134,19 +134,19 @@ class StepTimes:
     def ci_ms(self) -> tuple[float, float] | None:
         """95 % confidence interval of the median; ``None`` below 6 steps, which are too few for one.
 
-        From order statistics; if steps are autocorrelated, at the ranks for their effective number (a moving-block
-        bootstrap of the median covers it in 85 to 89 of 100 such runs, this in 94).
+        It follows from order statistics; if steps are autocorrelated, at the ranks for their effective number (a
+        moving-block bootstrap of the median covers it in 85 to 89 of 100 such runs, this in 94).
         """
         return None if self._interval is None else self._interval[:2]
 
     @property
     def ci_method(self) -> str | None:
-        """How `ci_ms` was found."""
+        """The method of `ci_ms`."""
         return None if self._interval is None else self._interval.method
 
     @property
     def basis(self) -> str:
-        """What the step time is based on, in words: how many steps, and whether there is an interval."""
+        """The basis of the step time, in words: how many steps, and whether there is an interval."""
         if not self.steps:
             return "no timed step"
         count = len(self.samples_ms)
@@ -157,7 +157,7 @@ class StepTimes:
         return f"95 % interval, {of}{steps}" if self.ci_ms else f"{of}{steps}: too few for a 95 % interval"
 
     def quantile_ms(self, q: float) -> float | None:
-        """The step time that a share `q` of the steps does not exceed.
+        """Return the step time that a share `q` of the steps does not exceed.
 
         ``None`` with too few steps (the 90th percentile needs 29, the 95th 59, the 99th 299), and for blocks, whose
         means hide it.
@@ -184,7 +184,7 @@ class StepTimes:
 
 
 def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: Any) -> StepTimes:
-    """The timing of steps with the given batch sizes."""
+    """Return the timing of steps with the given batch sizes."""
     known = [size for size in sizes if size is not None]
     whole = len(known) == len(sizes) and len(known) > 0
     return StepTimes(

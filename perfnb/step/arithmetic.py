@@ -1,13 +1,12 @@
-"""FLOPs and bytes of every operator of a step, counted as torch dispatches it.
+"""Count the FLOPs and bytes of every operator of a step as torch dispatches it.
 
 Each operator runs in a span ``pf_op#<n>``, so that its layer and direction are found as for any other event of the
 trace. Under a dispatch mode torch runs compiled regions uncompiled, so the operators of their layers are counted too.
 
-FLOPs follow from torch's formulas, and perfnb's for what torch lacks: a multiply-add counts as two, and as in torch,
-masked and causal attention count in full. torch's formulas are in a registry to which users can add; perfnb's are not
-added to it. Bytes are a lower bound: each input read once, each output written once, without caches and repeated
-reads; views and written arguments follow from the operator's schema, and operators that touch only part of an argument
-are listed.
+FLOPs follow from torch's formulas, and from perfnb's where torch has none: a multiply-add counts as two, and as in
+torch, masked and causal attention count in full. Users can add to torch's registry of formulas; perfnb's are not in it.
+Bytes are a lower bound: each input read once, each output written once, without caches and repeated reads; views and
+written arguments follow from the operator's schema, and operators that touch only part of an argument are listed.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from perfnb.step.layers import function_span
 from perfnb.trace_names import COLLECTIVE_OP, OP_SPAN
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-#: Tensors of compilers and of tensor-parallel planning, which hold no data.
+#: Classes of tensors without data, which compilers and tensor-parallel planning use.
 _SHADOWS = ("FakeTensor", "FunctionalTensor")
 
 
 class OpCall(NamedTuple):
-    """A call of an operator."""
+    """A call to an operator."""
 
     #: As in the label of its span.
     number: int
@@ -41,9 +40,9 @@ class OpCall(NamedTuple):
     op: str
     #: A multiply-add counts as two; ``None`` if there is no formula.
     flops: int | None
-    #: Lower bound of the bytes moved; of a collective, those of its largest argument.
+    #: Lower bound of the bytes moved; for a collective, the bytes of its largest argument.
     bytes: int
-    #: Of the arithmetic: ``float32``.
+    #: The dtype of the arithmetic: ``float32``.
     dtype: str
     #: The kind of device that it ran on.
     device: str = "cpu"
@@ -58,10 +57,10 @@ class OpCounter(TorchDispatchMode):
     Attributes
     ----------
     calls : list of OpCall
-        In the order in which they ended.
+        The calls in the order of their ends.
     """
 
-    #: Receive operators that take functions, such as `flex_attention`, too.
+    #: Receive operators that take functions, too, such as `flex_attention`.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
@@ -77,7 +76,7 @@ class OpCounter(TorchDispatchMode):
         return False
 
     def __enter__(self) -> OpCounter:
-        # Under a mode torch runs compiled regions eagerly, but refuses those with `fullgraph` unless asked to.
+        # Under a mode torch runs compiled regions eagerly, but it refuses those with `fullgraph` unless asked.
         compiles = not self._stances and "torch._dynamo" in sys.modules
         self._stances.append(torch.compiler.set_stance("force_eager") if compiles else None)
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
@@ -136,7 +135,7 @@ def _dispatched(op: Any, counter: OpCounter, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatches(kind: type) -> bool:
-    """Whether tensors of this class handle their operators themselves."""
+    """Return whether tensors of this class handle their operators themselves."""
     return getattr(kind, "__torch_dispatch__", None) not in (
         Tensor.__torch_dispatch__,
         torch._C._disabled_torch_dispatch_impl,
@@ -151,9 +150,9 @@ class _Argument(NamedTuple):
 
 
 class _Operator(NamedTuple):
-    """What an operator's name and schema say."""
+    """The facts in an operator's name and schema."""
 
-    #: As in the trace, without the overload: ``aten::addmm``.
+    #: The name as in the trace, without the overload: ``aten::addmm``.
     name: str
     #: Whether it consists of others; it arrives whole only without autograd, as in inference mode.
     composite: bool
@@ -169,7 +168,7 @@ class _Operator(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def operator_of(func: Any) -> _Operator:
-    """What the name and the schema of an operator tell."""
+    """Return what can be known about an operator from its name and schema."""
     full = str(func.name() if callable(getattr(func, "name", None)) else func)
     name = full.partition(".")[0] if "::" in full else full
     own = isinstance(func, torch._ops.OpOverload)
@@ -190,19 +189,19 @@ def operator_of(func: Any) -> _Operator:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether composite operators have no special kernels for a tensor."""
+    """Return whether composite operators have no special kernels for a tensor."""
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def _dtype(tensors: list[Tensor]) -> str:
-    """The first floating-point dtype among inputs and outputs, else the first dtype."""
+    """Return the first floating-point dtype among inputs and outputs, else the first dtype."""
     dtypes = [tensor.dtype for tensor in tensors]
     fractions = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     return str(next(iter(fractions or dtypes), "")).removeprefix("torch.")
 
 
 def _device(tensors: list[Tensor]) -> str:
-    """The kind of the first accelerator among inputs and outputs, else the CPU: scalars stay there."""
+    """Return the kind of the first accelerator among inputs and outputs, else the CPU, because scalars stay there."""
     return next((tensor.device.type for tensor in tensors if tensor.device.type != "cpu"), "cpu")
 
 
@@ -213,17 +212,17 @@ Formula = Callable[[tuple[Any, ...], Any], Any]
 
 
 def message_bytes(args: Iterable[Any]) -> int:
-    """Bytes of a collective's message: of the largest tensor, or list of tensors, that it is given."""
+    """Return the bytes of a collective's message: its largest tensor, or list of tensors."""
     return max((sum(tensor.nbytes for tensor in tensors_in([one])) for one in args), default=0)
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
-    """FLOPs of a call of an operator; ``None`` if there is no formula, or it does not fit the call."""
+    """Return the FLOPs of a call to an operator; ``None`` if there is no formula, or if it does not fit the call."""
     name = operator_of(func).name
     if name in MOVING or (name in _MAY_ADD and not adds(name, args, kwargs)):
         return 0
     if any(isinstance(value, Tensor) and value.layout in _SPARSE for value in args):
-        return None  # formulas use shapes, which do not tell the number of stored values
+        return None  # formulas use shapes, which do not reveal the number of stored values
     try:
         known = flop_registry.get(getattr(func, "_overloadpacket", func))
         if known is not None and name not in _WRONG_IN_TORCH:
@@ -234,14 +233,15 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: A
 
 
 def aten(names: str) -> frozenset[str]:
-    """Full names of torch's operators from a list of short ones."""
+    """Return the full names of torch's operators from a list of short ones."""
     return frozenset(f"aten::{name}" for name in names.split())
 
 
 def _convolution_backward(args: tuple[Any, ...], out: Any) -> Any:
-    """Each of the two gradients takes as many multiply-adds as the forward pass.
+    """Return the FLOPs of a convolution's backward.
 
-    torch's formula wrongly multiplies the weight's gradient by the number of groups.
+    Each of the two gradients takes as many multiply-adds as the forward. torch's formula wrongly multiplies the
+    weight's gradient by the number of groups.
     """
     gradient, inputs, weight = args[:3]
     transposed, mask = args[7], args[10]
@@ -250,34 +250,43 @@ def _convolution_backward(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _attention(tensors: tuple[Any, ...], by_key: int, by_value: int) -> Any:
-    """Products of the size of the attention scores: `by_key` along the keys' width, `by_value` along the values'."""
+    """Return the products of the size of the attention scores.
+
+    There are `by_key` along the keys' width, and `by_value` along the values'.
+    """
     query, key, value = tensors
     scores = prod(query.shape[:-1]) * key.shape[-2]
     return 2 * scores * (by_key * query.shape[-1] + by_value * value.shape[-1])
 
 
 def _grouped(args: tuple[Any, ...], out: Any) -> Any:
-    """A grouped product: the groups together make up the rows, the columns or the inner dimension."""
+    """Return the FLOPs of a grouped product.
+
+    The groups together make up the rows, the columns or the inner dimension.
+    """
     a, b = args[:2]
     groups = a.shape[0] if a.dim() == 3 and b.dim() == 3 else 1
     return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
 def _recurrent(inputs: Any, weights: Any) -> Any:
-    """Each weight matrix is multiplied with each row of the input."""
+    """Return the FLOPs of a recurrent layer, where each weight matrix is multiplied with each row of the input."""
     rows = inputs.numel() // inputs.shape[-1]
     return 2 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
 def _encoder_layer(args: tuple[Any, ...], out: Any) -> Any:
-    """A transformer layer in one operator: four projections, and attention over all pairs of positions."""
+    """Return the FLOPs of a transformer layer in one operator.
+
+    It has four projections, and attention over all pairs of positions.
+    """
     batch, length, width = args[0].shape
     weights = sum(args[place].numel() for place in (3, 5, 14, 16))
     return 2 * batch * length * weights + 4 * batch * length * length * width
 
 
 def _multi_head_attention(args: tuple[Any, ...], out: Any) -> Any:
-    """`_native_multi_head_attention`, self or cross."""
+    """Return the FLOPs of `_native_multi_head_attention`, self or cross."""
     query, key, width = args[0], args[1], args[3]
     batch, length, other = query.shape[0], query.shape[1], key.shape[1]
     return 4 * batch * width * width * (length + other) + 4 * batch * length * other * width
@@ -341,7 +350,7 @@ _FORMULAS: Mapping[str, Formula] = {
     "aten::_cudnn_rnn_backward": lambda args, out: (1 + args[-1][3]) * _recurrent(args[0], args[1]),
 }
 
-#: Operators that neither compute nor move data, other than views by their schema.
+#: Operators that neither compute nor move data, other than the views that their schemas declare.
 FREE = aten("""
     empty empty_like empty_strided new_empty new_empty_strided empty_permuted _empty_affine_quantized
     _efficientzerotensor t_ transpose_ squeeze_ unsqueeze_ as_strided_ swapaxes_ swapdims_ detach_ rename_
@@ -368,7 +377,7 @@ _MAY_ADD = aten("index_put index_put_ _index_put_impl_ _unsafe_index_put put put
 
 
 def adds(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator that writes into a tensor accumulates."""
+    """Return whether an operator that writes into a tensor accumulates."""
     if name in _MAY_ADD:
         by_position = "scatter" not in name and len(args) > 3 and bool(args[3])
         return by_position or bool(kwargs.get("accumulate", False)) or "reduce" in kwargs
@@ -380,7 +389,7 @@ _Place = tuple[Any, ...]
 
 
 def bytes_moved(operator: _Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Lower bound of the bytes that a call of an operator reads and writes."""
+    """Return a lower bound of the bytes that a call to an operator reads and writes."""
     name, arguments = operator.name, operator.arguments
     if arguments is None:
         return sum(_extents([*args, *kwargs.values(), out]).values())
@@ -408,7 +417,7 @@ def bytes_moved(operator: _Operator, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among some values, also in containers."""
+    """Yield the tensors among some values, also in containers."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -427,12 +436,12 @@ def _place(tensor: Tensor) -> _Place:
 
 
 def _extents(values: Iterable[Any]) -> dict[_Place, int]:
-    """Bytes of the tensors among some values, by their places."""
+    """Return the bytes of the tensors among some values, by their places."""
     return {_place(tensor): _extent(tensor) for tensor in tensors_in(values)}
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes of memory that a tensor's elements occupy, without repeats."""
+    """Return the bytes of memory that a tensor's elements occupy, without repeats."""
     size = tensor.element_size()
     if tensor.layout is torch.sparse_coo:
         return int(tensor._nnz()) * (size * prod(tensor.shape[tensor.sparse_dim() :]) + 8 * tensor.sparse_dim())
@@ -448,14 +457,20 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _putting(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """An operator that writes, and when accumulating reads, only some elements of its first argument."""
+    """Return the bytes of an operator that writes only some elements of its first argument.
+
+    If it accumulates, it also reads them.
+    """
     sources = sum(_extents(args[1:]).values())
     touched = _TOUCHED[name](args) * int(args[0].element_size())
     return sources + touched * (2 if adds(name, args, kwargs) or "reduce" in name else 1)
 
 
 def _put_places(args: tuple[Any, ...]) -> int:
-    """Elements that `index_put_` writes; with a mask, whose sum is unknown here, the number of values."""
+    """Return the number of elements that `index_put_` writes.
+
+    With a mask, whose sum is unknown here, return the number of values.
+    """
     target, indices, values = args[:3]
     chosen = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for _, index in chosen):
@@ -465,7 +480,7 @@ def _put_places(args: tuple[Any, ...]) -> int:
 
 
 def _unread(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Positions of arguments of which only the shape is used."""
+    """Return the positions of arguments of which only the shape is used."""
     if name == "aten::convolution_backward":
         mask = args[10]
         return tuple(place for place, needed in ((1, mask[1]), (2, mask[0])) if not needed)

@@ -1,4 +1,4 @@
-"""How many steps each pass runs within the user's time budget, and whether the step time is in steady state."""
+"""Decide how many steps each pass runs within the user's time budget, and whether the step time is in steady state."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from perfnb.arguments import require_count, require_flag, require_seconds
 from perfnb.errors import CaptureError
 from perfnb.quantities import duration
 
-#: Fewest steps of an automatic warm-up, without and with a GPU.
+#: The fewest steps of an automatic warm-up, without and with a GPU.
 FLOOR, FLOOR_GPU = 3, 10
-#: Share of the budget at which an automatic warm-up ends, steady or not.
+#: The share of the budget at which an automatic warm-up ends, in steady state or not.
 WARMUP_SHARE = 0.2
-#: Most steps of an automatic warm-up, even if the clock stands still.
+#: The most steps of an automatic warm-up, even if the clock stands still.
 MOST_WARMUP = 10_000
 #: Limits of an automatic timed pass, and the half-width of the median's 95 % interval that it aims at.
 FEWEST_TIMED, MOST_TIMED, AIM = 20, 200, 0.02
-#: Fewest timed steps for a 95 % interval of the median, and how far they may exceed the budget.
+#: The fewest timed steps for a 95 % interval of the median, and how far they may exceed the budget.
 FEWEST_FOR_INTERVAL, SLACK = 6, 1.05
-#: Most steps of a trial, and its largest share of the budget.
+#: The most steps of a trial, and its largest share of the budget.
 MOST_TRIED, TRIAL_SHARE = 10, 0.1
-#: Planned duration of a traced and of a counted step, in timed steps.
+#: The planned duration of a traced and of a counted step, in timed steps.
 TRACED_FACTOR, COUNTED_FACTOR = 1.5, 2.0
-#: Seconds of steps whose stacks are sampled, 100 samples a second, and most of these steps.
+#: The seconds of steps whose stacks are sampled, 100 samples per second, and the most of these steps.
 SAMPLED_S, MOST_SAMPLED = 3.0, 2_000
-#: So many seconds are sampled whatever the budget, or there might be hardly a sample.
+#: The least time that is sampled whatever the budget, in seconds, so that there are enough samples.
 LEAST_SAMPLED_S = 0.5
-#: Most seconds sampled without having been asked for.
+#: The most seconds that are sampled without a request.
 BRIEFLY_S = 1.5
-#: And the most steps: so many times as many as were timed, or so many.
+#: The most steps that are sampled without a request: this many times the timed steps, or this many.
 _UNASKED, _UNASKED_STEPS = 3, 30
 
 
@@ -63,7 +63,7 @@ class Plan:
             require_flag(name, bool(value) if isinstance(value, np.bool_) else value)
 
     def goes_on_warming(self, times_ns: Sequence[int], spent_s: float, gpu: bool) -> bool:
-        """Whether to run another warm-up step after steps of these durations."""
+        """Return whether to run another warm-up step after steps of these durations."""
         if self.warmup is not None:
             return len(times_ns) < self.warmup and (not times_ns or spent_s < self.budget_s / 2)
         if not times_ns:
@@ -74,9 +74,9 @@ class Plan:
         return len(times_ns) < max(FEWEST, FLOOR_GPU if gpu else FLOOR) or not is_steady(times_ns)
 
     def steps_are_long(self, times_ns: Sequence[int], spent_s: float) -> bool:
-        """Whether another warm-up step would leave too few timed steps for an interval.
+        """Return whether another warm-up step would leave too few timed steps for an interval.
 
-        The first step says nothing about the others: it may compile or fill caches.
+        The first step is not typical of the others: it may compile or fill caches.
         """
         if self.warmup is not None or len(times_ns) < 2:
             return False
@@ -85,11 +85,14 @@ class Plan:
 
     @property
     def _least_after(self) -> int:
-        """Steps that must follow the timed ones."""
+        """The number of steps that must follow the timed ones."""
         return 1 + self.memory + self.flops
 
     def timed_steps(self, warm_ns: Sequence[int]) -> int:
-        """How many steps to time: as requested, or as the target precision needs given the warm-up's spread."""
+        """Return how many steps to time.
+
+        They are as many as requested, or as the target precision needs given the warm-up's spread.
+        """
         if self.steps is not None:
             return self.steps
         recent = np.asarray(warm_ns[-FEWEST_TIMED:], dtype=float)
@@ -101,9 +104,10 @@ class Plan:
         return int(np.clip(math.ceil((1.96 * 1.2533 * spread / AIM) ** 2), FEWEST_TIMED, MOST_TIMED))
 
     def goes_on_timing(self, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
-        """Whether to time another step, reserving time for the later passes.
+        """Return whether to time another step, reserving time for the later passes.
 
-        Until there are enough steps for an interval, that is one step for each pass; then all the steps that they want.
+        Until there are enough steps for an interval, that is the time of one step for each pass; then, of all the steps
+        that they want.
         """
         if done == 0:
             return True
@@ -114,7 +118,7 @@ class Plan:
         return done < wanted and spent_s + step_s + kept_back <= self.budget_s
 
     def why_longer(self, spent_s: float, step_s: float) -> str | None:
-        """What to tell the user after the first step if the passes will exceed the budget."""
+        """Return a note for the user after the first step if the passes will exceed the budget."""
         passes = {"timed": True, "traced": True, "memory": self.memory, "FLOPs": self.flops}
         left = [name for name, wanted in passes.items() if wanted]
         if spent_s + len(left) * step_s <= self.budget_s:
@@ -125,29 +129,32 @@ class Plan:
         )
 
     def steps_to_try(self, spent_s: float, step_s: float) -> int:
-        """How many steps to try another setting with, after two that are left out; 0 if time is short."""
+        """Return how many steps to try another setting with, after two that are left out; 0 if time is short."""
         left_s = min(TRIAL_SHARE * self.budget_s, (self.budget_s - spent_s) / 2)
         affordable = int(left_s / step_s) - 2 if step_s > 0 else MOST_TRIED
         return min(MOST_TRIED, affordable) if affordable >= 3 else 0
 
     def traced_steps(self, spent_s: float, step_s: float) -> tuple[int, bool]:
-        """How many steps to trace, and whether to run an unanalysed one first; time for counted steps is reserved."""
+        """Return how many steps to trace, and whether to run an unanalysed one first.
+
+        Time for counted steps is reserved.
+        """
         left_s = max(0.0, self.budget_s - spent_s - (self.memory + self.flops) * step_s)
         affordable = int(left_s / (step_s * TRACED_FACTOR)) if step_s > 0 else self.traced + 1
         lead_in = affordable > self.traced
         return max(1, min(self.traced, affordable)), lead_in
 
     def sampled_steps(self, spent_s: float, step_s: float) -> int:
-        """How many steps to sample the stacks of; time for counted steps is reserved."""
+        """Return how many steps to sample the stacks of; time for counted steps is reserved."""
         left_s = (self.budget_s - spent_s - 2 * (self.memory + self.flops) * COUNTED_FACTOR * step_s) / 2
         wanted_s = max(LEAST_SAMPLED_S, min(SAMPLED_S, left_s))
         return max(1, min(MOST_SAMPLED, math.ceil(wanted_s / step_s))) if step_s > 0 else FEWEST_TIMED
 
     def briefly_sampled_steps(self, spent_s: float, step_s: float, timed: int) -> int:
-        """How many steps to sample unasked after all other passes.
+        """Return how many steps to sample without a request, after all other passes.
 
-        Not many more than were timed, because each one trains the user's model; 0 if the budget has no time for enough
-        samples.
+        These are not many more than were timed, because each one trains the user's model; 0 if the budget has no time
+        for enough samples.
         """
         left_s = min(BRIEFLY_S, self.budget_s - spent_s)
         if left_s < LEAST_SAMPLED_S or step_s <= 0 or self.budget_s - spent_s < step_s:
@@ -155,18 +162,18 @@ class Plan:
         return max(1, min(MOST_SAMPLED, max(_UNASKED * timed, _UNASKED_STEPS), int(left_s / step_s)))
 
     def affords_lead_in(self, spent_s: float, step_s: float) -> bool:
-        """Whether there is time for a lead-in step before the one whose memory is counted."""
+        """Return whether there is time for a lead-in step before the one whose memory is counted."""
         return spent_s + (2 + self.flops) * COUNTED_FACTOR * step_s <= self.budget_s
 
 
-#: Steps that the test uses; one half is compared with the other.
+#: The number of steps that the test uses; one half is compared with the other.
 WINDOW = 20
-#: Fewest steps that the test can use.
+#: The fewest steps that the test can use.
 FEWEST = 6
 
 
 def is_steady(times: Sequence[float]) -> bool | None:
-    """Whether the last step times are in steady state; ``None`` if there are too few, or the clock stood still.
+    """Return whether the last step times are in steady state; ``None`` if there are too few, or the clock stood still.
 
     The last 20 (or an even number from 6) are split into halves that must agree: the first value is at most 1.5
     interquartile ranges above the upper quartile of its half, medians and outer quartiles differ by at most 5 %, and
@@ -191,9 +198,10 @@ def is_steady(times: Sequence[float]) -> bool | None:
 
 
 def steady_from(times: Sequence[float], fewest: int = 0) -> int | None:
-    """Index of the first of the last `WINDOW` steps, at least `fewest`, if these are in steady state; else ``None``.
+    """Return the index of the first of the last `WINDOW` steps, at least `fewest`, if these are in steady state.
 
-    Called after each step, it finds the end of the warm-up: the steps before that index.
+    The result is ``None`` otherwise. Called after each step, it finds the end of the warm-up: the steps before that
+    index.
     """
     first = len(times) - WINDOW
     return first if first >= fewest and is_steady(times[first:]) else None

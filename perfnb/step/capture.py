@@ -1,4 +1,4 @@
-"""What the passes over a step found."""
+"""`Capture`: the results of the passes over a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfnb.step.worker_stacks import WorkerStack
 
 @dataclass
 class Capture:
-    """What the passes over a step found; filled in pass by pass."""
+    """The results of the passes over a step, filled in pass by pass."""
 
     #: Every completed step, in order.
     steps: list[ExecutedStep] = field(default_factory=list)
@@ -27,9 +27,9 @@ class Capture:
     memory: tuple[WatchedMemory, Tracer] | None = None
     #: Counted operators, and their trace.
     arithmetic: tuple[list[OpCall], Tracer] | None = None
-    #: Samples of what Python did.
+    #: Samples of what Python was running.
     sampler: StackSampler | None = None
-    #: Samples of what loader workers did meanwhile.
+    #: Samples of what loader workers were running meanwhile.
     workers: list[WorkerStack] = field(default_factory=list)
     #: Number of loader workers that could not be sampled.
     unreached_workers: int = 0
@@ -37,11 +37,11 @@ class Capture:
     layers: list[Layer] = field(default_factory=list)
     #: Index in `layers` of each module, by the module's ``id``.
     places: dict[int, int] = field(default_factory=dict)
-    #: Number of each span, index of its layer, and whether it is a loss.
+    #: For each span its number, the index of its layer, and whether it is a loss.
     spans: list[tuple[int, int | None, bool]] = field(default_factory=list)
-    #: The code of what was called: of the modules' forward passes, and of functions given to ``torch.compile``.
+    #: The code that was called: of the modules' forward passes, and of functions given to ``torch.compile``.
     called: list[CodeType] = field(default_factory=list)
-    #: Options, environment and facts about the run; JSON-able.
+    #: Options, environment and facts about the run, ready for JSON.
     meta: dict[str, Any] = field(default_factory=dict)
     #: The out-of-memory error that ended the capture.
     failure: Exception | None = None

@@ -1,4 +1,4 @@
-"""The machine's roofline ceilings, measured once and kept: FLOP/s of large matrix products, bytes/s of a large copy.
+"""Measure the machine's roofline ceilings once and keep them: FLOP/s of large matrix products, bytes/s of a large copy.
 
 A measurement takes the best of many repetitions, which other work disturbs least. It draws no random numbers and uses
 the user's settings of threads and precision.
@@ -21,10 +21,10 @@ import torch
 from perfnb.step.environment import describe_environment
 from perfnb.step.kept_rates import Rate, keep, kept
 
-#: The dtypes in which products are measured; `torch.mm` does not support others.
+#: The dtypes that products are measured in; `torch.mm` does not support others.
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
-#: Seconds per turn of a ceiling, its fewest and most turns, and the improvement that earns another turn.
+#: The seconds per turn of a ceiling, its fewest and most turns, and the improvement that earns another turn.
 _TURN_S, _LEAST_TURNS, _MOST_TURNS, _BETTER = 0.12, 4, 12, 1.03
 #: Larger products than this are not measured.
 _SLOWEST_S = 0.1
@@ -33,17 +33,19 @@ MEASURABLE = ("cpu", "cuda")
 _SIZES, _LARGEST = (256, 512, 1024, 2048, 4096, 8192), {"cpu": 4096, "cuda": 8192}
 _COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 
-#: Above this share of the CPUs used by other programs, a rate is measured again after so many seconds.
+#: If other programs use more than this share of the CPUs, a rate is measured again after this many seconds.
 _MANY_OTHERS, _AGAIN_S = 0.1, 600.0
 
-#: FLOPs or bytes, and the function that takes as many.
+#: The FLOPs or bytes, and the function that takes as many.
 _Run: TypeAlias = tuple[float, Callable[[], Any]]
 
 
 def measure_ceilings(
     dtypes: Iterable[str], device: str = "cpu", *, refresh: bool = False, only_kept: bool = False
 ) -> dict[str, Any]:
-    """FLOP/s by dtype and bytes/s that a device reaches; about half a second for each one not yet known.
+    """Return the FLOP/s by dtype and the bytes/s that a device reaches.
+
+    Each one not yet known takes about half a second.
 
     Parameters
     ----------
@@ -60,8 +62,8 @@ def measure_ceilings(
     -------
     dict
         ``device`` (its name), ``threads``, ``flops_per_s`` by dtype, ``bytes_per_s`` (``None`` if there is no memory
-        for the copy), ``measured_at``, ``others`` (share of the CPUs that other programs used, 0 to 1); JSON-able.
-        A rate measured on a busy machine is measured again some minutes later, and the higher one kept.
+        for the copy), ``measured_at``, ``others`` (share of the CPUs that other programs used, 0 to 1); The result is
+        ready for JSON. A rate measured on a busy machine is measured again some minutes later, and the higher one kept.
     """
     target = torch.device(device)
     machine = _machine(target)
@@ -92,7 +94,7 @@ def measure_ceilings(
 
 
 def _doubtful(rate: Rate, now: datetime) -> bool:
-    """Whether a rate was measured on a busy machine, some time ago."""
+    """Return whether a rate was measured on a busy machine, some time ago."""
     try:
         age_s = (now - datetime.fromisoformat(rate.at)).total_seconds()
     except (ValueError, TypeError):  # no date, or one without a time zone
@@ -101,7 +103,7 @@ def _doubtful(rate: Rate, now: datetime) -> bool:
 
 
 def _better(known: Rate | None, fresh: Rate) -> Rate:
-    """The higher of two rates; a lower one measured on a quieter machine confirms the known rate."""
+    """Return the higher of two rates; a lower one measured on a quieter machine confirms the known rate."""
     if known is None or fresh.per_s > known.per_s:
         return fresh
     return known if known.others <= fresh.others else Rate(known.per_s, known.at, fresh.others)
@@ -124,13 +126,13 @@ class _Others:
 
 
 def _busy_s() -> float:
-    """CPU seconds used on the machine since it was started."""
+    """Return the CPU seconds used on the machine since it was started."""
     times = psutil.cpu_times()
     return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    """What ceilings depend on besides the dtype."""
+    """Return what ceilings depend on besides the dtype."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "threads": None, "torch": torch.__version__}
     facts = describe_environment()
@@ -147,7 +149,7 @@ def _key(machine: dict[str, Any]) -> str:
 
 
 def _precision(device: torch.device, dtype: str) -> str:
-    """The settings that let torch compute a product less exactly than its dtype implies."""
+    """Return the settings that let torch compute a product less exactly than its dtype implies."""
     backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     names = {
         "float32": ("fp32_precision", "allow_tf32"),
@@ -169,9 +171,9 @@ def _precision(device: torch.device, dtype: str) -> str:
 
 
 class _Ceiling:
-    """A rate that the best of some runs reaches; each of these is added where the one before it is fast.
+    """A rate that the best of some runs reaches; another run is added while the one before it is fast.
 
-    `makers` make the runs: a function, and the FLOPs or bytes that it takes.
+    Each of `makers` makes a run: a function, and the FLOPs or bytes that it takes.
     """
 
     def __init__(self, device: torch.device, makers: Sequence[Callable[[], _Run]]) -> None:
@@ -205,16 +207,16 @@ class _Ceiling:
 
 
 def _ceiling(device: torch.device, dtype: str) -> _Ceiling:
-    """That of products in a dtype, of growing size; without a dtype, that of a copy."""
+    """Return the ceiling of products in a dtype, of growing size; without a dtype, the ceiling of a copy."""
     sizes = [size for size in _SIZES if size <= _LARGEST[device.type]]
     products = [partial(_product, size, device, getattr(torch, dtype)) for size in sizes] if dtype else []
     return _Ceiling(device, products or [partial(_copy, device)])
 
 
 def _measure(ceilings: dict[str, _Ceiling]) -> dict[str, float]:
-    """The rate of each ceiling that can be measured.
+    """Return the rate of each ceiling that can be measured.
 
-    They take turns, so that a burst of other work affects all of them; one that still improves gets more turns.
+    They take turns, so that a burst of other work affects all of them. A ceiling that still improves gets more turns.
     """
     waiting = dict.fromkeys(ceilings, _LEAST_TURNS)
     with torch.no_grad():
@@ -233,7 +235,10 @@ def _measure(ceilings: dict[str, _Ceiling]) -> dict[str, float]:
 
 
 def _product(size: int, device: torch.device, dtype: torch.dtype) -> _Run:
-    """A product of square matrices with varied values: with constant ones a GPU draws less power and runs faster."""
+    """Return a product of square matrices with varied values.
+
+    With constant values a GPU draws less power and runs faster.
+    """
     line = torch.arange(size, dtype=torch.float32, device=device).mul_(0.618034).frac_().sub_(0.5)
     left = torch.outer(line, line.flip(0)).to(dtype)
     right, out = left.t().contiguous(), torch.empty(size, size, dtype=dtype, device=device)
@@ -241,7 +246,7 @@ def _product(size: int, device: torch.device, dtype: torch.dtype) -> _Run:
 
 
 def _copy(device: torch.device) -> _Run:
-    """A copy too large for any cache; bytes read and bytes written both count."""
+    """Return a copy too large for any cache. Bytes read and bytes written both count."""
     source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     return 2.0 * source.numel(), lambda: target.copy_(source)

@@ -1,4 +1,4 @@
-"""A notebook cell's compiled code as a step, and the batches of its ``for`` clause."""
+"""Turn a notebook cell's compiled code into a step, and its ``for`` clause into batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any, NamedTuple
 
-#: The name by which a clause's code gets its batch.
+#: The name under which a clause's code gets its batch.
 BATCH = "__perfnb_batch__"
 
 
@@ -21,7 +21,7 @@ class Clause(NamedTuple):
 
 
 def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) -> Callable[..., None]:
-    """The step: bind the batch to the clause's target by `assign`, then run `body` in `namespace`."""
+    """Return the step, which binds the batch to the clause's target by `assign` and then runs `body` in `namespace`."""
 
     def step(*batch: Any) -> None:
         __tracebackhide__ = True
@@ -39,7 +39,10 @@ def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) 
 def batches_of(
     clause: Clause, namespace: dict[str, Any], refuse: Callable[[str], Exception]
 ) -> Callable[[], Iterable[Any]]:
-    """A function that evaluates a clause's iterable anew whenever the batches restart, so that ``enumerate`` works."""
+    """Return a function that evaluates a clause's iterable anew whenever the batches restart.
+
+    That makes ``enumerate`` work.
+    """
 
     def batches() -> Iterable[Any]:
         __tracebackhide__ = True

@@ -1,4 +1,4 @@
-"""Checks of what a user asks to run (steps, batches, losses), before anything runs."""
+"""Check what a user asks to run (steps, batches, losses) before anything runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def refuse_meta(arguments: Any) -> None:
 
 
 def note_on_meta(used: Mapping[str, Any]) -> str | None:
-    """A note for a failed step that uses a model on ``meta``; ``None`` if there is no such model.
+    """Return a note for a failed step that uses a model on ``meta``; ``None`` if there is no such model.
 
     Models dispatched by accelerate are exempt: their weights are loaded when they are called.
     """
@@ -136,7 +136,7 @@ def _require_arguments(step: Callable[..., Any], name: str, fed: bool, how: str)
 
 
 def _arguments_of(function: Any) -> tuple[int, float]:
-    """Fewest and most positional arguments of a function; 0 and infinity if it has no signature."""
+    """Return the fewest and most positional arguments of a function; 0 and infinity if it has no signature."""
     unknown = 0, math.inf
     try:
         if isinstance(function, nn.Module) and type(function).__call__ is nn.Module.__call__:
@@ -154,11 +154,11 @@ def _arguments_of(function: Any) -> tuple[int, float]:
 
 
 def _how_many(least: int, most: float) -> str:
-    """A number of arguments, in words."""
+    """Return a number of arguments, in words."""
     number = least if least > 1 or most == math.inf else most
     return "1 argument" if number == 1 else f"{number:.0f} arguments"
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a value is a tensor, an array, or converts to one, as a pandas frame does."""
+    """Return whether a value is a tensor, an array, or converts to one, as a pandas frame does."""
     return isinstance(value, Tensor) or (hasattr(type(value), "__array__") and hasattr(type(value), "__iter__"))

@@ -1,9 +1,9 @@
-"""What torch.compile made: the kernels of each graph, and the modules whose operations each kernel computes.
+"""Read what torch.compile made: the kernels of each graph, and the modules whose operations each kernel computes.
 
-A graph tells this only if it was compiled inside `CompilesForProfiling`. Then each generated kernel is an event of the
-trace, Inductor keeps which operations it fused into which kernel, and a description of the operations is attached to
-the compiled graph. It is stored in Inductor's cache with the graph, and a graph that was compiled without it is not
-taken from there.
+A graph contains this only if it was compiled inside `CompilesForProfiling`. Then each generated kernel is an event of
+the trace, Inductor keeps which operations it fused into which kernel, and a description of the operations is attached
+to the compiled graph. Inductor's cache stores the description with the graph, and does not return a graph that was
+compiled without one.
 
 This is the only place that uses private names of torch's compiler; `missing_names` lists those that this torch lacks.
 """
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import wraps
+from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -38,27 +39,28 @@ IN_PLACE = "_compiled_call_impl"
 _CONFIG, _DEBUG = "torch._inductor.config", "torch._inductor.debug"
 _OUTPUT, _PASSES = "torch._inductor.output_code", "torch._inductor.custom_graph_pass"
 _GRAPH = "CompiledFxGraph"
-#: The operations in each kernel of the graph that is being compiled; the graph keeps them only for a forward pass.
+#: The operations in each kernel of the graph that is being compiled; the graph itself keeps them only for a forward
+#: pass.
 _FUSED = "_inductor_triton_kernel_to_post_grad_node_info"
 _DYNAMO = "torch._dynamo.utils"
 _BREAKS, _GUARDS = "torch._dynamo.output_graph", "torch._guards"
-#: What is needed for layers, by module.
+#: The private names needed for layers, by module.
 PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     _CONFIG: ("cpp.enable_kernel_profile", "trace.provenance_tracking_level", "post_grad_custom_post_pass"),
     _DEBUG: (_FUSED,),
     _OUTPUT: (_GRAPH, f"{_GRAPH}._fx_graph_cache_key"),
     _PASSES: ("CustomGraphPass",),
 }
-#: What is needed for the reasons of recompilations and graph breaks.
+#: The private names needed for the reasons of recompilations and graph breaks.
 REPORTED_NAMES: Mapping[str, tuple[str, ...]] = {_DYNAMO: ("get_compilation_metrics", "graph_break_reasons")}
-#: What is needed to tell which of several breaks in a function ends which of its regions.
+#: The private names needed to tell which of several breaks in a function ends which of its regions.
 BREAK_NAMES: Mapping[str, tuple[str, ...]] = {
     _BREAKS: ("GraphCompileReason.__post_init__",),
     _GUARDS: ("CompileContext.current_compile_id",),
 }
 #: The reason of a graph break that was noted while a region was compiled.
 _REGION_OF_REASON = "_perfnb_region"
-#: What is needed to compile a model once more.
+#: The private names needed to compile a model once more.
 AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
     "torch": ("_TorchCompileInductorWrapper",),
     "torch._dynamo": ("optimize",),
@@ -66,14 +68,16 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: What newer versions of torch call a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
-#: Objects that the interpreter itself may freeze; importing torch makes ten times as many.
+#: The end of the path of torch's file with the function that is compiled in place of the forward of a torch.nn module.
+_WRAPPER = ("_dynamo", "external_utils.py")
+#: The number of objects that the interpreter itself may freeze; importing torch makes ten times as many.
 _FROZEN = 10_000
 #: The attribute of a compiled graph that holds the description; a number counts its versions.
 _ATTRIBUTE = "_perfnb_operations_5"
 
 
 def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
-    """The private names that this torch lacks; by default of those without which compiled regions have no layers."""
+    """Return the private names that this torch lacks; by default, of those that layers of compiled regions need."""
     wanted = PRIVATE_NAMES if needed is None else needed
     return [f"{module}.{name}" for module, names in wanted.items() for name in names if not _has(module, name)]
 
@@ -86,14 +90,14 @@ def _has(module: str, name: str) -> bool:
             value = getattr(value, part)
     except (ImportError, AttributeError):
         return False
-    # A field of a dataclass without a default is no attribute of the class.
+    # A field of a dataclass without a default is not an attribute of the class.
     return hasattr(value, last) or last in getattr(value, "__annotations__", {})
 
 
 class CompilesForProfiling(Installed):
-    """Context manager that has newly compiled code tell the layers of its kernels.
+    """Context manager that makes newly compiled code report the layers of its kernels.
 
-    Does nothing if `missing_names` finds any.
+    It does nothing if `missing_names` finds any.
     """
 
     def _install(self, stack: ExitStack) -> None:
@@ -120,7 +124,10 @@ class CompilesForProfiling(Installed):
 
 
 def why_not_again() -> str:
-    """Why this torch cannot compile a model once more, for profiling, apart from the user's code; empty if it can."""
+    """Return the reason why this torch cannot compile a model once more for profiling, apart from the user's code.
+
+    The result is empty if it can.
+    """
     missing = missing_names() + missing_names(AGAIN_NAMES)
     if not missing and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
         missing = ["torch.compile(isolate_recompiles=)"]
@@ -128,10 +135,10 @@ def why_not_again() -> str:
 
 
 class CompilesAgain(Installed):
-    """Context manager that has models run code compiled once more, by the settings of `CompilesForProfiling`.
+    """Context manager that has models run code compiled once more, with the settings of `CompilesForProfiling`.
 
-    The new code is compiled when the models are called. torch keeps it apart: their calls outside run what they ran
-    before, and it does not count towards the limit on recompilations.
+    The new code is compiled when the models are called. torch keeps it apart: outside, the models run the same code as
+    before, and the new code does not count towards the limit on recompilations.
 
     Attributes
     ----------
@@ -155,7 +162,10 @@ class CompilesAgain(Installed):
 
 
 def _compiled_again(compiled: Any) -> Any:
-    """What ``torch.compile`` returns for the same function with the same settings; ``None`` without Inductor."""
+    """Return the result of ``torch.compile`` for the same function with the same settings.
+
+    Without Inductor, it is ``None``.
+    """
     dynamo, eval_frame = map(importlib.import_module, ("torch._dynamo", "torch._dynamo.eval_frame"))
     try:
         settings = inspect.getclosurevars(compiled).nonlocals["self"]
@@ -170,12 +180,15 @@ def _compiled_again(compiled: Any) -> Any:
             shapes_spec=settings._shapes_spec,
             isolate_recompiles=True,
         )(compiled._torchdynamo_orig_callable)
-    except (AttributeError, KeyError, TypeError):  # something else than a function that torch.compile made
+    except (AttributeError, KeyError, TypeError):  # not a function that torch.compile made
         return None
 
 
 def _unlike(backend: Any) -> Any:
-    """A copy of a backend that equals no other one, or torch would use the code that the other has compiled."""
+    """Return a copy of a backend that equals no other one.
+
+    Otherwise torch would use the code that the other has compiled.
+    """
 
     class Unlike(type(backend)):  # type: ignore[misc]
         def __eq__(self, other: object) -> bool:
@@ -189,13 +202,16 @@ def _unlike(backend: Any) -> Any:
 
 
 def _fused() -> dict[str, tuple[str, ...]]:
-    """The operations of each kernel that Inductor has noted: those of this graph, and of some before it."""
+    """Return the operations of each kernel that Inductor has noted: those of this graph, and of some before it."""
     fused = getattr(importlib.import_module(_DEBUG), _FUSED)
     return {str(kernel): tuple(map(str, names)) for kernel, names in fused.items()}
 
 
 def _marker(before: dict[str, tuple[str, ...]]) -> Any:
-    """A pass that notes what was fused before the graph, and changes the key by which the graph is cached."""
+    """Return a pass that notes which operations were fused before the graph.
+
+    It also changes the key that caches the graph.
+    """
     base: Any = importlib.import_module(_PASSES).CustomGraphPass
 
     class Marker(base):  # type: ignore[misc]
@@ -211,7 +227,7 @@ def _marker(before: dict[str, tuple[str, ...]]) -> Any:
 
 
 def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
-    """`CompiledFxGraph.__init__` that attaches a description of the graph's operations."""
+    """Return a `CompiledFxGraph.__init__` that attaches a description of the graph's operations."""
 
     @wraps(plain)
     def described(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -226,7 +242,7 @@ def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
 
 
 def _noting_region(plain: Any) -> Any:
-    """`GraphCompileReason.__post_init__` that notes which region is being compiled."""
+    """Return a `GraphCompileReason.__post_init__` that notes which region is being compiled."""
     context: Any = importlib.import_module(_GUARDS).CompileContext
 
     @wraps(plain)
@@ -240,9 +256,9 @@ def _noting_region(plain: Any) -> Any:
 
 @contextmanager
 def not_imported() -> Iterator[None]:
-    """Keep the question whether torch has a compiler from importing it, which takes a second or two.
+    """Keep the question whether torch has a compiler from importing the compiler, which takes a second or two.
 
-    What has not been imported has compiled nothing.
+    A compiler that has not been imported has compiled nothing.
     """
     found: Any = vars(torch).get("__getattr__")
     if "torch._inductor" in sys.modules or found is None:
@@ -262,7 +278,7 @@ def not_imported() -> Iterator[None]:
 
 
 def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    """The living modules that a condition on compiled ones holds for."""
+    """Return the living compiled modules that satisfy a condition."""
     if "torch._dynamo" not in sys.modules:
         return []  # nothing has been compiled
     # torch has no list of them.
@@ -271,7 +287,7 @@ def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
 
 
 def compiled_in_place() -> list[nn.Module]:
-    """The living modules on which ``compile()`` was called."""
+    """Return the living modules on which ``compile()`` was called."""
     return modules_where(_is_in_place)
 
 
@@ -280,9 +296,9 @@ def _is_in_place(module: nn.Module) -> bool:
 
 
 def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
-    """Have Dynamo leave these functions alone where compiled code calls them because a graph broke around them.
+    """Have Dynamo leave these functions alone when compiled code calls them because a graph broke around them.
 
-    Another torch, without the private names, compiles them, and they do nothing there.
+    A torch without the private names compiles them, and they do nothing there.
     """
     if "torch._dynamo" in sys.modules:
         with suppress(AttributeError):
@@ -296,7 +312,7 @@ _blocks: list[None] = []
 
 
 def begin_for_profiling() -> None:
-    """Have what torch compiles from now on tell the layers of its kernels."""
+    """Have code that torch compiles from now on report the layers of its kernels."""
     if not _in_force:
         settings = CompilesForProfiling()
         settings.__enter__()
@@ -311,7 +327,7 @@ def end_for_profiling() -> None:
 
 @contextmanager
 def profiling_block() -> Iterator[None]:
-    """Keep `begin_for_profiling` in force inside; blocks may nest, and overlap on several threads."""
+    """Keep `begin_for_profiling` in force in the block; blocks may nest, and overlap on several threads."""
     begin_for_profiling()
     _blocks.append(None)
     try:
@@ -322,12 +338,12 @@ def profiling_block() -> Iterator[None]:
 
 
 def objects_are_frozen() -> bool:
-    """Whether `gc.freeze` hides objects, among them compiled code, from those who search for them."""
+    """Return whether `gc.freeze` hides objects, including compiled code, from searches for them."""
     return gc.get_freeze_count() > _FROZEN
 
 
 def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:
-    """The compiled graphs with these keys that tell their kernels' layers; by default all of them."""
+    """Return the compiled graphs with these keys that report their kernels' layers; by default all of them."""
     wanted, found = None if keys is None else set(keys), dict[str, Graph]()
     if (wanted is not None and not wanted) or missing_names():
         return []
@@ -345,10 +361,11 @@ def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:
 
 
 def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> list[CompiledCode]:
-    """What torch reports about the functions of compiled regions, such as ``1/0``: the first version of the second one.
+    """Return what torch reports about the functions of compiled regions.
 
-    Other versions of these functions follow, and the functions among those that are `called` which torch has not
-    compiled, because their graph breaks where it cannot resume.
+    A region is called ``1/0``, for example: the first version of the second function. Other versions of these functions
+    follow, and then the `called` functions that torch has not compiled because their graph breaks where it cannot
+    resume.
     """
     wanted = dict.fromkeys(regions)
     if "torch._dynamo" not in sys.modules or missing_names(REPORTED_NAMES):
@@ -388,22 +405,22 @@ def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> li
 
 
 def _function(region: str) -> str:
-    """torch's number of the function of a region."""
+    """Return torch's number of the function of a region."""
     return region.partition("/")[0]
 
 
 def _since_reset(utils: Any) -> list[Any]:
-    """What torch compiled since it last began to number functions anew."""
+    """Return what torch compiled since it last began to number functions anew."""
     metrics = list(utils.get_compilation_metrics())
     first = (at for at, each in enumerate(metrics) if str(each.compile_id) == "0/0" and each.co_name)
     return metrics[max(first, default=0) :]
 
 
 def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    """What torch compiled in some steps of this thread, each from begin to end by `time.perf_counter_ns`.
+    """Return what torch compiled in some steps of this thread.
 
-    For each compilation the number of its step, the function, its file and line, the guard that failed (empty if the
-    code was not compiled before), and milliseconds.
+    Each step is given by its begin and end (`time.perf_counter_ns`). Each compilation has the number of its step, the
+    function, its file and line, the guard that failed (empty if the code was not compiled before), and milliseconds.
     """
     if "torch._dynamo" not in sys.modules or missing_names(REPORTED_NAMES):
         return []
@@ -423,7 +440,7 @@ def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
 
 
 def _on_another_thread(facts: Any) -> bool:
-    """Whether the stack of a compilation, if torch kept it, begins where that of this thread does not."""
+    """Return whether the stack of a compilation, if torch kept it, begins where that of this thread does not."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -440,7 +457,10 @@ class _Break(NamedTuple):
 
 
 def _break_of(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -> _Break:
-    """The break that ends a region: unless that was noted, the first one behind the line at which the region begins."""
+    """Return the break that ends a region.
+
+    It is the one noted, or else the first one after the line where the region begins.
+    """
     if region in breaks:
         return breaks[region][-1]
     resumed = RESUMED.fullmatch(facts.co_name)
@@ -459,10 +479,11 @@ def _code(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]], backw
     if facts is None:
         return CompiledCode(region)
     broke = _break_of(region, facts, breaks)
+    wraps = Path(facts.co_filename).parts[-2:] == _WRAPPER
     return CompiledCode(
         region,
-        str(facts.co_name),
-        f"{facts.co_filename}:{facts.co_firstlineno}",
+        "" if wraps else str(facts.co_name),
+        "" if wraps else f"{facts.co_filename}:{facts.co_firstlineno}",
         facts.guard_count,
         None if facts.entire_frame_compile_time_s is None else facts.entire_frame_compile_time_s + backward_s,
         _first_line(getattr(facts, "recompile_reason", "")),  # torch 2.6 does not keep it
@@ -506,8 +527,11 @@ def _operations(module: fx.GraphModule) -> Iterator[Operation]:
 
 
 def _in_subgraphs(module: fx.GraphModule) -> set[str]:
-    """Names of the operations in regions that were compiled once for several layers: which of these a kernel is for,
-    or whether it is for an operation of that name outside them, the names do not tell."""
+    """Return the names of the operations in regions that were compiled once for several layers.
+
+    The names do not tell which of these layers a kernel is for, or whether it is for an operation of that name outside
+    them.
+    """
     called = (node.args[0] for node in module.graph.nodes if str(node.target) == "invoke_subgraph")
     graphs = {str(each.target) for each in called if isinstance(each, fx.Node)}
     parts = [part for name in graphs if isinstance(part := getattr(module, name, None), fx.GraphModule)]
@@ -519,7 +543,7 @@ def _class_name(kind: Any) -> str:
 
 
 def _flops(node: fx.Node, value: Any) -> int:
-    """FLOPs by formula, else one for each element of the result or, if that is smaller, of an input."""
+    """Return the FLOPs by formula, else one for each element of the result or, if that is smaller, of an input."""
     from perfnb.step.arithmetic import flops_of, tensors_in
 
     if isinstance(node.target, torch._ops.OpOverload):
@@ -532,7 +556,7 @@ def _flops(node: fx.Node, value: Any) -> int:
 
 
 def _with_numbers(value: Any) -> Any:
-    """A value in a graph, with the numbers that the compiler saw instead of symbolic ones."""
+    """Return a value in a graph, with the numbers that the compiler saw in place of symbolic ones."""
     if isinstance(value, torch.SymInt):
         return _number(value)
     if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
@@ -547,7 +571,10 @@ def _elements(tensor: Tensor) -> int:
 
 
 def _number(size: Any) -> int:
-    """A size, of a symbolic one that which the compiler saw: asking for its value would add a guard."""
+    """Return a size.
+
+    Of a symbolic one, it is the value that the compiler saw, because reading its value would add a guard.
+    """
     if isinstance(size, int):
         return size
     return 1 if size.node.hint is None else int(size.node.hint)

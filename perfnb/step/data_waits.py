@@ -1,4 +1,4 @@
-"""What a step takes: the time that it lasts, its waits for batches, and how many samples and tokens these have."""
+"""Note a step's duration, its waits for batches, and the number of samples and tokens in them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import torch
 
 
 class ExecutedStep(NamedTuple):
-    """An executed step of any pass; `begin_ns` is `time.perf_counter_ns` at its start."""
+    """An executed step of any pass; `begin_ns` is the `time.perf_counter_ns` at its start."""
 
     pass_name: str
     begin_ns: int
     wall_ns: int
     #: How long it waited for its batches, if known.
     data_ns: int | None
-    #: In all its batches, if known.
+    #: The number of samples in all its batches, if known.
     samples: int | None
-    #: Token ids in its batches, if they seem to have some; see `token_count`.
+    #: The number of token ids in its batches, if they seem to have some; see `token_count`.
     tokens: int | None = None
-    #: More than one where gradients are accumulated.
+    #: The number of batches: more than one if gradients are accumulated.
     batches: int = 1
 
 
 class Intake:
-    """What a step takes: how long it waits for batches, and how many samples and tokens they have.
+    """Notes how long a step waits for batches, and how many samples and tokens they have.
 
-    Whoever runs the step says when it waits. `take` sees what a step itself asks of torch's data loaders: all these
-    waits are the step's. Its batches are those that it is given, or those of the loader that it asks first; those of
-    other loaders come with them.
+    Whoever runs the step reports when it waits. `take` sees the batches that a step itself requests from torch's data
+    loaders, and all these waits count for the step. Its batches are those that it is given, or those of the loader that
+    it asks first; batches of other loaders come with them.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Intake:
     begin_ns : int
         `time.perf_counter_ns` at its start.
     wait_ns : int or None
-        How long it has waited; ``None`` if that is unknown, because nobody said when it waited.
+        How long it has waited; ``None`` if that is unknown, because nobody reported when it waited.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Intake:
         self.reset()
 
     def reset(self) -> None:
-        """No step is open."""
+        """Forget the last step, so that no step is open."""
         self.is_open = False
         self.begin_ns, self._waits_from_ns, self._own_ns = 0, 0, 0
         self.wait_ns: int | None = None
@@ -59,17 +59,20 @@ class Intake:
         self._tokens.clear()
 
     def begin(self, seen: Callable[[Any], None] | None = None, *, wait_ns: int | None = None) -> None:
-        """A step begins; `seen` is called with its batches. `wait_ns` is 0 where all its waits will be reported."""
+        """Note that a step begins; `seen` is called with its batches.
+
+        `wait_ns` is 0 if all its waits will be reported.
+        """
         self.reset()
         self._seen, self.is_open, self.begin_ns, self.wait_ns = seen, True, time.perf_counter_ns(), wait_ns
 
     def wait(self) -> None:
-        """The open step waits for a batch, or still does."""
+        """Note that the open step waits for a batch, or still does."""
         if self.is_open and not self._waits_from_ns:
             self._waits_from_ns = time.perf_counter_ns()
 
     def get(self, batch: Any = None) -> None:
-        """The wait, if there was one, is over; `batch` is the step's, if given."""
+        """Note that the wait, if there was one, is over; `batch` belongs to the step, if given."""
         now = time.perf_counter_ns()
         if self._waits_from_ns:
             self.wait_ns = (self.wait_ns or 0) + now - self._waits_from_ns
@@ -82,9 +85,9 @@ class Intake:
             self._own_ns += time.perf_counter_ns() - now
 
     def take(self, loader: Any, fetch: Callable[[], Any]) -> Any:
-        """Fetch a batch that the open step asks of a loader, as `see_loaders` wants it."""
+        """Fetch a batch that the open step requests from a loader, in the way that `see_loaders` needs."""
         __tracebackhide__ = True
-        if not self.is_open or self._waits_from_ns:  # what the step waits for already may ask loaders itself
+        if not self.is_open or self._waits_from_ns:  # what the step already waits for may itself ask loaders
             return fetch()
         if not self._sizes:
             self._loader = weakref.ref(loader)
@@ -97,7 +100,7 @@ class Intake:
         return batch
 
     def end(self, pass_name: str) -> ExecutedStep:
-        """The open step has ended."""
+        """End the open step, and return it."""
         wall_ns = time.perf_counter_ns() - self.begin_ns - self._own_ns
         taken = total(self._sizes), total(self._tokens), max(1, len(self._sizes))
         executed = ExecutedStep(pass_name, self.begin_ns, wall_ns, self.wait_ns, *taken)
@@ -106,19 +109,19 @@ class Intake:
 
 
 def common_size(batch: Any) -> int | None:
-    """Length of the first dimension of all tensors of a batch; ``None`` if they differ."""
+    """Return the length of the first dimension of all tensors of a batch; ``None`` if they differ."""
     try:
         sizes = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim() > 0}
-    except Exception:  # a batch may be anything, and its size is not worth failing for
+    except Exception:  # a batch may be anything, and its size is not worth an error
         return None
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def token_count(batch: Any) -> int | None:
-    """How many token ids a batch has.
+    """Return how many token ids a batch has.
 
-    They are under ``input_ids``, as Hugging Face's tokenizers name them. Otherwise they are the first tensor of a batch
-    of whole numbers, of shape [batch, sequence].
+    They are under ``input_ids``, the name that Hugging Face's tokenizers use. Otherwise they are the first tensor of
+    whole numbers in a batch, of shape [batch, sequence].
     """
     try:
         if isinstance(batch, Mapping) and "input_ids" in batch:
@@ -135,13 +138,13 @@ def token_count(batch: Any) -> int | None:
 
 
 def total(counts: Sequence[int | None]) -> int | None:
-    """The sum over a step's batches; ``None`` if one is unknown, or there is none."""
+    """Return the sum over a step's batches; ``None`` if one is unknown, or there is none."""
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors of a batch, inside nested lists, tuples and mappings."""
+    """Yield the tensors of a batch, inside nested lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth > 0 and isinstance(value, (list, tuple)):

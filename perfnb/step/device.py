@@ -1,7 +1,7 @@
-"""The accelerators under a step, whatever their make: waiting for them, timing on them, their memory and random state.
+"""Accelerators of any make: wait for them, time steps on them, and read their memory and random state.
 
 Everything goes through torch's module for the kind of device (``torch.cuda``, ``torch.xpu``, ``torch.mps`` or the one a
-backend registered), and what a module offers is found by asking it, never by a version.
+backend registered), and perfnb asks the module what it offers, and never checks a version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from perfnb.telemetry.sampler.cgroup import memory_limit_bytes
 
-#: If work that events do not see goes on for longer than this share of all steps, and this long, steps are waited for.
+#: Each step is waited for if work that events do not see lasts longer than this share of all steps, and this long.
 _UNSEEN, _UNSEEN_NS = 0.02, 100_000
 
 
@@ -40,24 +40,24 @@ class Accelerator(NamedTuple):
             self.module.synchronize()
 
     def names(self) -> list[str]:
-        """Names of all its devices, in use or not; its kind where torch gives no name."""
+        """Return the names of all its devices, in use or not; its kind if torch gives no name."""
         name = getattr(self.module, "get_device_name", None)
         count = int(self.module.device_count()) if hasattr(self.module, "device_count") else 1
         return [str(name(index)) if name is not None else self.kind for index in range(count)]
 
 
 def accelerators() -> list[Accelerator]:
-    """The accelerators that this process uses; asking starts none."""
+    """Return the accelerators that this process uses; the question itself starts none."""
     return [Accelerator(kind, module, _indices(module)) for kind, module in _modules() if _is_used(module)]
 
 
 def accelerator_in_use() -> bool:
-    """Whether this process has used any accelerator."""
+    """Return whether this process has used any accelerator."""
     return any(_is_used(module) for _, module in _modules())
 
 
 def cuda_in_use() -> bool:
-    """Whether this process has used an NVIDIA or AMD GPU; asking does not create a GPU context."""
+    """Return whether this process has used an NVIDIA or AMD GPU; the question itself creates no GPU context."""
     return bool(torch.cuda.is_initialized())
 
 
@@ -67,7 +67,7 @@ def synchronize() -> None:
 
 
 def _wait_for(used: list[Accelerator]) -> int:
-    """Wait for accelerators; how long that took, in nanoseconds."""
+    """Wait for accelerators. Return how long that took, in nanoseconds."""
     begin = time.perf_counter_ns()
     for accelerator in used:
         accelerator.synchronize()
@@ -75,7 +75,7 @@ def _wait_for(used: list[Accelerator]) -> int:
 
 
 def _modules() -> list[tuple[str, Any]]:
-    """The kinds of accelerators this build of torch may have, with their modules."""
+    """Return the kinds of accelerators this build of torch may have, with their modules."""
     kinds = ("cuda", "xpu", "mps", "mtia", "hpu", torch._C._get_privateuse1_backend_name())
     modules = ((kind, getattr(torch, kind, None)) for kind in kinds)
     return [(kind, module) for kind, module in modules if hasattr(module, "synchronize")]
@@ -83,7 +83,7 @@ def _modules() -> list[tuple[str, Any]]:
 
 def _is_used(module: Any) -> bool:
     initialized = getattr(module, "is_initialized", None)
-    if initialized is not None:  # asked alone: CUDA's is_available() starts its driver, and forked workers could not
+    if initialized is not None:  # asked first: CUDA's is_available() starts a driver, which forked workers could not
         return bool(initialized())
     available = getattr(module, "is_available", None)
     if available is not None and not available():
@@ -93,7 +93,7 @@ def _is_used(module: Any) -> bool:
 
 
 def _indices(module: Any) -> tuple[int, ...]:
-    """The devices on which torch holds memory, in use or cached after use, or else the current one."""
+    """Return the devices that hold memory of torch, in use or cached after use, or else the current one."""
     if not hasattr(module, "current_device"):
         return ()
     held = getattr(module, "memory_reserved", None) or getattr(module, "memory_allocated", None)
@@ -105,12 +105,12 @@ def _indices(module: Any) -> tuple[int, ...]:
 
 
 class StepClock:
-    """Times steps, without waiting for the device after each where that can be avoided.
+    """Times steps, without waiting for the device after each one if that can be avoided.
 
     On a single device with timing events, events recorded on its current stream mark the start and the end of each step
-    and are read after the pass. With several devices, or a device without events, each step is waited for, because
-    its work would otherwise count for a later one. So it is on MPS, whose events tell different times in each version
-    of torch. Without an accelerator the host's clock is used.
+    and are read after the pass. With several devices, or a device without events, each step is waited for, because its
+    work would otherwise count for a later one. The same applies to MPS, whose events report different times in each
+    version of torch. Without an accelerator the host's clock is used.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class StepClock:
         self._host_ns.append(host_ns)
 
     def durations_ns(self) -> list[int]:
-        """Durations of all steps; waits for the last event."""
+        """Return the durations of all steps; this waits for the last event."""
         if self._events:
             self._events[-1][1].synchronize()
         elapsed = (round(first.elapsed_time(second) * 1e6) for first, second in self._events)
@@ -147,9 +147,9 @@ class StepClock:
 
 
 def read_clocks(*clocks: StepClock) -> tuple[list[list[int]], bool]:
-    """Durations of all steps of clocks that took turns; waits for the devices.
+    """Return the durations of all steps of clocks that took turns; this waits for the devices.
 
-    The second value says whether much work went on after all events, on a stream that they do not see: its steps were
+    The second value is true if much work ran after all events, on a stream that they do not see. The steps were then
     longer than they seem, so time them again with a clock that waits.
     """
     durations = [clock.durations_ns() for clock in clocks]
@@ -159,7 +159,10 @@ def read_clocks(*clocks: StepClock) -> tuple[list[list[int]], bool]:
 
 
 def _event_maker(used: list[Accelerator]) -> Any:
-    """A function that records a timing event on the only device in use; ``None`` with several, or without events."""
+    """Return a function that records a timing event on the only device in use.
+
+    The result is ``None`` with several, or without events.
+    """
     if len(used) != 1 or len(used[0].indices) != 1 or not hasattr(used[0].module, "Event"):
         return None
     module, [index] = used[0].module, used[0].indices
@@ -182,10 +185,10 @@ def _event_maker(used: list[Accelerator]) -> Any:
 
 
 def capacity_bytes(kind: str) -> int | None:
-    """How much memory a kind of device has for this process; ``None`` if torch cannot tell.
+    """Return how much memory a kind of device has for this process; ``None`` if torch cannot tell.
 
-    On CUDA and XPU what is free and what this process holds already, on MPS what Metal recommends at most, on the CPU
-    what is installed or the container's limit.
+    On CUDA and XPU that is the free memory and the memory that this process already holds, on MPS the most that Metal
+    recommends, and on the CPU the installed memory or the container's limit.
     """
     if kind == "cpu":
         return min(int(psutil.virtual_memory().total), memory_limit_bytes() or sys.maxsize)
@@ -202,7 +205,7 @@ def capacity_bytes(kind: str) -> int | None:
 
 
 def allocator_statistics() -> dict[str, dict[str, int]]:
-    """Statistics of the accelerators' caching allocators by device, such as ``cuda:0``; empty without any."""
+    """Return statistics of the accelerators' caching allocators by device, such as ``cuda:0``; empty without any."""
     statistics: dict[str, dict[str, int]] = {}
     for kind, module, indices in accelerators():
         if not hasattr(module, "memory_stats"):
@@ -230,7 +233,7 @@ _STATISTICS = {
 
 
 def _largest_free(module: Any) -> dict[int, int]:
-    """The largest free block inside a segment, by device; empty if the allocator does not track blocks."""
+    """Return the largest free block inside a segment, by device; empty if the allocator does not track blocks."""
     free: dict[int, int] = {}
     segments: list[Any] = []
     with suppress(RuntimeError):
@@ -243,7 +246,7 @@ def _largest_free(module: Any) -> dict[int, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that a device's or the host's memory ran out."""
+    """Return whether an exception means that a device or the host ran out of memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     words = str(error)
@@ -253,7 +256,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def random_state() -> tuple[Any, ...]:
-    """State of the random number generators of Python, NumPy, torch and every accelerator in use."""
+    """Return the state of the random number generators of Python, NumPy, torch and every accelerator in use."""
     used = [module for _, module in _modules() if _is_used(module)]
     on_devices = [(module, _of_all(module, "get")()) for module in used if _of_all(module, "get")]
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_devices
@@ -270,5 +273,5 @@ def set_random_state(state: tuple[Any, ...]) -> None:
 
 
 def _of_all(module: Any, verb: str) -> Any:
-    """The module's function for the random state of all its devices, or of its only one."""
+    """Return the module's function for the random state of all its devices, or of its only one."""
     return getattr(module, f"{verb}_rng_state_all", None) or getattr(module, f"{verb}_rng_state", None)

@@ -1,4 +1,4 @@
-"""Where a figure comes from (versions, settings, host, the user's commit), and what may disturb it."""
+"""Describe where a figure comes from (versions, settings, host, the user's commit), and what may disturb it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from perfnb.step.tracer import untraced
 from perfnb.telemetry.history import throttle_words
 from perfnb.telemetry.sampler.cgroup import cpu_limit, throttled
 
-#: Seconds to wait for git, which may be slow in a network folder.
+#: The seconds to wait for git, which may be slow in a network folder.
 _GIT_S = 3.0
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, device, threads and settings that affect speed; JSON-able."""
+    """Return the versions, device, threads and settings that affect speed, ready for JSON."""
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -51,7 +51,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def place_in_job() -> dict[str, int] | None:
-    """Rank and number of ranks of this process; ``None`` if torch's process group is not set up."""
+    """Return the rank and number of ranks of this process; ``None`` if torch's process group is not set up."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
@@ -59,18 +59,18 @@ def place_in_job() -> dict[str, int] | None:
 
 
 def usable_cpus() -> float:
-    """Number of CPUs this process may use, by its affinity and its cgroup's limit."""
+    """Return the number of CPUs this process may use, by its affinity and its cgroup's limit."""
     limit = cpu_limit()
     return float(available_cpus()) if limit is None else min(float(available_cpus()), limit)
 
 
 def available_cpus() -> int:
-    """Number of CPUs on which this process may run."""
+    """Return the number of CPUs on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lower_precision(kind: str) -> str | None:
-    """A 16-bit dtype for which this kind of device has native matrix instructions, if any."""
+    """Return a 16-bit dtype with native matrix instructions on this kind of device, if any."""
     try:
         if kind == "cuda":
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
@@ -81,7 +81,7 @@ def lower_precision(kind: str) -> str | None:
 
 
 def _processor() -> str:
-    """The CPU's name, if known."""
+    """Return the CPU's name, if known."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if line.startswith("model name"):
@@ -90,10 +90,10 @@ def _processor() -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """`describe_environment` and what identifies a run; JSON-able.
+    """Return `describe_environment` and what identifies a run, ready for JSON.
 
-    Adds ``host``, ``perfnb`` and ``numpy`` (versions), ``at`` (UTC, ISO 8601), and in a git repository ``commit`` and
-    ``uncommitted`` (whether tracked files differ from it).
+    This adds ``host``, ``perfnb`` and ``numpy`` (versions), ``at`` (UTC, ISO 8601), and in a git repository ``commit``
+    and ``uncommitted`` (whether tracked files differ from it).
     """
     return {
         **describe_environment(),
@@ -121,7 +121,7 @@ def _commit() -> dict[str, Any]:
 
 
 def _git(*words: str) -> str | None:
-    """Output of git; ``None`` without git, outside a repository, or if it takes too long."""
+    """Return the output of git; ``None`` without git, outside a repository, or if it takes too long."""
     # Do not run the file-system monitor that a repository may configure.
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]
     try:
@@ -144,11 +144,11 @@ class Conditions:
         Whether a step is running; set by the caller, which calls `ended` afterwards. Only the part of a collection
         inside the time of a step counts.
     facts : dict
-        JSON-able, complete on exit; unknown facts are absent. ``load_before`` and ``load_after`` (the machine's mean
-        number of runnable threads in the last minute), ``cpus``, ``cpu_mhz_before`` and ``cpu_mhz_after``,
-        ``gc_pauses`` (pairs of step and milliseconds), ``gc_share`` (their share of the time of all steps),
-        ``involuntary_switches`` (of the process's context),
-        ``throttled_periods`` and ``throttled_ms`` (by its cgroup's limit), ``gpu_throttle_reasons`` (at the end).
+        Ready for JSON, and complete on exit; unknown facts are absent. ``load_before`` and ``load_after`` (the
+        machine's mean number of runnable threads in the last minute), ``cpus``, ``cpu_mhz_before`` and
+        ``cpu_mhz_after``, ``gc_pauses`` (pairs of step and milliseconds), ``gc_share`` (their share of the time of all
+        steps), ``involuntary_switches`` (of the process's context), ``throttled_periods`` and ``throttled_ms`` (by its
+        cgroup's limit), ``gpu_throttle_reasons`` (at the end).
     """
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class Conditions:
             self.facts["gpu_throttle_reasons"] = reasons
 
     def ended(self, begin_ns: int, end_ns: int) -> None:
-        """The running step ended; it took from `begin_ns` to `end_ns` (`time.perf_counter_ns`)."""
+        """Note that the running step ended; it took from `begin_ns` to `end_ns` (`time.perf_counter_ns`)."""
         self.running = False
         self._ran_ns += end_ns - begin_ns
         for began, stopped in self._collected:
@@ -206,7 +206,7 @@ def _now(word: str) -> dict[str, Any]:
 
 
 def _interruptions() -> dict[str, float]:
-    """How often and how long the process has been kept from running until now, as far as that is known."""
+    """Return how often and how long the process has been kept from running until now, as far as that is known."""
     counts: dict[str, float] = {}
     with suppress(psutil.Error, NotImplementedError):
         counts["involuntary_switches"] = psutil.Process().num_ctx_switches().involuntary
@@ -216,7 +216,7 @@ def _interruptions() -> dict[str, float]:
 
 
 def _gpu_throttle_reasons() -> list[str] | None:
-    """NVML's reasons why the current GPU runs below its clock; ``None`` if unknown."""
+    """Return NVML's reasons why the current GPU runs below its clock; ``None`` if unknown."""
     try:
         import pynvml
 

@@ -1,4 +1,4 @@
-"""What a measurement installs for a while."""
+"""Base of what a measurement installs for a while."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Installed(ABC):
-    """Context manager that removes all that it has installed, also if only a part of it could be."""
+    """Context manager that removes all that it has installed, even if only a part of it could be."""
 
     _installed: ExitStack
 

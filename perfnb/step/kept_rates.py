@@ -1,4 +1,4 @@
-"""Measured ceilings kept between sessions, in a JSON file in the user's cache folder.
+"""Keep measured ceilings between sessions, in a JSON file in the user's cache folder.
 
 Nothing depends on the file: if it is damaged, foreign or cannot be written, ceilings are measured again.
 """
@@ -24,14 +24,14 @@ class Rate(NamedTuple):
     """A measured rate."""
 
     per_s: float
-    #: When it was measured.
+    #: The time of the measurement.
     at: str
     #: Share of the CPUs that other programs used during the measurement, 0 to 1; the rate may be too low then.
     others: float = 0.0
 
 
 def cache_folder() -> Path | None:
-    """perfnb's cache folder; ``None`` if the user has no home."""
+    """Return perfnb's cache folder; ``None`` if the user has no home."""
     if chosen := os.environ.get("PERFNB_CACHE"):
         return Path(chosen)
     try:
@@ -43,7 +43,7 @@ def cache_folder() -> Path | None:
 
 
 def kept(machine: str) -> dict[str, Rate]:
-    """The known rates of a machine by name."""
+    """Return the known rates of a machine by name."""
     return {name: rate for name, entry in _read().get(machine, {}).items() if (rate := _rate(entry)) is not None}
 
 
@@ -74,7 +74,7 @@ def _read() -> dict[str, dict[str, Any]]:
 
 
 def _rate(entry: Any) -> Rate | None:
-    """A rate from its entry in the file; ``None`` if the entry is invalid."""
+    """Return a rate from its entry in the file; ``None`` if the entry is invalid."""
     match entry:
         case [per_s, str() as at, others]:
             rate, share = finite(per_s), finite(others)

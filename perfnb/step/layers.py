@@ -1,11 +1,11 @@
-"""Layers: which modules a step calls, as spans of the trace, and what the user calls them.
+"""Find the layers that a step calls, as spans of the trace, and the user's names for them.
 
-Global forward hooks turn every module call into a span. Its label is ``pf#<n>``, where n is the number of the call;
+Global forward hooks turn every module call into a span. Its label is ``pf#<n>``, and n is the number of the call;
 `Calls` has the module of each call. Labels are unique because torch merges nested spans of one name, and ASCII because
 its exporter loses other characters. Backward hooks are not used, because they break in-place operations and fire early:
 attribution finds a layer's backward in the trace by autograd's sequence numbers.
 
-torch's profiler records the thread that started it and the threads in which autograd runs its backward passes. Calls on
+torch's profiler records the thread that started it and the threads where autograd runs its backward passes. Calls on
 any other thread, which may come at any time, get no span; `Calls` only remembers their modules.
 """
 
@@ -45,18 +45,18 @@ from perfnb.step.namespace import named_modules, names_of
 from perfnb.step.refusals import COMPILED_CHILD, is_compiled, is_compiled_in_place, wrapped_by_compiler
 from perfnb.trace_names import LAYER_SPAN
 
-#: A span, at a third of the cost of `record_function`. Its category is that of operators, which no `record_function`
+#: A span at a third of the cost of `record_function`. It has the category of operators, which no `record_function`
 #: gets.
 function_span: Any = torch._C._profiler._RecordFunctionFast
 
-#: Frames of torch between a module's caller and its hooks; their first argument is the module that is called.
+#: torch's frames between a module's caller and its hooks; their first argument is the module that is called.
 _CALLING = ("_call_impl", "_wrapped_call_impl", "__call__")
 #: The module that runs the step; frames outside it are not part of the step.
 _RUNNER = "perfnb.step.steps"
 
-#: Where torch keeps what ``compile()`` makes of a module.
+#: The attribute where torch keeps what ``compile()`` makes of a module.
 
-#: By which a class may copy its modules.
+#: The methods by which a class may copy its modules.
 _COPYING = ("__copy__", "__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
 
 Stack = list[tuple[nn.Module, int, Any]]
@@ -66,32 +66,33 @@ Stack = list[tuple[nn.Module, int, Any]]
 class Calls:
     """The module calls of all passes with layer spans."""
 
-    #: Number of the call, its module, and the number of the enclosing call.
+    #: For each call its number, its module, and the number of the enclosing call.
     records: list[tuple[int, nn.Module, int | None]] = field(default_factory=list)
-    #: Numbers of the calls that computed a loss.
+    #: The numbers of the calls that computed a loss.
     loss: set[int] = field(default_factory=set)
-    #: Number of the first call of each step.
+    #: The number of the first call of each step.
     begins: list[int] = field(default_factory=list)
     #: For each outermost module, by ``id``: whether the step called it itself, not through a module's method.
     called_whole: dict[int, bool] = field(default_factory=dict)
-    #: Modules called on threads that the profiler does not record, by ``id``.
+    #: The modules called on threads that the profiler does not record, by ``id``.
     elsewhere: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
-    #: Outermost modules that were only called in a step that ran uncompiled: otherwise they are in compiled functions.
+    #: Outermost modules that were only called in a step that ran uncompiled: in other steps they are in compiled
+    #: functions.
     hidden: list[nn.Module] = field(default_factory=list)
 
     def begin_step(self) -> None:
-        """Later calls belong to the next step."""
+        """Note that later calls belong to the next step."""
         self.begins.append(len(self.records))
 
     def unseen(self) -> list[nn.Module]:
-        """The modules, except losses, that were only called on threads that the profiler does not record."""
+        """Return the modules, except losses, that were only called on threads that the profiler does not record."""
         seen = {id(module) for _, module, _ in self.records}
         alive = [reference() for reference in list(self.elsewhere.values())]
         return [m for m in alive if m is not None and id(m) not in seen and not isinstance(m, _Loss)]
 
 
 class LayerSpans(Installed):
-    """Context manager in which each module call opens a span in the trace.
+    """Context manager that opens a span for each module call in the trace.
 
     Parameters
     ----------
@@ -145,8 +146,8 @@ class LayerSpans(Installed):
     def _span_around(self, module: nn.Module, stack: ExitStack) -> None:
         """Have a module that was compiled in place, or one inside it, open a span when it is called.
 
-        Compiled code calls no hooks, and what runs uncompiled where its graph breaks does not see them. The compiler
-        sees the call that is replaced.
+        Compiled code calls no hooks, and neither does code that runs uncompiled at its graph breaks. The compiler sees
+        the call that is replaced.
         """
         own = vars(module)
         plain = own.get(IN_PLACE)
@@ -179,7 +180,7 @@ class LayerSpans(Installed):
 
     @contextmanager
     def _without_hooks(self) -> Iterator[None]:
-        """Hide the hooks, which the guards of the compiled code would see: it would be compiled again, with them."""
+        """Hide the hooks from the guards of the compiled code, which would otherwise be compiled again, with them."""
         hidden = [(hooks, key, hooks.pop(key)) for hooks, key in self._hooks if key in hooks]
         try:
             yield
@@ -195,7 +196,7 @@ class LayerSpans(Installed):
         return output
 
     def _open(self, module: nn.Module, args: Any) -> None:
-        # Runs for every module call, so it must be fast.
+        # This runs for every module call, so it must be fast.
         if is_compiling():
             return
         try:
@@ -205,7 +206,7 @@ class LayerSpans(Installed):
         if not stack and not self._is_recorded():
             self.calls.elsewhere[id(module)] = weakref.ref(module)
             return
-        # An outermost call always gets a span: it is forward, whichever models are wanted.
+        # An outermost call always gets a span, because it is forward, whichever models are wanted.
         if stack and self._wanted is not None and id(module) not in self._wanted:
             return
         if not stack:
@@ -237,30 +238,30 @@ class LayerSpans(Installed):
             self.calls.loss.add(number)
 
     def _is_recorded(self) -> bool:
-        """Whether the profiler records this thread: it was started here, or autograd runs here on its behalf."""
+        """Return whether the profiler records this thread: it was started here, or autograd runs here on its behalf."""
         return threading.get_ident() == self._own_thread or profiler_active()
 
 
 def _copies_itself(module: nn.Module) -> bool:
-    """Whether a user's class copies or pickles its modules: a copy might keep what is put into the module."""
+    """Return whether a user's class copies or pickles its modules: a copy might keep what is put into the module."""
     return not isinstance(module, ScriptModule) and any(
         getattr(type(module), name, None) is not getattr(nn.Module, name, None) for name in _COPYING
     )
 
 
 def profiler_active() -> bool:
-    """Whether torch's profiler is recording this thread."""
+    """Return whether torch's profiler is recording this thread."""
     return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def others_listen() -> bool:
-    """Whether other global hooks see every module call."""
+    """Return whether other global hooks see every module call."""
     hooks = (*_global_forward_pre_hooks.values(), *_global_forward_hooks.values())
     return any(not isinstance(getattr(hook, "__self__", None), LayerSpans) for hook in hooks)
 
 
 def _inside_a_method(frame: FrameType | None) -> bool:
-    """Whether the outermost module call of this frame comes from a module's method, such as ``generate``."""
+    """Return whether the outermost module call of this frame comes from a module's method, such as ``generate``."""
     while frame is not None and frame.f_globals.get("__name__") != _RUNNER:
         code = frame.f_code
         if code.co_name not in _CALLING and code.co_argcount:
@@ -277,14 +278,17 @@ def _close_down_to(stack: Stack, height: int) -> None:
 
 
 def computes_loss(module: nn.Module, output: Any) -> bool:
-    """Whether an outermost call was a loss: one of torch's loss classes, or a scalar result without parameters."""
+    """Return whether an outermost call was a loss.
+
+    It is one of torch's loss classes, or has a scalar result without parameters.
+    """
     if isinstance(module, _Loss):
         return True
     scalar = isinstance(output, torch.Tensor) and output.dim() == 0
     return scalar and next(module.parameters(), None) is None
 
 
-#: What runs in the hooks.
+#: Functions that run in the hooks.
 _HOOKS = (
     *(LayerSpans._open, LayerSpans._close, LayerSpans._is_recorded, unwrap(LayerSpans._without_hooks)),
     *(profiler_active, _inside_a_method, _close_down_to, computes_loss),
@@ -301,7 +305,7 @@ class Layer:
     module: str
     #: Index of the enclosing layer; ``None`` for a model.
     parent: int | None
-    #: Of the module and its submodules, shared parameters counted once.
+    #: The parameters of the module and its submodules, shared ones counted once.
     parameters: int
     parameter_bytes: int
     #: Whether the layer is a region of ``torch.compile`` or TorchScript, which hide the layers inside.
@@ -311,10 +315,10 @@ class Layer:
 def name_layers(
     calls: Calls, namespace: Mapping[str, Any], only: list[nn.Module] | None = None
 ) -> tuple[list[Layer], dict[int, int]]:
-    """All layers of the models that were called, in model order, and the layer index of each module (by ``id``).
+    """Return all layers of the models that were called, in model order, and the layer index of each module, by ``id``.
 
     A model is an outermost called module, or the module in a variable of `namespace` that contains it. Modules outside
-    all models, created by the step, become layers below the enclosing call; one that each step creates anew is one
+    all models, created by the step, become layers below the enclosing call; a module that each step creates anew is one
     layer. `only` restricts the layers to these models.
     """
     modules = {number: module for number, module, _ in calls.records}
@@ -361,7 +365,7 @@ def name_layers(
 def known_models(
     calls: Calls, namespace: Mapping[str, Any], layers: list[Layer], places: Mapping[int, int]
 ) -> list[dict[str, Any]]:
-    """The models in variables of the user; JSON-able.
+    """Return the models in the user's variables, ready for JSON.
 
     Returns
     -------
@@ -380,13 +384,13 @@ def known_models(
 def parallel_models(
     layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module]
 ) -> list[dict[str, Any]]:
-    """The called modules that DistributedDataParallel wraps, and how; JSON-able.
+    """Return the called modules that DistributedDataParallel wraps, and their settings, ready for JSON.
 
     Returns
     -------
     list of dict
         ``name`` of the layer, ``find_unused_parameters``, ``static_graph``, ``bucket_bytes`` (the cap) and
-        ``unused_bytes``, the bytes of parameters that DDP found unused; ``None`` if it does not say.
+        ``unused_bytes``, the bytes of parameters that DDP found unused; ``None`` if DDP does not report it.
     """
     found = {id(module): module for module in called if isinstance(module, nn.parallel.DistributedDataParallel)}
     return [
@@ -413,7 +417,7 @@ def _unused_bytes(module: nn.parallel.DistributedDataParallel) -> int | None:
 def own_tables(
     layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module], namespace: Mapping[str, Any]
 ) -> list[str]:
-    """The embedding layers with a dense gradient whose weight no other module shares."""
+    """Return the embedding layers with a dense gradient whose weight no other module shares."""
     held: dict[int, set[int]] = {}
     embeddings: dict[int, Any] = {}
     for model in [*called, *(module for _, module in named_modules(namespace))]:
@@ -430,10 +434,10 @@ def own_tables(
 
 
 def _made_anew(calls: Calls, namespace: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """For each module that a step created again, by ``id``: the corresponding module of an earlier step.
+    """Return, for each module that a step created again, by ``id``, the corresponding module of an earlier step.
 
-    A module created by a step is in no named model and is called in only one step. Corresponding modules have the same
-    class, structure and caller, and the same position among such modules of their steps.
+    A module created by a step is not in any named model, and is called in only one step. Corresponding modules have the
+    same class, structure and caller, and the same position among such modules of their steps.
     """
     steps = [bisect_right(calls.begins, number) for number, _, _ in calls.records]
     seen: dict[int, set[int]] = {}
@@ -464,7 +468,7 @@ def _made_anew(calls: Calls, namespace: Mapping[str, Any]) -> dict[int, nn.Modul
 def _models(
     outermost: list[nn.Module], namespace: Mapping[str, Any], twins: Mapping[int, nn.Module]
 ) -> list[tuple[str, nn.Module]]:
-    """The models that contain the outermost modules, each once, with their names."""
+    """Return the models that contain the outermost modules, each once, with their names."""
     named = named_modules(namespace)
     by_id = names_of(namespace, nn.Module)
     found: dict[int, tuple[str, nn.Module]] = {}
@@ -525,7 +529,7 @@ def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """`name`, with a number if it is taken."""
+    """Return `name`, with a number if it is taken."""
     candidate, count = name, 1
     while candidate in taken:
         count += 1

@@ -1,4 +1,4 @@
-"""What a loop asks of torch's data loaders, shown to whoever counts the waits and batches of its steps."""
+"""Show what a loop requests from torch's data loaders to whoever counts the waits and batches of its steps."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
-#: Called with a loader and with what fetches its next batch, a call to its iterator: calls that, and returns the batch.
+#: A function that is called with a loader and with a function that fetches its next batch; it calls that, and returns
+#: the batch.
 Take: TypeAlias = Callable[[Any, functools.partial[Any]], Any]
 
 
 class Nameless:
-    """Stands for a loader that nobody holds, while one of its iterators is used."""
+    """Represents a loader that nobody holds, while one of its iterators is used."""
 
 
 def see_loaders(module: ModuleType, take: Take) -> Callable[[], None]:
-    """Have every batch that this thread asks of a loader fetched by `take`; returns what ends that.
+    """Have `take` fetch every batch that this thread requests from a loader. Return what ends that.
 
     `module` is ``torch.utils.data.dataloader``, which need not be loaded yet when this one is.
     """
@@ -37,7 +38,7 @@ def see_loaders(module: ModuleType, take: Take) -> Callable[[], None]:
     @functools.wraps(following)
     def __next__(self_: Any) -> Any:
         __tracebackhide__ = True
-        # A loader that is asked by another one's data set is part of that one's work.
+        # A loader that another loader's data set asks is part of that one's work.
         if not here() or not inside.acquire(blocking=False):
             return following(self_)
         known = loaders.get(self_)
@@ -57,9 +58,9 @@ def see_loaders(module: ModuleType, take: Take) -> Callable[[], None]:
 
 
 def only_here() -> Callable[[], bool]:
-    """Whether this is the process and the thread that this function was called in.
+    """Return whether this is the process and the thread that this function was called in.
 
-    A thread that fetches batches ahead is not what the loop waits for, and a forked process has a loop of its own.
+    The loop does not wait for a thread that fetches batches ahead, and a forked process has a loop of its own.
     """
     process, thread = os.getpid(), threading.get_ident()
     return lambda: threading.get_ident() == thread and os.getpid() == process

@@ -1,4 +1,7 @@
-"""Memory of whole steps: every allocation in a trace, marks that identify the owners of blocks, the process's size."""
+"""Record the memory of whole steps.
+
+The record has every allocation in a trace, marks that identify the owners of blocks, and the process's size.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +36,16 @@ from perfnb.trace_names import MARK_SPAN
 class Known(NamedTuple):
     """A block of memory with a known owner."""
 
-    #: Address and size of the storage.
+    #: The address and size of the storage.
     address: int
     bytes: int
     #: ``cpu``, ``cuda:0``.
     device: str
     #: ``parameters`` (and buffers), ``gradients``, ``optimizer_state``, ``inputs``, or ``other`` for any other tensor.
     category: str
-    #: ``id`` of the module of its parameter or buffer.
+    #: The ``id`` of the module of its parameter or buffer.
     module: int | None = None
-    #: Name in that module.
+    #: Its name in that module.
     name: str | None = None
 
 
@@ -94,7 +97,7 @@ class LiveObjects:
                 self.add_optimizer(optimizer)
 
     def blocks(self) -> Iterator[Known]:
-        """The current blocks of parameters, buffers, gradients and optimizer state."""
+        """Yield the current blocks of parameters, buffers, gradients and optimizer state."""
         for tensor in (*self._parameters.values(), *self._buffers.values()):
             yield from self._known(tensor, "parameters", tensor)
         for parameter in self._parameters.values():
@@ -107,7 +110,7 @@ class LiveObjects:
                         yield from self._known(tensor, "optimizer_state", key, str(word))
 
     def gradient(self, parameter: torch.Tensor) -> Iterator[Known]:
-        """The block of a parameter's gradient, if it has one."""
+        """Yield the block of a parameter's gradient, if it has one."""
         if parameter.grad is not None:
             yield from self._known(parameter.grad, "gradients", parameter)
 
@@ -120,10 +123,10 @@ class LiveObjects:
 
 
 def inputs(values: Any) -> Iterator[Known]:
-    """The blocks of a batch or of a model's arguments, except tensors created by autograd."""
+    """Yield the blocks of a batch or of a model's arguments, except tensors created by autograd."""
     try:
         tensors = list(tensors_in(values))
-    except Exception:  # a batch may be anything, and its memory is not worth failing for
+    except Exception:  # a batch may be anything, and its memory is not worth an error
         return
     for tensor in tensors:
         if tensor.grad_fn is None and not isinstance(tensor, nn.Parameter):
@@ -132,19 +135,19 @@ def inputs(values: Any) -> Iterator[Known]:
 
 
 def everything() -> Iterator[Known]:
-    """The blocks of all live tensors."""
+    """Yield the blocks of all live tensors."""
     for tensor in living(torch.Tensor):
         for block in storages(tensor):
             yield Known(*block, "other")
 
 
 def living(kind: type[Any] | tuple[type[Any], ...]) -> Iterator[Any]:
-    """The live objects of a class, by type: `isinstance` may run code of proxies."""
+    """Yield the live objects of a class, by type: `isinstance` may run code of proxies."""
     return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[int, int, str]]:
-    """Address, size in bytes and device of the storages of a tensor, if it has any."""
+    """Yield the address, size in bytes and device of the storages of a tensor, if it has any."""
     try:
         for part in _parts(tensor):
             storage = part.untyped_storage()
@@ -156,7 +159,7 @@ def storages(tensor: torch.Tensor) -> Iterator[tuple[int, int, str]]:
 
 
 def _parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-    """The plain tensors inside a wrapper subclass."""
+    """Return the plain tensors inside a wrapper subclass."""
     if not bool(is_traceable_wrapper_subclass(tensor)):
         return [tensor]
     names, _ = getattr(tensor, "__tensor_flatten__")()  # noqa: B009 - not every tensor has it
@@ -171,16 +174,16 @@ class WatchedMemory:
     known: list[tuple[int, Known]] = field(default_factory=list)
     #: Unix time in nanoseconds, and resident bytes of the process.
     resident: list[tuple[int, int]] = field(default_factory=list)
-    #: Unix time in nanoseconds of the start of each watched step.
+    #: The Unix time in nanoseconds of the start of each watched step.
     step_begins: list[int] = field(default_factory=list)
-    #: Statistics of each accelerator's allocator, by device; JSON-able.
+    #: Statistics of each accelerator's allocator by device, ready for JSON.
     allocator: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class MemoryWatch(Installed):
     """Context manager that notes the owners of memory blocks while a profiler records memory.
 
-    `called` returns the modules called by now.
+    `called` returns the modules called so far.
     """
 
     def __init__(self, called: Callable[[], Iterable[nn.Module]]) -> None:
@@ -240,13 +243,13 @@ class MemoryWatch(Installed):
         if not profiler_active():
             return  # on a thread that is not recorded
         mark = self._marks
-        self._marks += 1  # a mark is an empty span: the moment at which owners were noted
+        self._marks += 1  # a mark is an empty span: the moment when owners were noted
         with function_span(f"{MARK_SPAN}{mark}"):
             pass
         self.watched.known += [(mark, block) for block in blocks]
 
 
-#: Seconds between samples.
+#: The seconds between samples.
 INTERVAL_S = 0.001
 
 
@@ -276,7 +279,7 @@ def resident_memory() -> Iterator[list[tuple[int, int]]]:
 
 @contextmanager
 def footprint() -> Iterator[Callable[[], int]]:
-    """Provide a function that reads the process's resident bytes so that readings compare.
+    """Provide a function that reads the process's resident bytes in a way that makes readings comparable.
 
     Plain readings hide leaks: the C library keeps freed pages, so memory jumps with batches of varying shape, and a
     leak can fill those pages for a hundred steps before the process grows. Each reading therefore collects garbage
@@ -303,7 +306,7 @@ def footprint() -> Iterator[Callable[[], int]]:
 
 
 def _malloc_trim() -> Any:
-    """glibc's function that returns free pages to the system; ``None`` in other C libraries."""
+    """Return glibc's function that returns free pages to the system; ``None`` with other C libraries."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):

@@ -1,4 +1,7 @@
-"""The variables that a step uses: by name, the models, optimizers and loader among them, and all that is reachable."""
+"""Find the variables that a step uses.
+
+They are named, including the models, optimizers and loader, or just reachable.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,16 @@ _INSTALLED = (
     str(Path(__file__).parents[1]) + os.sep,
     "<frozen ",
 )
-#: Most functions called by a step, directly or not, whose variables are searched for names.
+#: The most functions called by a step, directly or not, whose variables are searched for names.
 _MOST_FUNCTIONS = 50
 
 
 def namespace_of(step: Any) -> dict[str, Any]:
-    """The globals and closure variables used by a function, the functions inside it and those that it calls by name,
-    and a method's object as ``self``."""
+    """Return the globals and closure variables of a function.
+
+    Those of the functions inside it and of those that it calls by name are included. The object of a method is included
+    as ``self``.
+    """
     seen: dict[str, Any] = {}
     functions = [getattr(step, "__func__", step)]
     for function in functions:  # grows; variables nearer to the step keep their names
@@ -49,19 +55,22 @@ def namespace_of(step: Any) -> dict[str, Any]:
 
 
 def step_variables(step: Any, given: Mapping[str, Any], batches: Any = None) -> dict[str, Any]:
-    """The variables by which the parts of a step are named; the names that the user gave to models come first."""
+    """Return the variables that name the parts of a step; the names that the user gave to models come first."""
     return {**given, **name_of_batches(step, batches), **namespace_of(step), **given}
 
 
 def _variables(function: FunctionType) -> dict[str, Any]:
-    """The globals named in a function's code, and its closure."""
+    """Return the globals named in a function's code, and its closure."""
     seen = {name: function.__globals__[name] for name in names_in(function.__code__) if name in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return seen | {name: cell.cell_contents for name, cell in cells if not is_empty(cell)}
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """The variables that running code uses: its own, its globals, and those of the functions that it calls by name."""
+    """Return the variables that running code uses.
+
+    They are its own, its globals, and those of the functions that it calls by name.
+    """
     names = names_in(frame.f_code)
     own = {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
     seen = own | {name: frame.f_globals[name] for name in names if name in frame.f_globals and name not in own}
@@ -71,13 +80,13 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 def names_in(code: CodeType) -> list[str]:
-    """Global names in a code object and in the functions inside it."""
+    """Return the global names in a code object and in the functions inside it."""
     inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in names_in(constant)]
     return list(dict.fromkeys([*code.co_names, *inner]))
 
 
 def is_empty(cell: CellType) -> bool:
-    """Whether a closure variable has no value yet."""
+    """Return whether a closure variable has no value yet."""
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -86,14 +95,14 @@ def is_empty(cell: CellType) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Whether code is from the standard library, an installed package or perfnb, and not the user's."""
+    """Return whether code is from the standard library, an installed package or perfnb, and not the user's."""
     return file.startswith(_INSTALLED)
 
 
 def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Module]]:
-    """The models that the user chose, as a module, a sequence or a mapping by name, and the names given to them.
+    """Return the models that the user chose, as a module, a sequence or a mapping by name, and the names given to them.
 
-    Raises `TypeError` for anything else but ``None``.
+    Raises `TypeError` for anything else except ``None``.
     """
     if model is None:
         return None, {}
@@ -108,12 +117,12 @@ def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Modu
 
 
 def named_modules(namespace: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
-    """Modules in variables, then those one level inside an object, list or dict in a variable."""
+    """Yield modules in variables, then those one level inside an object, list or dict in a variable."""
     return named_values(namespace, nn.Module)
 
 
 def named_values(namespace: Mapping[str, Any], kind: type) -> list[tuple[str, Any]]:
-    """Values of a class, found as in `named_modules`."""
+    """Yield values of a class, found as in `named_modules`."""
     public = [(name, value) for name, value in namespace.items() if _is_public(name)]
     nested: list[tuple[str, Any]] = []
     for name, value in public:
@@ -131,7 +140,7 @@ def named_values(namespace: Mapping[str, Any], kind: type) -> list[tuple[str, An
 
 
 def names_of(namespace: Mapping[str, Any], kind: type) -> dict[int, str]:
-    """The name of each value of a class, by its ``id``: of several, the first that `named_values` finds."""
+    """Return the name of each value of a class, by its ``id``: the first one that `named_values` finds."""
     return {id(value): name for name, value in reversed(named_values(namespace, kind))}
 
 
@@ -139,7 +148,7 @@ def _is_public(name: Any) -> bool:
     return isinstance(name, str) and not name.startswith("_") and name not in ("In", "Out")
 
 
-#: Most levels inside a variable, entries of a container, and values in all.
+#: The most levels inside a variable, entries of a container, and values in all.
 _MOST_LEVELS, _MOST_ENTRIES, _MOST_VALUES = 4, 1000, 20_000
 
 #: Values that are not searched.
@@ -147,10 +156,10 @@ _CLOSED = (str, bytes, bytearray, int, float, complex, type, ModuleType, Tensor,
 
 
 def reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    """The roots, then the values inside them, nearest first, each once.
+    """Yield the roots, then the values inside them, nearest first, each once.
 
-    Searches containers, objects, methods, partial functions, iterators and the variables of functions, but not classes
-    or Python modules. Depth and number are limited, because a dataset may hold millions of values.
+    This searches containers, objects, methods, partial functions, iterators and the variables of functions, but not
+    classes or Python modules. Depth and number are limited, because a dataset may hold millions of values.
     """
     waiting = deque((value, 0) for value in roots)
     seen: dict[int, Any] = {}  # kept alive, so that no id is reused
@@ -183,14 +192,14 @@ def _inside(value: Any) -> Iterable[Any]:
     except Exception:  # no attributes, or not readable
         # The iterable of a generator's loop is in none of its variables.
         return gc.get_referents(value) if hasattr(kind, "__next__") else ()
-    if issubclass(kind, nn.Module):  # its tensors and submodules are found otherwise
+    if issubclass(kind, nn.Module):  # its tensors and submodules are found in other ways
         return [part for name, part in parts.items() if not name.startswith("_")]
     return list(parts.values())
 
 
-#: Recorded settings of a loader and of an optimizer.
+#: The recorded settings of a loader and of an optimizer.
 _OF_LOADER = ("num_workers", "prefetch_factor", "batch_size")
-#: Arguments of a loader that another one of the same samples needs, with their defaults.
+#: The arguments of a loader that another loader of the same samples needs, with their defaults.
 _LOADER_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "num_workers": (0,),
     "collate_fn": (default_collate, default_convert),
@@ -206,12 +215,13 @@ _LOADER_DEFAULTS: dict[str, tuple[Any, ...]] = {
 _OF_OPTIMIZER = ("foreach", "fused", "capturable")
 #: Modules that a recommended line may use.
 _IMPORTS = ("torch", "gc", "os")
-#: Arguments with which torch's optimizers update all parameters at once, fastest first, and why one does not take them.
+#: The arguments that make torch's optimizers update all parameters at once, fastest first, and the reasons against
+#: each.
 _AT_ONCE = {"fused": cannot_fuse, "foreach": cannot_foreach}
 
 
 def name_of_batches(step: Any, batches: Any) -> dict[str, Any]:
-    """The global variable of a step's module that holds the batches, with the batches."""
+    """Return the global variable of a step's module that holds the batches, and the batches."""
     places = getattr(getattr(step, "__func__", step), "__globals__", {})
     if batches is None or isinstance(batches, (int, str)):
         return {}
@@ -219,7 +229,7 @@ def name_of_batches(step: Any, batches: Any) -> dict[str, Any]:
 
 
 def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.Module]) -> dict[str, Any]:
-    """Names and settings of the optimizers and the loader of a step; JSON-able.
+    """Return the names and settings of the optimizers and the loader of a step, ready for JSON.
 
     Parameters
     ----------
@@ -235,10 +245,9 @@ def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.
     dict
         ``optimizers``, each once: ``name``, ``class``, ``tensors`` (number of parameters), ``elements`` in them,
         ``groups``, ``at_once`` (arguments that make it update all at once, and that it takes) and its settings.
-        ``loader``: ``name`` (``None`` if it is in no variable), ``class``, whether it is itself what is iterated
-        (``direct``), its settings, and what `loader_facts` tells; ``None`` without batches.
-        ``refused``: the levers of `perfnb.try_levers` that do not apply.
-        ``imports``: modules that the namespace has under their own names.
+        ``loader``: ``name`` (``None`` if it is in no variable), ``class``, whether it is iterated itself (``direct``),
+        its settings, and the result of `loader_facts`; ``None`` without batches. ``refused``: the levers of
+        `perfnb.try_levers` that do not apply. ``imports``: modules that the namespace has under their own names.
     """
     modules = list(called)
     used = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
@@ -283,7 +292,7 @@ def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
 
 
 def loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What a line that makes the same loader with other settings depends on.
+    """Return the facts needed for a line that makes the same loader with other settings.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Which optimizers can update all their parameters at once."""
+"""Find out which optimizers can update all their parameters at once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FUSED = (*_FUSED_ON_CPU_ALONE, *(getattr(torch.optim, name) for name in FUSED))
 
 
 def tensors_of(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters that it updates."""
+    """Return the parameters that it updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def has_sparse_gradients(optimizers: Iterable[Optimizer], modules: Iterable[nn.Module]) -> bool:
-    """Whether some parameters have sparse gradients, or belong to a module that gives them such."""
+    """Return whether some parameters have sparse gradients, or belong to a module that produces them."""
     grads = (parameter.grad for each in optimizers for parameter in tensors_of(each))
     return any(module.__dict__.get("sparse") is True for module in modules) or any(
         grad is not None and grad.is_sparse for grad in grads
@@ -28,7 +28,7 @@ def has_sparse_gradients(optimizers: Iterable[Optimizer], modules: Iterable[nn.M
 
 
 def cannot_fuse(optimizer: Optimizer, sparse: bool) -> str:
-    """Why its update cannot be one fused kernel; empty if it can."""
+    """Return the reason why its update cannot be one fused kernel; empty if it can."""
     if type(optimizer) not in _FUSED:
         return f"{type(optimizer).__name__} has no fused implementation"
     groups, held = optimizer.param_groups, tensors_of(optimizer)
@@ -40,12 +40,15 @@ def cannot_fuse(optimizer: Optimizer, sparse: bool) -> str:
     if kinds - {"cpu", "cuda"} or not all(parameter.is_floating_point() for parameter in held):
         return "a fused update needs real floating-point parameters on CPU or CUDA"
     if type(optimizer) in _FUSED_ON_CPU_ALONE and kinds != {"cpu"}:
-        return f"{type(optimizer).__name__} has a fused implementation for CPUs alone"
+        return f"{type(optimizer).__name__} has a fused implementation only for CPUs"
     return "a fused update does not take sparse gradients" if sparse else ""
 
 
 def cannot_foreach(optimizer: Optimizer, sparse: bool) -> str:
-    """Why it cannot update all parameters at once by functions for lists of tensors; empty if it can."""
+    """Return the reason why it cannot update all parameters at once by functions on lists of tensors.
+
+    The result is empty if it can.
+    """
     groups = optimizer.param_groups
     if not all("foreach" in group for group in groups):
         return f"{type(optimizer).__name__} has no implementation that updates all parameters at once"
@@ -55,5 +58,5 @@ def cannot_foreach(optimizer: Optimizer, sparse: bool) -> str:
         return "a differentiable optimizer cannot update all parameters at once"
     kinds = {parameter.device.type for parameter in tensors_of(optimizer)}
     if kinds == {"cuda"} and all(group["foreach"] is None for group in groups):
-        return "on CUDA the optimizer updates all parameters at once already, unless told otherwise"
+        return "on CUDA the optimizer already updates all parameters at once by default"
     return "updating all parameters at once does not take sparse gradients" if sparse else ""

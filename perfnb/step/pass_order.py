@@ -1,4 +1,4 @@
-"""Captures of a step: one run of all passes, or many steps to find leaks.
+"""Capture a step: in one run of all passes, or in many steps to find leaks.
 
 Everything is measured once, with the lightest instrument that can see it. Memory and FLOPs are counted in steps of
 their own: counting operators makes compiled regions run uncompiled, and a profiler that records shapes keeps tensors
@@ -48,9 +48,9 @@ def capture_step(
     Parameters
     ----------
     step : callable
-        Called with a batch if there are `batches`, else without arguments.
+        Called with a batch if there are `batches`, otherwise without arguments.
     plan : Plan
-        Steps of each pass, and the time budget.
+        The steps of each pass, and the time budget.
     models : list of Module or None
         Restrict layers to these models.
     namespace : mapping
@@ -60,7 +60,7 @@ def capture_step(
     stacks : bool
         Record Python calls and sample Python's stacks.
     worth_sampling : callable, optional
-        Says after all other passes whether to sample Python's stacks briefly.
+        Decides after all other passes whether to sample Python's stacks briefly.
 
     Raises
     ------
@@ -77,7 +77,8 @@ def capture_step(
         raise CaptureError(f"recompile=True needs a torch that keeps code compiled once more apart, but {reason}.")
     source = None if batches is None else BatchSource(batches)
     namespace = namespace or {}
-    # The session is in no variable here, and the passes are no closure: a traceback keeps what its frames hold alive.
+    # The session is in no variable here, and the passes are not a closure: a traceback keeps what its frames hold
+    # alive.
     passes = _passes(Session(plan, models, source, namespace, progress), namespace, labels, stacks, worth_sampling)
     return StepRunner(step, source).drive(passes)
 
@@ -103,7 +104,7 @@ def _passes(
 
 
 def _measure(session: Session, workers: WorkerStacks | None) -> Passes[None]:
-    """All passes, until one runs out of memory if that is watched; stacks are sampled if there are `workers`."""
+    """Yield all passes, until one runs out of memory if that is watched; stacks are sampled if there are `workers`."""
     __tracebackhide__ = True
     capture, plan = session.capture, session.plan
     try:
@@ -134,11 +135,11 @@ def loop_passes(
     batches: Any = None,
     stacks: bool = False,
 ) -> Passes[Capture]:
-    """The passes of `capture_step` for the steps of a running loop, which executes them itself.
+    """Return the passes of `capture_step` for the steps of a running loop, which executes them itself.
 
     Nothing that needs steps of its own is done: no threads are tried, the machine's ceilings are those known from
     earlier profiles, and a step that runs out of memory is not run again. Compiled code is not counted, because
-    counting runs them uncompiled, which rounds differently.
+    counting runs it uncompiled, which rounds differently.
 
     Parameters
     ----------
@@ -170,10 +171,10 @@ def count_step(
     warmup: int,
     namespace: Mapping[str, Any] | None = None,
 ) -> Capture:
-    """Warm `step` up and count its work: trace one step, record the memory of one, count the arithmetic of one.
+    """Warm `step` up and count its work: trace one step, record the memory of another, count the arithmetic of a third.
 
-    How many steps run never depends on their time. Garbage is collected before, and not in between, so that it is freed
-    in the same place each time. Parameters and errors are those of `capture_step`.
+    The number of steps never depends on their time. Garbage is collected before, and not in between, so that it is
+    freed in the same place each time. Parameters and errors are those of `capture_step`.
     """
     __tracebackhide__ = True
     plan = Plan(warmup=warmup, steps=1, traced=1, budget_s=_NO_BUDGET_S)
@@ -198,7 +199,7 @@ def count_step(
 
 
 def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
-    """Whether the step has compiled code: a model, one compiled in place, or a function."""
+    """Return whether the step has compiled code: a model, one compiled in place, or a function."""
     called = session.called()
     known = [part for _, model in named_values(namespace, nn.Module) for part in model.modules()]
     return (
@@ -209,7 +210,7 @@ def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
 
 
 def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
-    """The capture of a session whose passes have run, with layers, spans and environment."""
+    """Return the capture of a session whose passes have run, with layers, spans and environment."""
     capture = session.capture
     capture.layers, capture.places = name_layers(session.watched_calls(), namespace, session.models)
     capture.spans = spans_of(session.calls, capture.places)
@@ -222,7 +223,7 @@ def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
 
 
 def _code_of(modules: Iterable[nn.Module], namespace: Mapping[str, Any]) -> list[CodeType]:
-    """The code of the forward passes of modules, and of the functions among some variables that were compiled."""
+    """Return the code of modules' forward passes, and of the compiled functions among some variables."""
     # A scripted module's class has no forward of its own.
     functions = [getattr(type(wrapped_by_compiler(module) or module), "forward", None) for module in modules]
     compiled = (each for _, each in named_values(namespace, FunctionType) if is_compiled_function(each))
@@ -242,7 +243,7 @@ def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, la
 
 
 def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
-    """Number, layer index and whether it is a loss, of each span.
+    """Return for each span its number, the index of its layer, and whether it is a loss.
 
     Spans of modules that are not layers belong to the span around them; spans inside a loss are loss. Modules called
     only on threads that the profiler does not record get numbers that the trace does not contain.
@@ -257,7 +258,7 @@ def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | N
     return spans + [(number, place, False) for number, place in enumerate(unseen, start=len(spans))]
 
 
-#: Steps are run until there are as many as requested, however long they take.
+#: A budget that never ends, so that as many steps run as requested, however long they take.
 _NO_BUDGET_S = float(MOST)
 
 
@@ -276,14 +277,14 @@ def watch_steps(
 
     These passes are separate because a recording profiler makes the process grow. If the process grew, its memory is
     read again after the recording, to see whether it still does. To find what a step leaks, nothing here may keep
-    objects alive: live objects are not looked at, and called modules are only referenced weakly.
+    objects alive: live objects are not inspected, and called modules are only referenced weakly.
 
     Parameters and errors are those of `capture_step`, but an out-of-memory error is always raised.
 
     Parameters
     ----------
     grows : callable
-        Whether the process grew, given its memory after each step.
+        Returns whether the process grew, given its memory after each step.
 
     Returns
     -------
@@ -329,7 +330,10 @@ class _Called:
             records[place] = (number, self._nobody, around)
 
     def restore(self) -> None:
-        """Put back the modules that are still alive, and an empty one of the same class name for each other one."""
+        """Put back the modules that are still alive.
+
+        Each other one is replaced by an empty one of the same class name.
+        """
         instead: dict[str, nn.Module] = {}
         for place, (reference, kind) in enumerate(self._modules):
             number, _, around = self._calls.records[place]

@@ -1,4 +1,4 @@
-"""Why a change of how a step runs does not apply to what the step uses: asked by levers, noted for findings."""
+"""Find out why a change to how a step runs does not apply to what the step uses: levers ask it, findings note it."""
 
 from __future__ import annotations
 
@@ -18,60 +18,66 @@ BLOCKS = (nn.ModuleList, nn.Sequential)
 
 
 def without_dtype(dtype: torch.dtype, parameters: Iterable[Tensor]) -> str:
-    """Why what lowers a precision does not apply; empty if some parameter has it."""
+    """Return the reason why lowering precision does not apply; empty if some parameter has the dtype."""
     has_it = any(parameter.dtype == dtype for parameter in parameters)
     return "" if has_it else f"the model is not in {str(dtype).removeprefix('torch.')}"
 
 
 def wrapped_by_compiler(module: nn.Module) -> nn.Module | None:
-    """The original of a module that ``torch.compile`` returned; ``None`` for any other module."""
+    """Return the original of a module that ``torch.compile`` returned; ``None`` for any other module."""
     children = module._modules  # not an attribute: __getattr__ may raise what it likes
     return children[COMPILED_CHILD] if COMPILED_CHILD in children else None  # noqa: SIM401 (TorchScript has no get)
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module is what ``torch.compile`` or TorchScript returned: one layer that hides those inside."""
+    """Return whether ``torch.compile`` or TorchScript returned a module: one layer that hides those inside."""
     return wrapped_by_compiler(module) is not None or isinstance(module, ScriptModule)
 
 
 def is_compiled_in_place(module: nn.Module) -> bool:
-    """Whether ``module.compile()`` was called, so that hooks see neither the module nor those inside."""
+    """Return whether ``module.compile()`` was called, so that hooks see neither the module nor those inside."""
     return module._compiled_call_impl is not None
 
 
 def is_compiled_function(function: Any) -> bool:
-    """Whether this is what ``torch.compile`` makes of a function; what is kept from compiling is marked alike."""
+    """Return whether this is what ``torch.compile`` makes of a function.
+
+    Functions kept from compiling look the same.
+    """
     own = vars(function)
     return "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable", False)
 
 
 def compiled_already(modules: Iterable[nn.Module]) -> str:
-    """Why torch.compile does not apply; empty if none of the modules is compiled."""
+    """Return the reason why torch.compile does not apply; empty if none of the modules is compiled."""
     compiled = any(is_compiled(module) or is_compiled_in_place(module) for module in modules)
     return "the model is compiled already" if compiled else ""
 
 
 def without_blocks(modules: Iterable[nn.Module]) -> str:
-    """Why recomputing blocks does not apply; empty if there is a list of several."""
+    """Return the reason why recomputing blocks does not apply; empty if there is a list of several."""
     has_them = any(isinstance(module, BLOCKS) and len(module) > 1 for module in modules)
     return "" if has_them else "the model has no list of blocks (ModuleList or Sequential) to recompute"
 
 
 def attention_of(model: nn.Module) -> Any:
-    """The implementation of attention that a model of Hugging Face uses; ``None`` if it names none."""
+    """Return the implementation of attention that a model of Hugging Face uses; ``None`` if it names none."""
     return getattr(getattr(model, "config", None), "_attn_implementation", None)
 
 
 def takes_switch(model: nn.Module) -> bool:
-    """Whether it is a model of Hugging Face, or a wrapper that passes its attributes on."""
+    """Return whether this is a model of Hugging Face, or a wrapper that passes on its attributes."""
     try:
         return hasattr(model, "set_attn_implementation")
-    except Exception:  # of a __getattr__ that raises anything else than AttributeError
+    except Exception:  # of a __getattr__ that raises something other than AttributeError
         return False
 
 
 def without_switch(models: Iterable[nn.Module]) -> str:
-    """Why another implementation of attention does not apply; empty if some model takes the switch."""
+    """Return the reason why another implementation of attention does not apply.
+
+    The result is empty if some model allows the switch.
+    """
     switchable = [*filter(takes_switch, models)]
     if not switchable:
         return "only models of Hugging Face can be switched to fused attention from outside"
@@ -80,7 +86,10 @@ def without_switch(models: Iterable[nn.Module]) -> str:
 
 
 def without_plain_loader(loader: Any, batches: Any) -> str:
-    """Why loading batches in workers does not apply; empty if torch's own loader, without workers, gives them."""
+    """Return the reason why loading batches in workers does not apply.
+
+    The result is empty if a plain DataLoader without workers gives them.
+    """
     if not isinstance(loader, DataLoader):
         return "no DataLoader feeds the step (pass it as batches, or as loader=)"
     if type(loader) is not DataLoader:
@@ -91,7 +100,7 @@ def without_plain_loader(loader: Any, batches: Any) -> str:
 
 
 def refused_levers(called: Iterable[nn.Module], batches: Any) -> list[str]:
-    """The levers of `perfnb.try_levers` that a step refuses, by the modules that it calls and what feeds it."""
+    """Return the levers of `perfnb.try_levers` that a step refuses, given its modules and what feeds it."""
     models = list(called)
     modules = list({id(part): part for model in models for part in model.modules()}.values())
     parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]

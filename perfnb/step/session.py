@@ -1,7 +1,7 @@
 """The passes of a capture, one after the other, laid over steps that somebody else runs.
 
-A pass is a generator: where a step is to be run it yields a `Turn`, and it is sent the step that was executed.
-`StepRunner.drive` runs the user's step for each turn; in `perfnb.loop` the steps of a loop that goes on are the turns.
+A pass is a generator: to have a step run, it yields a `Turn`, and it is sent the executed step. `StepRunner.drive` runs
+the user's step for each turn; in `perfnb.loop`, the turns are the steps of a running loop.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from perfnb.step.tracer import Costs, Tracer, exclusive, measure_costs
 from perfnb.step.worker_stacks import WorkerStacks
 from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 
-#: Growth of the process, 0.4 KiB per event, at which the recording of allocations over many steps stops, if it has the
-#: fewest steps needed for an interval: reading the trace takes seven times as much memory.
+#: Recording the allocations of many steps stops when the process has grown by this much, 0.4 KiB per event, once there
+#: are enough steps for an interval. Reading the trace takes seven times as much memory.
 MOST_RECORDED_BYTES, FEWEST_RECORDED = 256 * 2**20, 15
 
-#: How many steps run while models are compiled once more; the second may find other shapes.
+#: The number of steps that run while models are compiled once more; the second may meet other shapes.
 _TO_RECOMPILE = 2
 
-#: Called after each step with the pass, its steps done, its steps planned (or ``None``), and sometimes a note for the
-#: user.
+#: A callback for after each step, with the pass, its steps done, its steps planned (or ``None``), and sometimes a note
+#: for the user.
 Progress = Callable[..., None]
 
 
@@ -135,7 +135,7 @@ class Session(Installed):
 
         times = yield from self._run("warmup", plan.warmup, more=more)
         if len(times) == 2 and plan.steps_are_long(times, self._spent_s()):
-            # Steps this long are too precious: the first one was the warm-up, the second counts as timed.
+            # Steps this long are too precious: the first one was the warm-up, and the second counts as timed.
             self.capture.steps[-1] = self.capture.steps[-1]._replace(pass_name="timed")
             self._timed_already.append(times.pop())
         self.capture.meta["steady"] = is_steady(times)
@@ -171,7 +171,10 @@ class Session(Installed):
             self.capture.meta[key] = compiled
 
     def try_threads(self, timed_ns: list[int]) -> Passes[None]:
-        """Time a few steps with one thread per core, if torch uses more or far fewer threads; into `meta`."""
+        """Time a few steps with one thread per core, and note that in `meta`.
+
+        This is done if torch uses more threads than there are cores, or far fewer.
+        """
         __tracebackhide__ = True
         threads, cores = torch.get_num_threads(), max(1, int(usable_cpus()))
         if accelerator_in_use() or not timed_ns or not (threads > cores or 2 * threads < cores):
@@ -236,7 +239,7 @@ class Session(Installed):
         self.capture.workers, self.capture.unreached_workers = workers.read(), workers.unreached
 
     def sample_if(self, worth: Callable[[Capture], bool]) -> Passes[None]:
-        """Sample briefly what Python does, if there is time and `worth` accepts what all other passes show.
+        """Sample briefly what Python does, if there is time and `worth` accepts the results of all other passes.
 
         `worth` may close the capture.
         """
@@ -268,7 +271,7 @@ class Session(Installed):
     def watch_memory(self, *, lead_in: bool | None = None) -> Passes[None]:
         """Run one step with every allocation recorded, even if it runs out of memory.
 
-        A lead-in step, which is watched but left out, shows what is alive when the other starts.
+        A lead-in step, which is watched but left out, shows which objects are alive when the other starts.
         """
         __tracebackhide__ = True
         if lead_in is None:
@@ -297,9 +300,9 @@ class Session(Installed):
         self.capture.arithmetic = (counter.calls, tracer)
 
     def measure_ceilings(self, *, only_kept: bool = False) -> None:
-        """Measure the machine's ceilings in the dtypes of the counted step, after `count_arithmetic`; into `meta`.
+        """Measure the machine's ceilings in the dtypes of the counted step, and note them in `meta`.
 
-        With `only_kept`, those measured earlier are used.
+        This comes after `count_arithmetic`. With `only_kept`, those measured earlier are used.
         """
         __tracebackhide__ = True
         assert self.capture.arithmetic is not None
@@ -318,7 +321,7 @@ class Session(Installed):
             self.capture.meta["ceilings"] = {"on": device, **ceilings}
 
     def read_process(self, count: int) -> Passes[list[int]]:
-        """Run without profiler and hooks; return the process's resident bytes after each step."""
+        """Run without profiler and hooks. Return the process's resident bytes after each step."""
         __tracebackhide__ = True
         readings: list[int] = []
         with footprint() as read:
@@ -328,7 +331,7 @@ class Session(Installed):
     def record_allocations(self, count: int, at_end: Callable[[], None]) -> Passes[int]:
         """Run with every allocation recorded but no live objects noted, then collect garbage.
 
-        `at_end` is called inside each step, at its end. Returns the number of steps, which is lower than requested if
+        `at_end` is called inside each step, at its end. Return the number of steps, which is lower than requested if
         the recording grows too large.
         """
         __tracebackhide__ = True
@@ -353,7 +356,7 @@ class Session(Installed):
         return len(times)
 
     def watch_failure(self, error: Exception) -> Passes[Exception]:
-        """Find the owners of memory after a step ran out of it; return the error to report.
+        """Find the owners of memory after a step ran out of it. Return the error to report.
 
         If memory was not watched, the memory held by the error's traceback is released and the step is run again on the
         same batch. The second error, if there is one, is then returned.
@@ -372,7 +375,7 @@ class Session(Installed):
         return error
 
     def watched_calls(self) -> Calls:
-        """The calls by which layers are named, without the counted step, which runs compiled regions uncompiled."""
+        """Return the calls that name layers, without the counted step, which runs compiled regions uncompiled."""
         until = self._uncompiled_from
         if until is None:
             return self.calls
@@ -390,7 +393,10 @@ class Session(Installed):
         return list({id(module): module for _, module, _ in self.calls.records}.values())
 
     def _numbered(self) -> Callable[[], AbstractContextManager[Any]]:
-        """A function that returns the span of the pass's next step; that of a skipped step has the same number."""
+        """Return a function that returns the span of the pass's next step.
+
+        The span of a skipped step has the same number.
+        """
         first = len(self.capture.steps)
 
         def next_span() -> AbstractContextManager[Any]:
@@ -409,10 +415,10 @@ class Session(Installed):
         more: Callable[[list[int]], bool] | None = None,
         after: Callable[[], None] | None = None,
     ) -> Passes[list[int]]:
-        """Have `count` steps of a pass run, or as long as `more` returns true for their durations; return these in ns.
+        """Run `count` steps of a pass, or steps as long as `more` returns true for their durations.
 
-        `span` makes the span around each step, `seen` is called with its batch. `after` is called after each step,
-        outside its time.
+        Return the durations in ns. `span` makes the span around each step, and `seen` is called with its batch. `after`
+        is called after each step, outside its time.
         """
         __tracebackhide__ = True
         self.running = pass_name
@@ -468,7 +474,7 @@ def _median_s(times_ns: list[int]) -> float:
 
 
 def _where_computed(calls: list[OpCall]) -> str:
-    """The kind of device on which most of the arithmetic ran."""
+    """Return the kind of device on which most of the arithmetic ran."""
     flops: Counter[str] = Counter()
     for call in calls:
         flops[call.device] += call.flops or 0
@@ -486,8 +492,8 @@ _LONGEST_NAME = 60
 class FirstStep:
     """Context manager for the first execution of a step that counts how often each optimizer is called.
 
-    If the step looks like a loop, `tell` is called with a note while it still runs. Optimizers are named by their
-    variables in `namespace`, or else by their class.
+    If the step looks like a loop, `tell` is called with a note while the step is still running. Optimizers are named by
+    their variables in `namespace`, or else by their class.
     """
 
     def __init__(self, tell: Callable[[str], Any], namespace: Mapping[str, Any]) -> None:
@@ -504,7 +510,7 @@ class FirstStep:
 
     @property
     def looped(self) -> dict[str, Any] | None:
-        """Name and number of calls of the optimizer called most often, if that was too often for one iteration."""
+        """The name and number of calls of the optimizer called most often, if too often for one iteration."""
         key, times = next(iter(self._times.most_common(1)), ((0, ""), 0))
         return {"optimizer": self._name(*key), "times": times} if times > MOST_STEPS else None
 
@@ -515,7 +521,7 @@ class FirstStep:
             self._tell(f"your step has called {self._name(*key)}.step() {MOST_STEPS + 1} times already: {_ADVICE}")
 
     def _name(self, identity: int, kind: str) -> str:
-        """The optimizer's variable, or else its class."""
+        """Return the optimizer's variable, or else its class."""
         names = (name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity)
         return next((name for name in names if len(name) <= _LONGEST_NAME), kind)
 

@@ -1,8 +1,8 @@
-"""What Python does in a step, sampled by a thread that reads the frames of the thread that runs it.
+"""Sample what Python does in a step, by a thread that reads the frames of the thread that runs it.
 
 The sampler needs the interpreter for a few dozen microseconds every few milliseconds, so the step runs at nearly its
-own pace. A sample stands for the time since the one before it. Code that keeps the interpreter to itself delays a
-sample, which then counts for all of the delay.
+own pace. A sample represents the time since the previous one. Code that keeps the interpreter to itself delays a
+sample, which then counts for the whole delay.
 
 Phases follow the rules of `perfnb.attribution`: the outermost module calls are forward, what autograd's engine runs is
 backward, and what is between the two is the loss.
@@ -36,7 +36,7 @@ from perfnb.step.refusals import is_compiled
 from perfnb.step.steps import BatchSource, StepRunner
 from perfnb.step.worker_stacks import DEEPEST, INTERVAL_S, WorkerStack
 
-#: While sampling, how soon Python code hands the interpreter over, in seconds; Python's default is 0.005.
+#: The seconds after which Python code hands over the interpreter while sampling; Python's default is 0.005.
 _SWITCH_S = 0.0005
 #: torch's functions between a module's caller and its ``forward``.
 _CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
@@ -51,7 +51,7 @@ Frame = tuple[CodeType, int, tuple[int, str] | None]
 
 @dataclass(frozen=True)
 class Sample:
-    """A moment of a step: its frames, outermost first, and the time that it stands for."""
+    """A moment of a step: its frames, outermost first, and the time that it represents."""
 
     time_ns: int
     weight_ns: int
@@ -67,13 +67,13 @@ class Call(NamedTuple):
     parent : int
         Place of the call around it, -1 for none.
     kind : str
-        ``phase``, ``layer``, ``worker`` for a loader worker, ``own`` for a function of the user's, ``other``.
+        ``phase``, ``layer``, ``worker`` for a loader worker, ``own`` for a user function, ``other``.
     name, file, line : str, str, int
         The line is the one that ran in the user's functions, the first one in others; -1 for none.
     code : str
         The text of the line in the user's functions.
     self_ns, samples : int
-        Of samples that end in it.
+        Time and number of the samples that end in it.
     """
 
     parent: int
@@ -87,7 +87,7 @@ class Call(NamedTuple):
 
 
 class StackSampler(Installed):
-    """Context manager that samples the thread that enters it, during its steps.
+    """Context manager that samples the thread entering it during that thread's steps.
 
     Parameters
     ----------
@@ -98,13 +98,13 @@ class StackSampler(Installed):
     def __init__(self, outermost: Iterable[tuple[nn.Module, bool]] = ()) -> None:
         self._outermost = [(module, loss) for module, loss in outermost if not is_compiled(module)]
         self._samples: list[list[Sample]] = []
-        #: Per step: time, what starts or ends (``forward``, ``loss``, ``backward``), and whether it starts.
+        #: For each step: times, what starts or ends then (``forward``, ``loss``, ``backward``), and whether it starts.
         self._marks: list[list[tuple[int, str, bool]]] = []
         self._stopped = False
         self._thread = threading.Thread(target=self._sample, name="perfnb-stacks", daemon=True)
         self._watched = 0
         self._begin: int | None = None
-        #: Nanoseconds in the steps before this one, and up to the last sample.
+        #: The nanoseconds in the steps before this one, and up to the last sample.
         self._before = self._sampled_until = 0
 
     def _install(self, stack: ExitStack) -> None:
@@ -122,7 +122,7 @@ class StackSampler(Installed):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step, which is sampled."""
+        """Sample a step."""
         self._samples.append([])
         self._marks.append([])
         self._begin = time.perf_counter_ns()
@@ -158,7 +158,7 @@ class StackSampler(Installed):
         stack.callback(setattr, torch.autograd, _ENGINE, engine)
 
     def _sample(self) -> None:
-        draw = random.Random()  # of its own: the step's random numbers must stay what they are
+        draw = random.Random()  # of its own: the step's random numbers must not change
         while not self._stopped:
             sleep(INTERVAL_S * (0.5 + draw.random()))  # cheaper than an event with a timeout
             frame = sys._current_frames().get(self._watched)
@@ -173,7 +173,9 @@ class StackSampler(Installed):
             del frame
 
     def calls(self, layers: list[Layer], places: Mapping[int, int], workers: Iterable[WorkerStack] = ()) -> list[Call]:
-        """All samples as a tree: the phase, then layers and functions; and each loader worker with its functions.
+        """Return all samples as a tree.
+
+        It has the phase, then layers and functions, and each loader worker with its functions.
 
         Parameters
         ----------
@@ -197,7 +199,7 @@ class StackSampler(Installed):
 
 
 def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
-    """The frames of a step, outermost first, and whether it waits for data; none outside a step."""
+    """Return the frames of a step, outermost first, and whether it waits for data; none outside a step."""
     found: list[Frame] = []
     waits = False
     while frame is not None:
@@ -219,12 +221,12 @@ def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
 
 _RUN = StepRunner._run.__code__
 _FETCHING = (BatchSource.next.__code__, Intake.take.__code__)
-#: Whatever is below its functions waits for a batch that the step itself asks for.
+#: Whatever is below its functions waits for a batch that the step itself requests.
 _LOADERS = see_loaders.__code__.co_filename
 
 
 def phases_of(samples: list[Sample], marks: list[tuple[int, str, bool]]) -> list[str]:
-    """The phase of each sample of a step."""
+    """Return the phase of each sample of a step."""
     spans = _spans(marks)
     backward = [(start, end) for start, end, kind in spans if kind == "backward"]
     phases = []
@@ -256,7 +258,7 @@ def phases_of(samples: list[Sample], marks: list[tuple[int, str, bool]]) -> list
 
 
 def _spans(marks: list[tuple[int, str, bool]]) -> list[tuple[int, int, str]]:
-    """Start, end and kind of what the marks enclose; module calls inside backward are none of forward."""
+    """Yield start, end and kind of what the marks enclose; module calls inside backward do not count as forward."""
     spans, open_ = [], []
     for now, kind, starts in marks:
         if starts:
@@ -272,12 +274,12 @@ def _spans(marks: list[tuple[int, str, bool]]) -> list[tuple[int, int, str]]:
 
 
 class _Tree:
-    """Merges samples to a tree of calls."""
+    """Merges samples into a tree of calls."""
 
     def __init__(self, layers: list[Layer], places: Mapping[int, int]) -> None:
         self._layers, self._places = layers, places
         self._nodes: dict[tuple[int, str, str, str, int], int] = {}
-        #: Of each node: the time and the number of the samples that end in it.
+        #: For each node, the time and the number of the samples that end in it.
         self._sums: list[list[int]] = []
 
     def add(self, sample: Sample, phase: str) -> None:
@@ -311,14 +313,14 @@ class _Tree:
         return node
 
     def _function(self, parent: int, name: str, file: str, first: int, line: int) -> int:
-        """The node of a call to a function; `parent` itself if the function is perfnb's."""
+        """Return the node of a call to a function, or `parent` itself if the function is perfnb's."""
         kind = _kind(file)
         if kind == "perfnb":
             return parent
         return self._inside(parent, kind, name.replace(".<locals>", ""), file, line if kind == "own" else first)
 
     def calls(self) -> list[Call]:
-        """The calls, each after the one around it."""
+        """Return the calls, each after the one around it."""
         return [
             Call(*key, linecache.getline(key[3], key[4]).strip()[:200] if key[1] == "own" else "", *sums)
             for key, sums in zip(self._nodes, self._sums, strict=True)
@@ -330,7 +332,10 @@ _OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 
 @cache
 def _kind(file: str) -> str:
-    """Whose code is in a file: ``own`` is the user's, neither Python's nor installed. Cells of notebooks are."""
+    """Return whose code is in a file: ``own`` is the user's, neither Python's nor installed.
+
+    Cells of notebooks are own.
+    """
     if file.startswith(_OWN_FOLDER):
         return "perfnb"
     foreign = not file or file.startswith(("<string", "<__array_function__")) or "-packages" in file

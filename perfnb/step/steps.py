@@ -1,4 +1,4 @@
-"""One step: fetch a batch, run the body, and time both; and the turns by which passes ask for steps."""
+"""Run one step: fetch a batch, run the body, and time both. Passes ask for steps by turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Turn(NamedTuple):
     """A pass's request for the next step."""
 
     pass_name: str
-    #: Opens what surrounds the step, its wait for data included.
+    #: Opens what surrounds the step, including its wait for data.
     around: Callable[[], AbstractContextManager[None]]
     #: Opens a span around the wait for the batch.
     data: Callable[[], AbstractContextManager[Any]]
@@ -37,8 +37,8 @@ class Turn(NamedTuple):
 
 _Result = TypeVar("_Result")
 
-#: Passes over steps: yield turns, are sent each executed step (``None`` for one that did not take place after all), and
-#: return a result.
+#: Passes over steps: they yield turns, are sent each executed step (``None`` for one that did not take place after
+#: all), and return a result.
 Passes: TypeAlias = Generator[Turn, ExecutedStep | None, _Result]
 
 
@@ -48,14 +48,14 @@ class BatchSource:
     Parameters
     ----------
     batches : iterable, or callable returning one
-        A callable is called for a new iterable at every start, so that ``enumerate(loader)`` can be restarted.
+        A callable is called for a new iterable each time, so that ``enumerate(loader)`` can be restarted.
 
     Attributes
     ----------
     made : object
         The current iterable; ``None`` before the first batch and after `close`.
     starts, taken : int
-        Number of starts of the iteration, and of batches taken in all.
+        The number of starts of the iteration, and of all batches taken.
     """
 
     def __init__(self, batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
@@ -66,7 +66,7 @@ class BatchSource:
         self.made: Any = None
 
     def next(self) -> Any:
-        """The next batch, from the start if the batches ran out."""
+        """Return the next batch, from the start if the batches ran out."""
         __tracebackhide__ = True
         batch = _END if self._iterator is None else next(self._iterator, _END)
         if batch is _END:
@@ -93,7 +93,7 @@ class BatchSource:
 
     @property
     def starts_again(self) -> bool:
-        """Whether batches can be taken without end; unknown, and so not, before the first one."""
+        """Whether batches can be taken without end; unknown before the first one, and so false."""
         return self._own or callable(self._batches)
 
     def close(self) -> None:
@@ -105,19 +105,19 @@ class BatchSource:
 
 
 def after_optimizer_steps(note: Callable[..., None], optimizer: Any = None) -> Callable[[], None]:
-    """Have a function called after each step of an optimizer, or of any optimizer of torch; the result ends that."""
+    """Have a function called after each step of an optimizer, or of any optimizer of torch. Return what ends that."""
     register = register_optimizer_step_post_hook if optimizer is None else optimizer.register_step_post_hook
     remove: Callable[[], None] = register(note).remove
     return remove
 
 
 def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step, with a clear error if it is a model that cannot take a whole batch as its input.
+    """Return the step, with a clear error if it is a model that cannot take a whole batch as its input.
 
     Raises
     ------
     TypeError
-        In place of the error by which the model failed to use a list, tuple or mapping as a tensor.
+        In place of the model's error when it uses a list, tuple or mapping as a tensor.
     """
     if not isinstance(step, torch.nn.Module):
         return step
@@ -136,7 +136,10 @@ def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _not_a_tensor(model: torch.nn.Module, given: tuple[Any, ...], said: str) -> str | None:
-    """Why a model failed on its batch, and what to pass instead; ``None`` if another error happened."""
+    """Return the reason why a model failed on its batch, and what to pass instead.
+
+    The result is ``None`` if another error happened.
+    """
     batch = given[0] if given else None
     kind, by_name = type(batch).__name__, isinstance(batch, Mapping)
     about_batch = not said or f"not {kind}" in said or f"'{kind}' object" in said
@@ -151,10 +154,10 @@ def _not_a_tensor(model: torch.nn.Module, given: tuple[Any, ...], said: str) -> 
 
 
 class StepRunner:
-    """Runs steps of the user's code, with batches if there are any.
+    """Runs the user's steps, with batches if there are any.
 
-    What a step itself asks of torch's data loaders is its wait too, as in a cell that accumulates gradients over the
-    batches of an iterator. Without other batches they are the step's.
+    Waits for batches that a step itself requests from torch's data loaders count for it, too, as in a cell that
+    accumulates gradients over the batches of an iterator. Without other batches, these are the step's batches.
     """
 
     def __init__(self, step: Callable[..., Any], source: BatchSource | None) -> None:
@@ -164,9 +167,9 @@ class StepRunner:
         self._intake = Intake()
 
     def drive(self, passes: Passes[_Result]) -> _Result:
-        """Run a step for each turn of the passes; return their result.
+        """Run a step for each turn of the passes. Return their result.
 
-        An exception of a step is raised in the passes, which remove what they installed and may go on.
+        An exception of a step is raised in the passes, which remove what they installed and may continue.
         """
         __tracebackhide__ = True
         failure: BaseException | None = None

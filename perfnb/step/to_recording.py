@@ -1,4 +1,4 @@
-"""From a capture to a recording: reads its traces, keeps the events of the steps, and builds the frames."""
+"""Turn a capture into a recording: read its traces, keep the events of the steps, and build the frames."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from perfnb.trace.columns import MISSING, Ints, TraceColumns
 from perfnb.trace.trace_steps import is_in, numbered_spans, steps_of_events
 from perfnb.trace_names import DEVICE_EVENTS, DEVICE_KINDS, MARK_SPAN, OPS, STEP_SPAN
 
-#: Name and category of an allocation or a free among the events.
+#: The name and category of an allocation or a free among the events.
 CHANGE_NAME, CHANGE_CATEGORY = "[memory]", "memory"
 
 
 def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) -> Recording:
-    """The recording of a capture, which is closed, with the telemetry of a watcher.
+    """Return the recording of a capture, which is closed, with the telemetry of a watcher.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         meta["frozen"] = True
     steps = _steps(capture)
     if trace is not None:
-        # A traced step lasts as long as its mark, to which its phases add up, or longer if it waits for a device.
+        # A traced step lasts as long as its mark, which its phases add up to, or longer if it waits for a device.
         marks = _last_of_each(trace, STEP_SPAN)
         marked_ms = steps["step"].map({number: trace.duration_ns[row] / 1e6 for number, row in marks.items()})
         steps["wall_ms"] = np.fmax(steps["wall_ms"], marked_ms.astype("float64"))
@@ -83,7 +83,7 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
 
 
 def with_later(recording: Recording, capture: Capture, watcher: Watcher | None = None) -> Recording:
-    """The recording with what came after it was made: sampled steps, and the telemetry of a watcher that ended."""
+    """Return the recording with results that came later: sampled steps, and the telemetry of a watcher that ended."""
     meta, steps, watch, python = dict(recording.meta), _steps(capture), recording.watch, recording.python
     steps["wall_ms"] = recording.steps["wall_ms"].reindex(steps.index).fillna(steps["wall_ms"])
     if watcher is not None:
@@ -119,7 +119,7 @@ def _steps(capture: Capture) -> pd.DataFrame:
 
 
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
-    """The events inside the steps of a trace, and their positions in it.
+    """Return the events inside the steps of a trace, and their positions in it.
 
     GPU work whose launch is not in the trace was launched before the steps, so it is left out.
 
@@ -142,7 +142,7 @@ def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
 
 
 def _no_events() -> pd.DataFrame:
-    """The events of a recording without a traced step."""
+    """Return the events of a recording without a traced step."""
     text = pd.Categorical.from_codes([], categories=pd.Index([], dtype=TEXT))
     empty = np.array([], dtype=np.int64)
     texts, numbers = dict.fromkeys(TEXTS, text), dict.fromkeys(NUMBERS, empty)
@@ -185,7 +185,7 @@ def _modules(layers: Sequence[Layer]) -> pd.DataFrame:
 
 
 def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -> MemoryRecord:
-    """Changes of memory as events among the others, and known blocks with times instead of marks.
+    """Return changes of memory as events among the others, and known blocks with times instead of marks.
 
     Parameters
     ----------
@@ -209,19 +209,22 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
 
 
 def _moments(trace: TraceColumns, label: str) -> dict[int, int]:
-    """Start of each of perfnb's spans with this label, by number."""
+    """Return the start of each of perfnb's spans with this label, by number."""
     return {number: int(trace.start_ns[row]) for number, row in _last_of_each(trace, label).items()}
 
 
 def _last_of_each(trace: TraceColumns, label: str) -> dict[int, int]:
-    """Row of each of perfnb's spans with this label, by number: of two, the first is a step that did not take place."""
+    """Return the row of each of perfnb's spans with this label, by number.
+
+    Of two, the first is a step that did not take place.
+    """
     rows, numbers = numbered_spans(trace, label, OPS)
     order = np.argsort(trace.start_ns[rows], kind="stable")
     return dict(zip(numbers[order].tolist(), rows[order].tolist(), strict=True))
 
 
 def _with_changes(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
-    """The events of the steps with the changes of memory, and the row of each change among them, -1 for none."""
+    """Return the events of the steps with the changes of memory, and the row of each change among them, -1 for none."""
     changes = trace.memory
     instants = len(changes)
     nowhere = np.full(instants, MISSING, dtype=np.int64)
@@ -233,7 +236,7 @@ def _with_changes(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
         "thread": (changes.thread, trace.thread),
     }
     on_host = is_in(trace, OPS)
-    process = trace.process[on_host][:1] if on_host.any() else [MISSING]  # a live profile is of one
+    process = trace.process[on_host][:1] if on_host.any() else [MISSING]  # a live profile belongs to one process
     fields["process"] = (np.repeat(process, instants), trace.process)
     others = (*(name for name in NUMBERS if name not in fields), *TEXTS)
     columns: dict[str, Any] = {
@@ -268,12 +271,12 @@ def _changes(trace: TraceColumns, place: Ints) -> pd.DataFrame:
 
 
 def _device_name(kind: int, index: int) -> str:
-    """A device as torch writes it: ``cuda:0``; the CPU has no number."""
+    """Return a device as torch writes it: ``cuda:0``; the CPU has no number."""
     return "cpu" if kind == 0 else f"{DEVICE_KINDS.get(kind, f'device of type {kind}')}:{max(index, 0)}"
 
 
 def _known(known: Sequence[tuple[int, Known]], places: Mapping[int, int]) -> pd.DataFrame:
-    """The blocks with a known owner, each after the time at which it was found."""
+    """Return the blocks with a known owner, each after the time when it was found."""
     rows = [
         (time, *block[:4], places.get(block.module or 0, MISSING), block.name and storable(block.name))
         for time, block in known

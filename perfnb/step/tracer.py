@@ -1,4 +1,4 @@
-"""A torch.profiler session, one at a time, reading its trace, and what tracing costs."""
+"""Run a torch.profiler session, one at a time, read its trace, and measure the cost of tracing."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from perfnb.step.layers import LayerSpans, others_listen, profiler_active
 from perfnb.trace import kineto
 from perfnb.trace.columns import MISSING, TraceColumns
 
-#: Most extra nested calls. With hooks, torch calls each module through one more function, so at most twice as many
+#: The most extra nested calls. With hooks, torch calls each module through one more function, so at most twice as many
 #: calls nest; thousands more could overflow the C stack.
 _MOST_ROOM = 3000
 
 _running = threading.Lock()
 _room = threading.Lock()
-#: The limits that those inside `room_to_nest` found; the last one to leave restores the first.
+#: The limits found by each of those inside `room_to_nest`; the last one to leave restores the first limit.
 _limits: list[int] = []
 
 
 @contextmanager
 def room_to_nest() -> Iterator[None]:
-    """Raise Python's recursion limit, so that a deep model runs here if it runs without perfnb.
+    """Raise Python's recursion limit, so that a deep model that runs without perfnb also runs here.
 
     A limit set by the step itself is kept.
     """
@@ -86,13 +86,13 @@ def exclusive() -> Iterator[None]:
 
 
 def _profiler_prepared() -> bool:
-    """Whether a torch profiler is in the warm-up of its schedule, or records another thread.
+    """Return whether a torch profiler is in the warm-up of its schedule, or records another thread.
 
     torch has no API for this, and a second session would crash the process when the first one ends.
     """
     kind = torch.autograd.profiler.profile
     profilers = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
-    # Both are absent from one that is disabled.
+    # Both are absent from a disabled one.
     return any(getattr(one, "entered", False) and getattr(one, "kineto_results", None) is None for one in profilers)
 
 
@@ -105,11 +105,11 @@ _OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not
 
 
 class Tracer:
-    """A torch.profiler session, without shapes, which would keep tensors alive.
+    """A torch.profiler session, without shapes, because recording them would keep tensors alive.
 
     `devices` adds kernels and copies of the accelerators in use that torch's profiler can record, `stacks` Python calls
     (at a high cost), `memory` every allocation and free. After an error the events are freed, unless `keeps` returns
-    true for it.
+    true for the error.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Tracer:
         self._keeps = keeps
         self.devices = device_activities() if devices else []
         activities = [ProfilerActivity.CPU, *self.devices]
-        # Not tensors, which would be found among the user's. Twice as many as it takes: the allocator still knows the
-        # addresses of blocks that were allocated in earlier sessions and freed after them.
+        # These are not tensors, which would be found among the user's. There are twice as many as it takes: the
+        # allocator still knows the addresses of blocks that were allocated in earlier sessions and freed after them.
         self._blocks = [torch.UntypedStorage(4) for _ in range(2 * _FREES_PER_WARNING if memory else 0)]
         # Without the schedule of `torch.profiler.profile`, whose reference cycle keeps the events alive.
         self._profile: _KinetoProfile | None = _KinetoProfile(
@@ -153,15 +153,15 @@ class Tracer:
             return
         with quiet_kineto():
             self._profile.stop()
-        self._blocks.clear()  # freed in a later session, they would be warned about there
+        self._blocks.clear()  # freed in a later session, they would cause its warning there
         if error is not None and not self._keeps(error):
             self.close()
 
     def export(self, *, exact: bool = False) -> bytes:
-        """The trace as Chrome trace JSON.
+        """Return the trace as Chrome trace JSON.
 
         torch's C++ exporter is fast, but writes a name with a quote as invalid JSON and a non-ASCII name as
-        ``unknown``; `exact` uses its Python exporter, which is slow and correct.
+        ``unknown``. `exact` uses torch's Python exporter, which is slow and correct.
         """
         assert self._profile is not None, "export() after close()"
         # The gate: an interrupt while the folder is created or removed would leave it behind.
@@ -178,10 +178,10 @@ class Tracer:
             return path.read_bytes()
 
     def read(self) -> TraceColumns:
-        """The columns of the session's trace, decoded once.
+        """Return the columns of the session's trace, decoded once.
 
-        A session that recorded devices is read before the next one starts: torch then discards what the GPU and its
-        driver did, although the session still has its results.
+        A session that recorded devices is read before the next one starts: torch then discards the records of the GPU
+        and its driver, although the session still has its results.
 
         Sequence numbers count per thread. Those of backward nodes whose forward ops ran on a thread that was not
         recorded are dropped, because ops of other threads have the same numbers.
@@ -195,13 +195,16 @@ class Tracer:
         return self._trace
 
     def _threads(self) -> set[int]:
-        """The recorded threads, by the numbers that backward nodes use for their forward op's thread."""
+        """Return the recorded threads, by the numbers that backward nodes use for their forward op's thread."""
         assert self._profile is not None, "read() after close()"
         results: Any = self._profile.profiler
         return {event.start_tid for event in results.kineto_results.experimental_event_tree()}
 
     def memory_changes(self) -> list[tuple[int, int, str]]:
-        """Every allocation and free, in time: Unix time in nanoseconds, bytes (a free is negative), kind of device."""
+        """Return every allocation and free in order of time.
+
+        Each has its Unix time in nanoseconds, bytes (a free is negative) and kind of device.
+        """
         assert self._profile is not None, "memory_changes() after close()"
         results: Any = self._profile.profiler
         events = (event for event in results.kineto_results.events() if event.name() == _MEMORY)
@@ -213,7 +216,7 @@ class Tracer:
 
 
 def device_activities() -> list[ProfilerActivity]:
-    """What torch's profiler can record of the accelerators in use."""
+    """Return what torch's profiler can record of the accelerators in use."""
     wanted = {_activity(accelerator.kind) for accelerator in accelerators()}
     # Asked only if one is in use: the question itself starts the CUDA driver.
     supported = torch.profiler.supported_activities() if wanted else ()
@@ -221,7 +224,7 @@ def device_activities() -> list[ProfilerActivity]:
 
 
 def untraced() -> list[str]:
-    """The kinds of accelerators in use whose work torch's profiler cannot record."""
+    """Return the kinds of accelerators in use whose work torch's profiler cannot record."""
     recorded = device_activities()
     kinds = [accelerator.kind for accelerator in accelerators()]
     return [kind for kind in kinds if _activity(kind) not in recorded]
@@ -243,7 +246,7 @@ def _decoded(tracer: Tracer) -> TraceColumns:
     except CaptureError:
         if trace is None:
             raise
-        return trace  # an older torch: everything but non-ASCII names is there
+        return trace  # an older torch: everything except non-ASCII names is there
 
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -255,7 +258,7 @@ _WARNING = b"allocated before the profiling started"
 
 @contextmanager
 def quiet_kineto() -> Iterator[None]:
-    """Keep Kineto's log lines out of the notebook's output; a level set by the user is kept."""
+    """Keep Kineto's log lines out of the notebook's output; a level that the user set is kept."""
     own = _LOG_LEVEL not in os.environ
     if own:
         os.environ[_LOG_LEVEL] = "99"
@@ -270,8 +273,8 @@ def _spend_warning(blocks: list[torch.UntypedStorage]) -> None:
     """Trigger the CPU allocator's warning about blocks from before the session where nobody sees it.
 
     In a session that records memory, the first of each thousand freed blocks from before it writes a line to standard
-    error. Own blocks are freed, with standard error redirected, until that line appears; the next thousand frees of the
-    user's step are then silent. The remaining blocks must live as long as the session.
+    error. This function frees blocks of its own, with standard error redirected, until that line appears; the next
+    thousand frees of the step are then silent. The remaining blocks must live as long as the session.
     """
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
@@ -303,11 +306,11 @@ class Costs(NamedTuple):
     call_ns: float
 
     def least(self, other: Costs) -> Costs:
-        """The smaller values of two measurements: other work only adds time."""
+        """Return the smaller values of two measurements: other work only adds time."""
         return Costs(min(self.op_ns, other.op_ns), min(self.call_ns, other.call_ns))
 
     def beyond(self, bare: Costs) -> Costs:
-        """The cost beyond `bare`, at least 0."""
+        """Return the cost beyond `bare`, at least 0."""
         return Costs(max(0.0, self.op_ns - bare.op_ns), max(0.0, self.call_ns - bare.call_ns))
 
 
@@ -315,8 +318,8 @@ def measure_costs(spans: LayerSpans | None = None) -> Costs:
     """Measure ops and module calls that do almost nothing, traced or not as the session is now.
 
     Tracing adds about 1 µs to an op and a few to a module call, so layers of many tiny ops would look too heavy. The
-    difference of two measurements, with and without the tracer, corrects for it. The least of a few repetitions is
-    used, which other work disturbs least. `spans` are the active layer spans, if any.
+    difference of two measurements, with and without the tracer, corrects for it. The smallest of a few repetitions is
+    used, because other work disturbs it least. `spans` are the active layer spans, if any.
     """
     number, module = torch.zeros(1), nn.Identity()
     call: Callable[[Any], Any] = module

@@ -1,4 +1,4 @@
-"""What loader workers do in Python while a step's stacks are sampled.
+"""Sample what loader workers do in Python while a step's stacks are sampled.
 
 The frames of another process cannot be read from outside, so each worker that starts inside `WorkerStacks` gets a
 thread, which sleeps until the sampled pass and then writes the stacks of the worker's main thread to a file. Workers
@@ -30,24 +30,24 @@ from torch.utils.data._utils import worker as torch_worker
 from perfnb.step.installed import Installed
 from perfnb.step.loaders import only_here
 
-#: Mean time between samples, in seconds; it varies by half, so as not to keep pace with the step. And between two looks
-#: of a worker whether the pass has started.
+#: The mean time between samples, in seconds; it varies by half, so as not to keep pace with the step. It is also the
+#: time between two checks of a worker whether the pass has started.
 INTERVAL_S, _LOOKS_S = 0.01, 0.05
-#: Most frames of a sample.
+#: The most frames in a sample.
 DEEPEST = 500
 _LOOP = torch_worker._worker_loop.__code__
 _QUEUES = os.path.join("multiprocessing", "queues.py")
 #: The file whose presence means that samples are wanted.
 _GO = "go"
 
-#: Name, file and first line of a function, and the line that runs.
+#: The name, file and first line of a function, and the line that runs.
 WorkerFrame = tuple[str, str, int, int]
-#: Stands for a worker's wait for the next batch to make.
+#: Represents a worker's wait for the next batch to make.
 IDLE: WorkerFrame = ("waiting for work", "", -1, -1)
 
 
 class WorkerStack(NamedTuple):
-    """A stack of a worker, outermost frame first: how often it was seen, and the time that it stands for."""
+    """A stack of a worker, outermost frame first: how often it was seen, and the time that it represents."""
 
     worker: int
     frames: tuple[WorkerFrame, ...]
@@ -56,12 +56,12 @@ class WorkerStack(NamedTuple):
 
 
 class WorkerStacks(Installed):
-    """Context manager in which the workers of loaders that the entering thread iterates can be sampled.
+    """Context manager that allows sampling the workers of loaders that the entering thread iterates.
 
     Attributes
     ----------
     unreached : int
-        After `sampling`: workers that gave batches to that thread meanwhile but had been started before.
+        After `sampling`, the number of workers that gave batches to that thread meanwhile but had been started before.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class WorkerStacks(Installed):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """While this is open, workers write samples."""
+        """Have workers write samples while the block is open."""
         iterators: Any = dataloader._BaseDataLoaderIter
         following = iterators.__next__
         unreached: dict[int, int] = {}
@@ -123,7 +123,7 @@ class WorkerStacks(Installed):
             self.unreached = sum(unreached.values())
 
     def read(self) -> list[WorkerStack]:
-        """The stacks so far."""
+        """Return the stacks so far."""
         found: dict[tuple[int, tuple[WorkerFrame, ...]], list[int]] = {}
         for path in sorted(Path(self._folder).glob("*.stacks")):
             worker, stacks = int(path.stem.partition("-")[2]), []
@@ -144,7 +144,7 @@ def _file(iterator: int, worker: int) -> str:
 
 @dataclass(frozen=True)
 class _Sampled:
-    """A loader's ``worker_init_fn`` that also starts the thread; can be pickled if the loader's own can."""
+    """A loader's ``worker_init_fn`` that also starts the thread; it can be pickled if the loader's own can."""
 
     init: Callable[[int], Any] | None
     folder: str
@@ -154,7 +154,7 @@ class _Sampled:
         __tracebackhide__ = True
         path = os.path.join(self.folder, _file(self.iterator, worker))
         arguments = (path, os.path.join(self.folder, _GO), threading.get_ident())
-        with suppress(RuntimeError):  # no more threads: the worker's own work goes on
+        with suppress(RuntimeError):  # no more threads: the worker's own work continues
             threading.Thread(target=_write_samples, args=arguments, name="perfnb-stacks", daemon=True).start()
         if self.init is not None:
             self.init(worker)
@@ -166,7 +166,7 @@ def _write_samples(path: str, go: str, watched: int) -> None:
         if not os.path.exists(path):  # the capture has ended
             return
         time.sleep(_LOOKS_S)
-    draw = random.Random()  # of its own: the worker's random numbers must stay what they are
+    draw = random.Random()  # of its own: the worker's random numbers must not change
     numbers: dict[tuple[WorkerFrame, ...], int] = {}
     # The capture, or the disk, may end at any time.
     with suppress(OSError), os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "w", encoding="utf-8") as file:
@@ -184,7 +184,7 @@ def _write_samples(path: str, go: str, watched: int) -> None:
 
 
 def _frames(frame: FrameType | None) -> tuple[WorkerFrame, ...] | None:
-    """The frames inside torch's loop of a worker, outermost first; ``None`` outside of it."""
+    """Return the frames inside torch's loop of a worker, outermost first; ``None`` outside of it."""
     found: list[WorkerFrame] = []
     while frame is not None:
         code = frame.f_code

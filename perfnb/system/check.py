@@ -1,4 +1,4 @@
-"""What a check of the machine consists of."""
+"""Define the parts of a check of the machine."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from perfnb.system.read.reading import Unread, Unreadable
 
 
 class CheckResult(NamedTuple):
-    """What a check found."""
+    """The result of a check."""
 
     found: str
     verdict: str  # "ok", "attention", "info" or "unknown"
-    how: str = ""  # what to do, if that depends on what was found
+    how: str = ""  # the recommendation, if it depends on the result
 
 
 class SystemFacts:
-    """What was read: by name a value, or an `Unread`; or an `Unread` in place of all."""
+    """The facts that were read: by name a value, or an `Unread`; or an `Unread` in place of all."""
 
     def __init__(self, facts: Mapping[str, Any] | Unread) -> None:
         self._facts = facts
 
     def __getitem__(self, name: str) -> Any:
-        """A fact.
+        """Return a fact.
 
         Raises
         ------
@@ -36,12 +36,12 @@ class SystemFacts:
         return self._read(name)
 
     def get(self, name: str) -> Any:
-        """A fact, or ``None`` if it could not be read."""
+        """Return a fact, or ``None`` if it could not be read."""
         value = self._read(name)
         return None if isinstance(value, Unread) else value
 
     def why(self, name: str) -> str | None:
-        """Why a fact could not be read; ``None`` if it was."""
+        """Return the reason why a fact could not be read; ``None`` if it was."""
         value = self._read(name)
         return value.why if isinstance(value, Unread) else None
 
@@ -53,11 +53,11 @@ Judge = Callable[[SystemFacts], CheckResult]
 
 
 class Check(NamedTuple):
-    """A check: its text, and the function that judges what was read, which may raise `Unreadable`."""
+    """A check: its text, and the function that judges the facts, which may raise `Unreadable`."""
 
     name: str
     expected: str
-    why: str  # why it matters for step time
+    why: str  # the reason why it matters for step time
     how: str
     judge: Judge
 
@@ -68,7 +68,7 @@ def check(name: str, expected: str, why: str, how: str) -> Callable[[Judge], Che
 
 
 def judged(judge: Judge, facts: SystemFacts) -> CheckResult:
-    """What a function finds; unknown if a fact that it needs could not be read."""
+    """Return the result of a function; unknown if a fact that it needs could not be read."""
     try:
         return judge(facts)
     except Unreadable as error:

@@ -1,16 +1,16 @@
-"""Checks of NVIDIA GPUs; a check is one row, however many GPUs there are."""
+"""Check NVIDIA GPUs; a check is one row, however many GPUs there are."""
 
 from __future__ import annotations
 
 from perfnb.system.check import Check, CheckResult, Judge, SystemFacts, check, judged
 from perfnb.system.read.reading import Unreadable
 
-#: The first of these that a GPU has decides the row.
+#: The verdicts in order: the first one that a GPU has decides the row.
 _WORST = ("attention", "unknown", "info", "ok")
 
 
 def _gpus(facts: SystemFacts) -> SystemFacts | CheckResult:
-    """What NVML reports, or what to say if there is no GPU."""
+    """Return NVML's report, or a message if there is no GPU."""
     absent, torch = facts.why("gpus"), facts.get("torch")
     if absent is None:
         return SystemFacts(facts["gpus"])
@@ -22,7 +22,7 @@ def _gpus(facts: SystemFacts) -> SystemFacts | CheckResult:
 
 
 def _of_each(judge: Judge) -> Judge:
-    """The row of a check that applies to each GPU; GPUs with the same answer are grouped."""
+    """Return the row of a check that applies to each GPU; GPUs with the same answer are grouped."""
 
     def row(facts: SystemFacts) -> CheckResult:
         gpus = _gpus(facts)

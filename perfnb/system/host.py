@@ -1,4 +1,4 @@
-"""Checks of the machine but its GPUs: CPU, NUMA, memory and shared memory, the disk of the data, the builds."""
+"""Check the machine except its GPUs: CPU, NUMA, memory and shared memory, the disk of the data, the builds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from perfnb.system.read.reading import Unreadable
 GIB = 1 << 30
 #: With these drivers "powersave" raises the clock under load; with others, including "amd-pstate", it pins the lowest.
 _OWN_CONTROL = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
-#: The check of what disturbs right now, and the share of the CPU from which others make the machine busy.
+#: The check of current disturbances, and the share of the CPU above which other programs make the machine busy.
 OTHERS, _BUSY = "CPU used by others", 0.25
 _SAVING = ("power", "balance_power")
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
-#: Too little memory is free below this share; more swap in use than this share of memory is not just leftovers.
+#: Too little memory is free below this share; more swap in use than this share of memory is not only leftovers.
 _LITTLE_FREE, _MUCH_SWAPPED = 0.1, 0.02
 #: Docker gives 64 MiB of shared memory by default.
 _LITTLE_SHARED = GIB
-#: Throttled time, in milliseconds, that a short burst explains.
+#: The throttled time, in milliseconds, that a short burst explains.
 _BURST_MS = 1000.0
 
 _INTEL = ("x86_64", "amd64", "i686")
@@ -75,7 +75,7 @@ def frequency(facts: SystemFacts) -> CheckResult:
 @check(
     OTHERS,
     "less than a quarter of the CPU",
-    "What other processes use, a step cannot have: it is slower, and its times vary more.",
+    "A step cannot use the CPU time of other processes: it is slower, and its times vary more.",
     "Stop other processes, or measure when the machine is idle.",
 )
 def others(facts: SystemFacts) -> CheckResult:
@@ -237,11 +237,11 @@ def shared_memory(facts: SystemFacts) -> CheckResult:
 MIB = 1 << 20
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs", "afs", "gpfs", "virtiofs")
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-#: Disks of virtual machines, which claim to be rotational whatever they are.
+#: Disks of virtual machines, which always claim to be rotational.
 _VIRTUAL = ("vd", "xvd")
 #: A request of at most a MiB should take no longer, in seconds: 100 MiB/s, or the seek of a hard disk.
 _SLOW_S = 0.01
-#: Fewer bytes from the disk itself say nothing about its rate.
+#: Fewer bytes from the disk itself do not show its rate.
 _FEWEST = MIB
 
 
@@ -283,7 +283,7 @@ def read_test(facts: SystemFacts) -> CheckResult:
         return CheckResult(f"{rate}, possibly from the page cache ({what})", "info")
     cached = f"{fmt.size(test['cached_bytes'])} from the page cache"
     if test["disk_bytes"] < _FEWEST:
-        return CheckResult(f"nearly all from the page cache, which says nothing about the disk ({what})", "info")
+        return CheckResult(f"nearly all from the page cache, which does not show the rate of the disk ({what})", "info")
     requests = max(1, test["disk_requests"])
     each_s, each = test["disk_s"] / requests, fmt.size(test["disk_bytes"] / requests)
     found = f"{_rate(test['disk_bytes'], test['disk_s'])} from the disk, {fmt.duration(1e3 * each_s)} for {each}"

@@ -1,4 +1,4 @@
-"""How small a difference this machine can detect, and what disturbs it: a step compared with itself."""
+"""Find how small a difference this machine can detect, and what disturbs it, by comparing a step with itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def find_resolution(step: Callable[[], Any] | None, budget_s: float) -> Resoluti
 
 
 def _small_step() -> Callable[[], None]:
-    """A training step of an MLP."""
+    """Return a training step of an MLP."""
     import torch
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""`system_check` and what it returns."""
+"""`system_check` and its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKS = (*OF_THE_HOST, *OF_GPUS)
 
 
 class SystemCheck(Documented):
-    """Checks of the machine. Displays itself in a notebook, problems first."""
+    """Checks of the machine. A notebook displays it, problems first."""
 
     def __init__(self, checks: pd.DataFrame, resolution: Resolution | None = None) -> None:
         self._checks, self._resolution = checks, resolution
@@ -41,7 +41,7 @@ class SystemCheck(Documented):
 
     @property
     def resolution(self) -> Resolution | None:
-        """How small a difference the machine can detect; ``None`` unless that was asked for."""
+        """How small a difference the machine can detect; ``None`` unless requested."""
         return self._resolution
 
     def _document(self) -> Document:
@@ -49,7 +49,7 @@ class SystemCheck(Documented):
 
 
 def check_table(facts: Mapping[str, Any]) -> pd.DataFrame:
-    """One row per check, always in the same order, as `SystemCheck.checks` describes it."""
+    """Return one row per check, always in the same order, as `SystemCheck.checks` describes it."""
     rows = []
     for check in CHECKS:
         finding = judged(check.judge, SystemFacts(facts))
@@ -64,14 +64,14 @@ def system_check(
     resolution: bool | Callable[[], Any] = False,
     budget_s: float = 10.0,
 ) -> SystemCheck:
-    """Check the machine for what slows steps down or makes timings unsteady. Changes nothing.
+    """Check the machine for what slows steps down or makes timings unsteady. This changes nothing.
 
-    Covers CPU governor, frequency and heat; NUMA; torch's threads compared with cores and the cgroup's limit; memory,
-    swap, huge pages and shared memory; the disk of the data; the builds of Python and torch; and for NVIDIA GPUs
-    driver, persistence, power cap, throttling, ECC and PCIe link.
+    The checks cover CPU governor, frequency and heat; NUMA; torch's threads compared with cores and the cgroup's limit;
+    memory, swap, huge pages and shared memory; the disk of the data; the builds of Python and torch; and for NVIDIA
+    GPUs driver, persistence, power cap, throttling, ECC and PCIe link.
 
-    What is expected follows rules of thumb, each with its reason. What cannot be read is reported, not guessed. On
-    macOS much of this cannot be read; Windows is not supported.
+    The expectations follow rules of thumb, each with its reason. Facts that cannot be read are reported, not guessed.
+    On macOS much of this cannot be read; Windows is not supported.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A check of the machine as a document: what disturbs now or can be resolved, then problems, then the rest."""
+"""Show a check of the machine as a document: what disturbs now or can be resolved, then problems, then the rest."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from perfnb.system.host import OTHERS
 if TYPE_CHECKING:
     from perfnb.system.resolution import Resolution
 
-#: What the verdicts of checks mean, problems first.
+#: The meaning of the verdicts of checks, problems first.
 RESULTS = {"attention": "needs attention", "unknown": "not known", "info": "for information", "ok": "as expected"}
 #: Lengths of a test whose smallest detectable difference is shown, in seconds.
 _SECONDS = (10, 60)
 
 
 def system_document(checks: pd.DataFrame, resolution: Resolution | None = None) -> Document:
-    """The checks of the machine; if it was measured, which differences it can resolve comes first.
+    """Return the document of the checks of the machine; if measured, the differences that it can resolve come first.
 
     Parameters
     ----------
@@ -96,14 +96,17 @@ def _sections(rows: Sequence[Any]) -> Iterator[Section]:
 
 
 def _merged(rows: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Neighbours with the same result, such as all GPU checks on a machine without one, with their names joined."""
+    """Yield neighbours with the same result, with their names joined.
+
+    These can be all GPU checks on a machine without one.
+    """
     for _, same in groupby(rows, key=lambda row: row["found"]):
         group = list(same)
         yield _joined([str(row["check"]) for row in group]), group[0]
 
 
 def _joined(names: Sequence[str]) -> str:
-    """``GPU driver, persistence, ECC``: a shared first word appears once."""
+    """Return names joined, as in ``GPU driver, persistence, ECC``: a shared first word appears once."""
     first = names[0].partition(" ")[0] + " "
     if all(name.startswith(first) for name in names):
         return first + ", ".join(name.removeprefix(first) for name in names)
@@ -111,7 +114,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def resolution_document(found: Resolution) -> Document:
-    """Which differences between steps the machine can resolve, and what disturbs them."""
+    """Return the document of the differences between steps that the machine can resolve, and of what disturbs them."""
     state, sentence, advice = _answer(found)
     count = len(found.a_ms)
     disturbances = noise_sentences(found.noise)
@@ -144,7 +147,7 @@ def resolution_document(found: Resolution) -> Document:
 
 
 def _answer(found: Resolution) -> tuple[State, str, str]:
-    """What can be resolved, or why that is not known, and what to do."""
+    """Return what can be resolved, or the reason why that is not known, and a recommendation."""
     short, long = (found.detectable_in(seconds) for seconds in _SECONDS)
     if found.verdict in ("faster", "slower"):
         again = "If it happens again, do not trust comparisons here."

@@ -1,8 +1,8 @@
-"""What the kernel keeps: readings, marks that name stretches of time, and the words for throttling.
+"""Keep telemetry in the kernel: readings, marks that name stretches of time, and the words for throttling.
 
-Hours of readings fit in bounded memory: the older they are, the longer the time that a row stands for. This thinning
-bounds the kernel's memory over a day. The other two have other limits: `perfnb.watching.charts.thinned` fits what is
-left into the pixels of a picture, and the live panel's store bounds the browser's memory without asking the kernel.
+Hours of readings fit in bounded memory: the older they are, the longer the time that a row covers. This thinning bounds
+the kernel's memory over a day. The other two have other limits: `perfnb.watching.charts.thinned` fits the remaining
+rows into the pixels of a picture, and the live panel's store bounds the browser's memory without asking the kernel.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-#: Bytes for all readings together: enough for a day at 2 Hz.
+#: The bytes for all readings together: enough for a day at 2 Hz.
 MOST_BYTES = 32 * 2**20
 #: A table holds at least this many rows before any are joined, however many devices there are.
 FEWEST_ROWS = 512
 
-#: Columns apart from the metrics: when the reading was taken, the time its rates cover, how long it took, how late it
-#: was, how many ticks were skipped before it, and how many readings the row stands for.
+#: The columns apart from the metrics: when the reading was taken, the time its rates cover, how long it took, how late
+#: it was, how many ticks were skipped before it, and how many readings the row represents.
 _OWN = ("t_s", "window_s", "read_ms", "late_ms", "missed_ticks", "readings")
 _T, _WINDOW, _READ, _LATE, _MISSED, _READINGS = range(len(_OWN))
 #: Metrics that cannot be averaged: joined rows keep the later value, or the bits of both.
@@ -55,12 +55,12 @@ class History:
             table.append(own, values)
 
     def columns(self) -> dict[str, dict[str, Floats]]:
-        """A copy of the rows, by device and column; ``nan`` where a metric was not read."""
+        """Return a copy of the rows, by device and column; ``nan`` where a metric was not read."""
         with self._lock:
             return {device: table.columns() for device, table in self._tables.items()}
 
     def exact(self) -> dict[str, dict[str, Exact]]:
-        """Figures over every reading, joined or not, by device and metric."""
+        """Return figures over every reading, joined or not, by device and metric."""
         with self._lock:
             return {device: deepcopy(table.figures) for device, table in self._tables.items()}
 
@@ -116,7 +116,10 @@ class _Table:
         return {name: self.rows[: self.length, place].copy() for place, name in enumerate(self.names)}
 
     def _coarsen(self) -> None:
-        """Join neighbours among the older rows, those that stand for least first, so that the past is equally fine."""
+        """Join neighbours among the older rows, so that the past is equally fine.
+
+        Those that represent the fewest readings come first.
+        """
         readings = self.rows[: self.length - self.length // 4, _READINGS]
         for most in np.unique(readings):
             first = _starts_of_pairs(readings <= most)
@@ -129,7 +132,7 @@ class _Table:
 
 
 def _starts_of_pairs(eligible: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Where disjoint pairs of eligible neighbours start."""
+    """Return where disjoint pairs of eligible neighbours start."""
     places = np.flatnonzero(eligible)
     run = np.cumsum(np.diff(places, prepend=-2) > 1)
     start = np.searchsorted(run, run)  # where each place's run starts
@@ -165,7 +168,7 @@ def _joined(first: Floats, second: Floats, names: tuple[str, ...]) -> Floats:
     return joined
 
 
-#: Marks to keep; beyond that, the oldest that have ended are dropped.
+#: The number of marks to keep; beyond that, the oldest that have ended are dropped.
 MOST_MARKS = 10_000
 
 
@@ -184,9 +187,9 @@ class Marks:
     Attributes
     ----------
     dropped : int
-        How many were dropped because there were too many.
+        The number of marks dropped because there were too many.
     changes : int
-        Grows whenever a mark starts or ends.
+        A number that grows whenever a mark starts or ends.
     """
 
     def __init__(self) -> None:
@@ -197,7 +200,7 @@ class Marks:
         self._lock = threading.RLock()
 
     def start(self, name: str, now_s: float) -> int:
-        """Start a mark inside those that are open; returns the number to end it with."""
+        """Start a mark inside those that are open. Return the number to end it with."""
         with self._lock:
             self._next += 1
             self.changes += 1
@@ -224,7 +227,7 @@ class Marks:
                 self.end(number, now_s)
 
     def all(self, latest: int | None = None) -> list[WatchMark]:
-        """The marks by start time, outer ones first; with `latest`, only that many of those that ended."""
+        """Return the marks by start time, outer ones first; with `latest`, only that many of those that ended."""
         with self._lock:
             marks = [*(self._ended if latest is None else self._ended[-latest:]), *self._open.values()]
         return sorted(marks, key=lambda mark: (mark.start_s, mark.depth))
@@ -246,9 +249,9 @@ _HARMLESS = 0x001 | 0x002
 
 
 def throttle_words(bits: int) -> list[str]:
-    """Names of the throttle reasons in NVML's bit mask, such as ``SwPowerCap``, sorted.
+    """Return the names of the throttle reasons in NVML's bit mask, such as ``SwPowerCap``, sorted.
 
-    An idle GPU and a clock that someone set are not reasons. ``Other`` stands for bits newer than this list.
+    An idle GPU and a clock that someone set are not reasons. ``Other`` represents bits newer than this list.
     """
     other = bits & ~(sum(_WORDS) | _HARMLESS)
     return sorted([word for bit, word in _WORDS.items() if bits & bit] + ["Other"] * bool(other))

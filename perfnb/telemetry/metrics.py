@@ -1,4 +1,4 @@
-"""What is read of a machine: the one home of each reading's name and unit."""
+"""Define what is read of a machine: the only place with each reading's name and unit."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _UNITS = {
     **{"_percent": "percent", "_bytes": "bytes", "_bytes_per_s": "bytes_per_s"},
     **{"_w": "watts", "_j": "joules", "_c": "celsius", "_mhz": "megahertz"},
 }
-#: The units of documents that differ, and what a reading is multiplied by.
+#: The units of documents that differ, and the factors from readings to them.
 _IN_DOCUMENTS = {"percent": ("share", 0.01), "bytes_per_s": ("bytes/s", 1.0), "": ("count", 1.0)}
 
 
 def unit_of(column: str) -> str:
-    """The unit of a column, as `perfnb.quantities.reading` calls it."""
+    """Return the unit of a column, as `perfnb.quantities.reading` calls it."""
     return next((unit for end, unit in _UNITS.items() if column.endswith(end)), "")
 
 
 def document_unit(column: str) -> tuple[str, float]:
-    """The unit of a column in a document, and the factor that turns a reading into it."""
+    """Return the unit of a column in a document, and the factor that turns a reading into it."""
     return _IN_DOCUMENTS.get(unit := unit_of(column), (unit, 1.0))

@@ -1,4 +1,4 @@
-"""The kernel's side of telemetry: start the sampler, take in what it reads, end it whatever happens."""
+"""The kernel's side of telemetry: start the sampler, receive its readings, and end it in every case."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Row = tuple[str, float, float | None, dict[str, float | None]]
 
 
 class Watcher:
-    """A sampler and its readings. Ends when it is stopped, or when nobody holds it any more.
+    """A sampler and its readings. It ends when it is stopped, or when nobody holds it any more.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Watcher:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Facts about the run; JSON-able."""
+        """Facts about the run, ready for JSON."""
         end = self._ended_ns or time.perf_counter_ns()
         return {
             "running": self.running,
@@ -123,15 +123,15 @@ class Watcher:
         }
 
     def columns(self) -> dict[str, Any]:
-        """The readings by device and column, devices by their current names."""
+        """Return the readings by device and column, devices by their current names."""
         return {self._names.get(key, key): columns for key, columns in self.history.columns().items()}
 
     def now_s(self) -> float:
-        """The current time on the scale of `t_s`."""
+        """Return the current time on the scale of `t_s`."""
         return (time.perf_counter_ns() - self.zero_ns) / 1e9
 
     def stop(self) -> None:
-        """Take a last reading and end the sampler; does nothing if it has ended."""
+        """Take a last reading and end the sampler; do nothing if it has ended."""
         with InterruptGate(), self._stopping:
             process, self._process = self._process, None
             if process is not None:
@@ -158,7 +158,7 @@ class Watcher:
                 )
 
     def _take(self, message: dict[str, Any] | None) -> None:
-        """Take in a message from the sampler; ``None`` when it has ended."""
+        """Receive a message from the sampler; ``None`` when it has ended."""
         if message is None:
             self._ended_ns = time.perf_counter_ns()
             process = self._process
@@ -218,7 +218,7 @@ class Watcher:
             self.notes.append(f"The live view stopped: {type(error).__name__}: {error}")
 
     def forget_in_child(self) -> None:
-        """In a forked process, close the pipes so that their ends are seen."""
+        """Close the pipes in a forked process, so that their ends are seen."""
         process, self._process = self._process, None
         if process is not None:
             process.forget_in_child()
@@ -230,7 +230,7 @@ _alive: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 def running() -> int:
-    """How many watchers are running in this process."""
+    """Return how many watchers are running in this process."""
     return sum(watcher.running for watcher in list(_alive))
 
 
@@ -250,14 +250,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all_in_child)
 
 
-#: What it runs. Modules come from where this process has its own, never from the folder of a notebook or script.
+#: The code that it runs. Modules come from the folders of this process, never from the folder of a notebook or script.
 _BOOT = (
     "import sys, json, warnings; config = json.loads(sys.argv[1]); sys.path[:] = config['path']; "
     f"warnings.simplefilter('ignore'); from {MODULE} import main; main(config)"
 )
 _STOP_S = 5.0
 
-#: A weak reference, followed each time, to what is called with each message and with ``None`` at the end.
+#: A weak reference, followed each time, to the function that is called with each message and with ``None`` at the end.
 Taker = Callable[[], Callable[[dict[str, Any] | None], None] | None]
 
 
@@ -269,7 +269,7 @@ class SamplerProcess:
     interval_s : float
         Seconds between readings.
     taker : callable
-        Returns what a thread calls with each message, or ``None`` when nobody listens any more.
+        Returns the function that a thread calls with each message, or ``None`` when nobody listens any more.
     pid : int
         The process to watch.
 
@@ -319,7 +319,7 @@ class SamplerProcess:
         return not self.thread.is_alive()
 
     def end(self) -> None:
-        """Ask for a last reading and wait for the end; kill it if it does not end."""
+        """Request a last reading and wait for the end; kill the sampler if it does not end."""
         self.asked_to_end = True
         until = time.monotonic() + _STOP_S
         assert self.process.stdin is not None
@@ -332,7 +332,7 @@ class SamplerProcess:
             self.thread.join(_STOP_S)
 
     def last_words(self) -> str:
-        """The last line it printed to stderr, if any; known after its end."""
+        """Return the last line that it printed to stderr, if any; known after its end."""
         return "".join(self._words)
 
     def forget_in_child(self) -> None:
@@ -346,7 +346,7 @@ class SamplerProcess:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Processes started in here ignore interrupts, which a terminal sends to all of its processes."""
+    """Make processes started in this context ignore interrupts, which a terminal sends to all of its processes."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -355,7 +355,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _receive(process: subprocess.Popen[bytes], errors: IO[bytes], words: list[str], taker: Taker) -> None:
-    """Hand on messages until the sampler ends; the thread holds nothing that could keep a watch alive."""
+    """Pass on messages until the sampler ends; the thread holds nothing that could keep a watch alive."""
     assert process.stdout is not None
     pipe, rest = process.stdout.fileno(), b""
     while chunk := os.read(pipe, 1 << 20):
@@ -387,7 +387,7 @@ def _close(pipe: IO[bytes]) -> None:
 
 
 def _path() -> list[str]:
-    """Where modules come from: Python's own and those that the sampler needs, before any others."""
+    """Return where modules come from: Python's own and those that the sampler needs, before any others."""
     own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
     here = str(Path(__file__).resolve().parents[2])
     found = [find_spec(name) for name in ("psutil", "msgspec")]
@@ -412,16 +412,17 @@ _ALLOCATOR = {"torch_allocated_bytes": "allocated_bytes", "torch_reserved_bytes"
 
 
 def _torch_names(uuids: Sequence[str]) -> dict[str, str] | None:
-    """``gpu0`` and so on by UUID, in torch's order; GPUs that torch does not know come last.
+    """Return ``gpu0`` and so on by UUID, in torch's order; GPUs that torch does not know come last.
 
-    ``None`` while torch does not use CUDA, or if it does not report UUIDs. `uuids` are NVML's: ``GPU-8f...``.
+    The result is ``None`` while torch does not use CUDA, or if it does not report UUIDs. `uuids` are NVML's:
+    ``GPU-8f...``.
     """
     cuda = _cuda() if uuids else None
     if cuda is None:
         return None
     try:
         own = [_bare(str(cuda.get_device_properties(index).uuid).lower()) for index in range(cuda.device_count())]
-    except Exception:  # an old torch or driver: the order of the environment variable stands
+    except Exception:  # an old torch or driver: the order of the environment variable applies
         return None
     places = {uuid: place for place, uuid in enumerate(own)}
     known = {uuid: places[bare] for uuid in uuids if (bare := _bare(uuid.lower().partition("-")[2])) in places}
@@ -432,7 +433,7 @@ def _torch_names(uuids: Sequence[str]) -> dict[str, str] | None:
 
 
 def _bare(uuid: str) -> str:
-    """A UUID's hexadecimal digits; torch for ROCm writes the codes of their characters instead."""
+    """Return a UUID's hexadecimal digits; torch for ROCm writes the codes of their characters instead."""
     digits = uuid.replace("-", "")
     with suppress(ValueError):
         characters = bytes.fromhex(digits).decode()
@@ -442,7 +443,10 @@ def _bare(uuid: str) -> str:
 
 
 def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:
-    """What torch's allocator holds on a device (``gpu0``); unknown if `ask` is false or torch cannot tell."""
+    """Return the bytes that torch's allocator holds on a device (``gpu0``).
+
+    The result is unknown if `ask` is false or torch cannot tell.
+    """
     cuda = _cuda() if ask else None
     values: dict[str, float | None] = dict.fromkeys(_ALLOCATOR)
     if cuda is None:
@@ -455,7 +459,10 @@ def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:
 
 
 def _cuda() -> Any:
-    """torch's CUDA module, if torch is loaded and has initialised CUDA; asking loads and starts nothing."""
+    """Return torch's CUDA module, if torch is loaded and has initialised CUDA.
+
+    The question loads and starts nothing.
+    """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:

@@ -45,7 +45,7 @@ LAYERS_NOTE = "forward: module calls; backward: the autograd nodes of each layer
 
 
 class _TrackRows(NamedTuple):
-    """A track to be: its kind, title and rows, and the thread whose Python calls they are."""
+    """A track in the making: its kind, title and rows, and the thread whose Python calls they are."""
 
     kind: str
     title: str
@@ -54,7 +54,7 @@ class _TrackRows(NamedTuple):
 
 
 def timeline_of(recording: Recording, attribution: Attribution, watched: Watched | None = None) -> Timeline:
-    """The timeline of a recording with at least one traced step.
+    """Return the timeline of a recording with at least one traced step.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
 def step_rows(
     recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> pd.DataFrame:
-    """One interval per step, ``step 3``, numbered as in the frames."""
+    """Return one interval per step, ``step 3``, numbered as in the frames."""
     blocks = attribution.host.blocks
     steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
     number = np.arange(len(steps))
@@ -114,7 +114,7 @@ def step_rows(
 
 
 def phase_rows(attribution: Attribution, names: TextNumbers, categories: TextNumbers) -> pd.DataFrame:
-    """The phases of the steps, without overlap: their lengths add up to the frame ``phases``."""
+    """Return the phases of the steps, without overlap: their lengths add up to the frame ``phases``."""
     blocks = attribution.host.blocks
     start, end, block = _segments(attribution, blocks["main"].to_numpy(dtype=bool))
     phase = kinds_of(attribution)[block]
@@ -128,7 +128,7 @@ def phase_rows(attribution: Attribution, names: TextNumbers, categories: TextNum
 def layer_rows(
     recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> pd.DataFrame:
-    """Layer calls in forward, nested, and in backward the time of each layer's nodes.
+    """Return layer calls in forward, nested, and in backward the time of each layer's nodes.
 
     In backward, neighbouring nodes of a layer form one interval, even if only gradients were accumulated in between.
     """
@@ -150,7 +150,7 @@ def _forward(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFrame]:
-    """One table per layer depth."""
+    """Return one table per layer depth."""
     host = attribution.host
     kind, in_backward = host.blocks["kind"].to_numpy(), host.blocks["in_backward"].to_numpy()
     again = (kind == Kind.SPAN) & in_backward
@@ -179,7 +179,7 @@ def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFra
 
 
 def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
-    """Layer number of each span; a span without one belongs to the loss."""
+    """Return the layer number of each span; a span without one belongs to the loss."""
     blocks = attribution.host.blocks
     layer = layer_of_spans(recording, attribution.host)
     loss = layer_names(recording).index(LOSS_ROW, len(recording.modules))
@@ -187,7 +187,7 @@ def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def _short_names(recording: Recording) -> list[str]:
-    """What a layer's name adds to that of its parent."""
+    """Return what a layer's name adds to that of its parent."""
     whole, parents = recording.modules["name"].astype(TEXT).tolist(), recording.modules["parent"].tolist()
     return [
         name.removeprefix(f"{whole[above]}.") if above != NONE else name
@@ -196,7 +196,7 @@ def _short_names(recording: Recording) -> list[str]:
 
 
 def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints]:
-    """Blocks cut wherever another of them starts or ends: start, end and innermost block of each piece."""
+    """Return blocks cut wherever another of them starts or ends: start, end and innermost block of each piece."""
     host = attribution.host
     begin, finish, thread = (host.blocks[name].to_numpy() for name in ("start", "end", "thread"))
     kept = chosen & (finish > begin)
@@ -211,9 +211,9 @@ def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints
 
 
 def _runs(meets: Bools, *keys: Ints) -> tuple[Ints, Ints]:
-    """First and last of each run of neighbours that are alike.
+    """Return first and last of each run of neighbours that are alike.
 
-    `meets` says for each but the last whether a run may continue after it.
+    `meets` tells, for each except the last, whether a run may continue after it.
     """
     size = len(keys[0])
     new = np.ones(size, dtype=bool)
@@ -229,7 +229,7 @@ _THREAD_NAME = re.compile(r"[Tt]hread -?[0-9]+(?: \((.*)\))?")
 def _event_lines(
     recording: Recording, events: pd.DataFrame, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> list[_TrackRows]:
-    """All events of the trace: the step's thread first, then other threads, streams, and Python calls."""
+    """Return all events of the trace: the step's thread first, then other threads, streams, and Python calls."""
     kept = rows_of_trace(recording.events)
     block = np.full(len(events), NONE, dtype=np.int64)
     block[: len(kept)] = blocks_of_events(recording.events, attribution.host)[kept]
@@ -273,7 +273,7 @@ def _event_lines(
 
 
 def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, end: Ints) -> Ints:
-    """Nesting depth of each event among its own sort: Python calls, or everything else."""
+    """Return the nesting depth of each event among its own sort: Python calls, or everything else."""
     depth = forest.depth
     if is_python.any() and not is_python.all():
         depth = depth.copy()
@@ -285,7 +285,7 @@ def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, e
 def _names(
     recording: Recording, events: pd.DataFrame, layer: Ints, names: TextNumbers, categories: TextNumbers
 ) -> tuple[Ints, Ints]:
-    """Numbers of names and categories; perfnb's own spans are named after what they mark."""
+    """Return the numbers of names and categories; perfnb's own spans are named after the things that they mark."""
     found, labels = text(events, "name")
     category, sorts = text(events, "category")
     result = np.append(names.all_of(labels), NONE)[found]
@@ -304,7 +304,7 @@ def _names(
 
 
 def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
-    """The call that launched each piece of device work, else the op that the profiler assigns it to."""
+    """Return the call that launched each piece of device work, else the op that the profiler assigns it to."""
     launch = np.full(len(events), NONE, dtype=np.int64)
     device = np.flatnonzero(on_device)
     launch[device] = launches_of(events, device)
@@ -314,7 +314,7 @@ def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
 
 
 def _forwards(recording: Recording, attribution: Attribution, kept: Ints, size: int) -> Ints:
-    """The forward op of each op and node of a backward pass."""
+    """Return the forward op of each op and node of a backward pass."""
     result = np.full(size, NONE, dtype=np.int64)
     events, host = recording.events, attribution.host
     place = np.full(len(events) + 1, NONE, dtype=np.int64)
@@ -334,7 +334,7 @@ def _threads(
     block: Ints,
     attribution: Attribution,
 ) -> list[tuple[str, Ints]]:
-    """Title of each thread and places of its events in `host`."""
+    """Return the title of each thread and the places of its events in `host`."""
     process, number = column(events, "process"), column(events, "thread")
     blocks = attribution.host.blocks
     mark = int(blocks.loc[blocks["kind"] == Kind.STEP, "event"].iloc[0])
@@ -361,14 +361,14 @@ def _threads(
 
 
 def _own_name(name: str, number: int) -> str:
-    """A thread's name beyond its number: ``python3`` of ``thread 12 (python3)``."""
+    """Return a thread's name beyond its number: ``python3`` of ``thread 12 (python3)``."""
     found = _THREAD_NAME.fullmatch(name)
     inner = name if found is None else found[1] or ""
     return "" if inner.strip() in (str(number), f"thread {number}") else inner
 
 
 def _streams(events: pd.DataFrame, rows: Ints) -> list[tuple[str, Ints]]:
-    """Title of each stream and the events on it."""
+    """Return the title of each stream and the events on it."""
     device, stream = column(events, "device")[rows], column(events, "stream")[rows]
     found = []
     for members in _groups(pairs(device, stream)):
@@ -380,13 +380,13 @@ def _streams(events: pd.DataFrame, rows: Ints) -> list[tuple[str, Ints]]:
 
 
 def _groups(key: Ints) -> Sequence[Ints]:
-    """Places of each value, in ascending order of value."""
+    """Return places of each value, in ascending order of value."""
     order = np.argsort(key, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(key) else []
 
 
 def _without_slivers(start: Ints, end: Ints, unit: int) -> Ints:
-    """Ends cut to the next start if they overlap by no more than the rounding of the file's times."""
+    """Return ends cut to the next start if they overlap by no more than the rounding of the file's times."""
     over = end[:-1] - start[1:]
     cut = (over > 0) & (over <= unit) & (start[1:] > start[:-1])
     result = end.copy()

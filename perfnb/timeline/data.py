@@ -1,4 +1,4 @@
-"""The timeline for the browser: a JSON header and arrays of numbers, compressed."""
+"""Pack the timeline for the browser: a JSON header and arrays of numbers, compressed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FINE = 4
 
 
 def bytes_of_report(timeline: Timeline | None, layer_rows: Sequence[int]) -> tuple[bytes, dict[str, Any] | None]:
-    """The timeline that a notebook saves, and facts about it.
+    """Return the timeline that a notebook saves, and facts about it.
 
     Without a timeline the bytes are empty and the facts are ``None``.
     """
@@ -92,7 +92,7 @@ def timeline_bytes(
 
 
 def _shortest_for(timeline: Timeline, events: int) -> int:
-    """About the smallest length below which merging events leaves no more than this many."""
+    """Estimate the smallest length below which merging events leaves no more than this many."""
     first, last = timeline.span_ns
     lengths = [round(2 ** (step / _FINE)) for step in range(_FINE * (last - first + 2).bit_length() + 1)]
     # The shorter the length, the more rows are left.
@@ -155,12 +155,12 @@ def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest:
 
 
 def memory_word(device: str) -> str:
-    """The device of a curve, in words."""
+    """Return the device of a curve, in words."""
     return "CPU" if device == "cpu" else escape.plain(device, 40)
 
 
 def _used(texts: Sequence[str], codes: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The texts in use, escaped and unique, and their numbers; -1 stays."""
+    """Return the texts in use, escaped and unique, and their numbers; -1 stays."""
     used = np.unique(codes[codes >= 0])
     plain: dict[str, int] = {}
     place = np.full(len(texts) + 1, -1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The step of median length, as a picture and a table show it."""
+"""Find the step of median length, for a picture and a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARKS = (*STEP_MARKS, LAYER_SPAN, DATA_SPAN, PIECE)
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """What ran during one step.
+    """The events that ran during one step.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class StepTimeline:
     duration_ns : int
         Length of the step on the host.
     shown_ns : int
-        Until the step and all device work that it launched had ended.
+        The time until the step and all device work that it launched had ended.
     timeline : Timeline
         The events that are work, from the start of the step; enclosing spans are left out. Host events are cut at the
         end of the step. Device events are those during the step, and later ones that it launched.
@@ -54,7 +54,7 @@ class StepTimeline:
 
 
 def step_timeline(timeline: Timeline) -> StepTimeline | None:
-    """The traced step of median length (of two, the longer); ``None`` if none takes time."""
+    """Return the traced step of median length (of two, the longer); ``None`` if none takes time."""
     steps = timeline.rows_on(timeline.of("steps")[0])
     lengths = steps["duration"].to_numpy()
     chosen = steps.iloc[int(np.argmax(lengths == np.sort(lengths)[len(lengths) // 2]))]
@@ -102,7 +102,7 @@ _COLUMNS = {
 
 
 def _track_kinds_and_seen(timeline: Timeline) -> tuple[npt.NDArray[np.str_], Bools]:
-    """The kind of each row's track, and whether the row can be shown: on threads and streams only work is."""
+    """Return the kind of each row's track, and whether the row can be shown: on threads and streams only work is."""
     kind = np.repeat([track.kind for track in timeline.tracks], [track.count for track in timeline.tracks])
     marks = np.array([name.startswith(_MARKS) for name in timeline.names] + [False])[timeline.rows["name"].to_numpy()]
     seen = (kind == "phases") | (kind == "layers")
@@ -127,7 +127,7 @@ def _facts(seen: Timeline, track: Track, shown: int) -> tuple[object, ...]:
 
 
 def _has_none_inside(rows: pd.DataFrame) -> Bools:
-    """Whether no row of the next depth starts within each; rows are sorted by depth and start."""
+    """Return whether no row of the next depth starts within each; rows are sorted by depth and start."""
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     alone = np.ones(len(rows), dtype=bool)

@@ -1,4 +1,4 @@
-"""Memory curves: from a loaded trace, or from the counted step, mapped onto the traced ones.
+"""Make memory curves from a loaded trace, or from the counted step, mapped onto the traced ones.
 
 The counted step ran the same ops, but not at the same speed.
 """
@@ -38,7 +38,7 @@ class MemoryCurve:
     device : str
         ``cpu``, ``cuda:0``.
     note : str
-        Where the curve comes from.
+        The source of the curve.
     times_ns, bytes : ndarray of int64
         The level from each time until the next.
     """
@@ -57,14 +57,14 @@ class _Ops(NamedTuple):
     main: Bools
 
     def between(self, begin: int, end: int, everywhere: bool) -> tuple[np.ndarray, Ints]:
-        """Names and starts of the ops of a step."""
+        """Return names and starts of the ops of a step."""
         first, last = np.searchsorted(self.start, (begin, end))
         chosen = slice(None) if everywhere else self.main[first:last]
         return self.name[first:last][chosen], self.start[first:last][chosen]
 
 
 def memory_curves(recording: Recording, attribution: Attribution, watched: Watched) -> list[MemoryCurve]:
-    """The curve of each device, over all traced steps.
+    """Return the curve of each device, over all traced steps.
 
     If the same ops ran in the same order in both steps, the curve is aligned op by op and interpolated in between;
     otherwise phase by phase, or as a whole.
@@ -87,7 +87,7 @@ def memory_curves(recording: Recording, attribution: Attribution, watched: Watch
 
 
 def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
-    """The curve of each device of a loaded trace: every total at its own time, inside steps or not."""
+    """Return the curve of each device of a loaded trace: every total at its own time, inside steps or not."""
     return [
         MemoryCurve(line.device, _AS_RECORDED, line.times_ns, line.allocated) for line in memory_of_trace(recording)
     ]
@@ -96,7 +96,7 @@ def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
 def _matching(
     watched: Watched, attribution: Attribution, counted: _Ops, traced: _Ops, step: _Window
 ) -> tuple[Ints, Ints, str]:
-    """Moments of the counted step, the matching ones of a traced step, and how they were matched."""
+    """Return moments of the counted step, the matching ones of a traced step, and how they were matched."""
     window = (watched.begin, watched.end)
     for everywhere in (True, False):
         (names, known), (others, meant) = counted.between(*window, everywhere), traced.between(*step, everywhere)
@@ -110,7 +110,7 @@ def _matching(
 
 
 def _increasing(moments: Ints, window: _Window) -> Ints:
-    """The moments between start and end of a step, made to increase."""
+    """Return the moments between start and end of a step, made to increase."""
     return np.maximum.accumulate(np.concatenate([window[:1], moments, window[1:]]))
 
 

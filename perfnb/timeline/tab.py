@@ -1,4 +1,7 @@
-"""The timeline tab: all events live; elsewhere the median step as a picture, and what each of its tracks did."""
+"""Show the timeline tab: all events live.
+
+Elsewhere, show the median step as a picture, with the work of each of its tracks.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _BEGINS = (f"{BACKWARD_NODE}: ", "torch::autograd::", "aten::")
 
 
 def shown_tracks(step: StepTimeline) -> list[Track]:
-    """The tracks that are drawn: the busiest of many threads and streams."""
+    """Return the tracks that are drawn: the busiest of many threads and streams."""
     tracks, table = step.timeline.tracks, step.tracks
     chosen: list[int] = []
     for kind, most in _TRACKS.items():
@@ -45,7 +48,7 @@ def shown_tracks(step: StepTimeline) -> list[Track]:
 
 
 def step_html(step: StepTimeline) -> str:
-    """The step as a picture with a key."""
+    """Return the step as a picture with a key."""
     timeline = coarser(step.timeline, max(2, step.shown_ns // _PARTS))
     by_title = {(track.kind, track.title): track for track in timeline.tracks}
     scale, top, words, boxes = (WIDE - _LEFT) / step.shown_ns, 0, "", list[Box]()
@@ -79,12 +82,12 @@ def step_html(step: StepTimeline) -> str:
 
 
 def _beside(y: float, text: str) -> str:
-    """Text to the left of what is drawn."""
+    """Return text to the left of the drawing."""
     return svg.label(_LEFT - 6, y, "end", escape.plain(text, _TITLE))
 
 
 def _title(track: Track) -> str:
-    """The title without anything after a thread's role."""
+    """Return the title without anything after a thread's role."""
     for role in ("(main", "(backward"):
         if f"{role}, " in track.title:
             return f"{track.title.partition(role)[0]}{role})"
@@ -101,13 +104,13 @@ def _name(timeline: Timeline, row: Any) -> str:
 
 
 def _curves(step: StepTimeline) -> list[MemoryCurve]:
-    """The two devices with the most memory, if anything was alive on them."""
+    """Return the two devices with the most memory, if anything was alive on them."""
     used = [curve for curve in step.timeline.memory if curve.bytes.max(initial=0) > 0]
     return sorted(used, key=lambda curve: -int(curve.bytes.max()))[:2]
 
 
 def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
-    """The path of a curve: in each part of the time its most and its last."""
+    """Return the path of a curve: in each part of the time its highest and its last value."""
     parts = np.maximum(curve.times_ns, 0) * _PARTS // whole
     places, first = np.unique(parts, return_index=True)
     high = low - (_MEMORY - 4) * curve.bytes / curve.bytes.max()
@@ -118,7 +121,9 @@ def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
 
 
 def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None = None) -> Document:
-    """When everything ran: all of it live, elsewhere the median step as a picture, and what each of its tracks did.
+    """Return the document of when everything ran.
+
+    Live it has all of it, elsewhere the median step as a picture, with the work of each of its tracks.
 
     Parameters
     ----------
@@ -147,7 +152,7 @@ def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None
 
 
 def timeline_verdict(step: StepTimeline) -> Verdict:
-    """How long the step took, and how busy the GPU's busiest stream and the main thread were in it."""
+    """Return how long the step took, and how busy the GPU's busiest stream and the main thread were in it."""
     tracks = step.tracks
     streams = tracks[tracks["kind"] == "stream"].sort_values("busy_ms", ascending=False, kind="stable")
     chosen = [*_rows(streams.head(1)), *_rows(tracks[tracks["kind"] == "thread"].head(1))]
@@ -164,7 +169,7 @@ def timeline_verdict(step: StepTimeline) -> Verdict:
 
 
 def _tracks(step: StepTimeline) -> Table:
-    """Phases, layers and the first thread, then the others from the busiest down."""
+    """Return phases, layers and the first thread, then the others from the busiest down."""
     table = step.tracks
     always = table["kind"].isin(("phases", "layers"))
     always |= (table["kind"] == "thread") & ~table["kind"].duplicated()

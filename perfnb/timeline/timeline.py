@@ -1,4 +1,4 @@
-"""The timeline: intervals on tracks, how its rows are put together, and how events too short to see are merged."""
+"""The timeline: intervals on tracks, the order of its rows, and the merging of events too short to see."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Track:
     depth : int
         Number of lines.
     note : str
-        What to know about it.
+        A note about it.
     thread : str
         Title of the thread whose Python calls these are.
     """
@@ -74,7 +74,7 @@ class Timeline:
     memory : tuple of MemoryCurve
         If memory was watched, or a loaded trace records it.
     zero_ns : int
-        Added to ``start``, gives the trace's own time.
+        The number that, added to ``start``, gives the trace's own time.
     """
 
     tracks: tuple[Track, ...]
@@ -91,11 +91,11 @@ class Timeline:
         return len(self.rows)
 
     def of(self, kind: str) -> list[Track]:
-        """The tracks of a kind."""
+        """Return the tracks of a kind."""
         return [track for track in self.tracks if track.kind == kind]
 
     def rows_on(self, track: Track) -> pd.DataFrame:
-        """The rows of a track."""
+        """Return the rows of a track."""
         return self.rows.iloc[track.first : track.first + track.count]
 
     @property
@@ -114,12 +114,12 @@ class TextNumbers(dict[str, int]):
         return code
 
     def all_of(self, texts: Iterable[object]) -> Ints:
-        """The numbers of some texts."""
+        """Return the numbers of some texts."""
         return np.array([self[str(text)] for text in texts], dtype=np.int64)
 
 
 def rows_of(start: Ints, end: Ints, **columns: Ints | int) -> pd.DataFrame:
-    """Rows of a track, ordered by depth and time; missing columns are -1, and depth 0."""
+    """Return rows of a track, ordered by depth and time; missing columns are -1, and depth 0."""
     values: dict[str, Ints | int] = {**dict.fromkeys(_COLUMNS, NONE), "depth": 0, "kind": OTHER}
     values |= {"start": start, "duration": np.maximum(end - start, 0), **columns}
     whole = {name: np.broadcast_to(np.asarray(value, dtype=np.int64), len(start)) for name, value in values.items()}
@@ -128,7 +128,7 @@ def rows_of(start: Ints, end: Ints, **columns: Ints | int) -> pd.DataFrame:
 
 
 def lanes(start: Ints, end: Ints) -> Ints:
-    """For each interval the first line on which it overlaps no earlier one; for nested intervals, their depth.
+    """Return, for each interval, the first line where it overlaps no earlier one; for nested intervals, their depth.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def lanes(start: Ints, end: Ints) -> Ints:
 
 
 def _reached(following: Ints) -> np.ndarray:
-    """Which places are reached from the first, if `following` is each one's successor; by doubling strides."""
+    """Return which places are reached from the first, if `following` is each one's successor, by doubling strides."""
     jump = np.append(following, len(following))
     hit = np.zeros(len(jump), dtype=bool)
     hit[0] = True
@@ -161,7 +161,10 @@ def _reached(following: Ints) -> np.ndarray:
 
 
 def apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """A track's rows ordered by depth and time; if some at one depth overlap, each is put on the first free line."""
+    """Return a track's rows ordered by depth and time.
+
+    If some at one depth overlap, each is put on the first free line.
+    """
     rows = rows.iloc[np.lexsort((rows["start"], rows["depth"]))].reset_index(drop=True)
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
@@ -173,7 +176,7 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def kinds_of(attribution: Attribution) -> Ints:
-    """Place in `KINDS` of each block, `OTHER` for an unknown phase."""
+    """Return the place in `KINDS` of each block, `OTHER` for an unknown phase."""
     phase = attribution.cells["phase"].cat
     of_phase = np.array([KINDS.index(name) if name in KINDS else OTHER for name in phase.categories], dtype=np.int64)
     recomputed = (attribution.cells["direction"] == "recompute").to_numpy()
@@ -181,12 +184,12 @@ def kinds_of(attribution: Attribution) -> Ints:
 
 
 def layer_names(recording: Recording) -> list[str]:
-    """The texts that layer numbers refer to: the layers, then the table rows that are not modules."""
+    """Return the texts that layer numbers refer to: the layers, then the table rows that are not modules."""
     return [*map(str, recording.modules["name"]), *SPECIAL_ROWS]
 
 
 def layers_of(recording: Recording, attribution: Attribution) -> Ints:
-    """Number of the layer that owns each block, -1 for none; see `layer_names`."""
+    """Return the number of the layer that owns each block, -1 for none; see `layer_names`."""
     names = layer_names(recording)
     place = {name: code for code, name in reversed(list(enumerate(names)))}
     owners, labels = pd.factorize(owner_names(recording, attribution))
@@ -195,7 +198,7 @@ def layers_of(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of all tracks, one after the other."""
+    """Return the rows of all tracks, one after the other."""
     return pd.concat(tables, ignore_index=True) if tables else rows_of(np.array([], dtype=np.int64), np.array([], int))
 
 
@@ -242,7 +245,7 @@ def coarser(timeline: Timeline, shortest_ns: int) -> Timeline:
 
 
 def longest_of(timeline: Timeline, events: int) -> Timeline:
-    """The timeline with at most this many events, the longest, and without texts that none of them uses."""
+    """Return the timeline with at most this many events, the longest, and without texts that none of them uses."""
     rows = timeline.rows
     order = np.argsort(-rows["duration"].to_numpy(), kind="stable")
     kept = np.zeros(len(rows), dtype=bool)
@@ -258,13 +261,13 @@ def longest_of(timeline: Timeline, events: int) -> Timeline:
 
 
 def size_of_coarser(timeline: Timeline, shortest_ns: int) -> int:
-    """Number of rows that `coarser` would return."""
+    """Return the number of rows that `coarser` would return."""
     joined_rows, first = _joins(timeline, shortest_ns)
     return len(timeline) - len(joined_rows) + len(first)
 
 
 def _joins(timeline: Timeline, shortest_ns: int) -> tuple[Ints, Ints]:
-    """Rows that are merged, in order, and where each group of them starts."""
+    """Return rows that are merged, in order, and where each group of them starts."""
     rows = timeline.rows
     start, duration, depth = (rows[name].to_numpy() for name in ("start", "duration", "depth"))
     track = np.repeat(np.arange(len(timeline.tracks)), [track.count for track in timeline.tracks])
@@ -282,7 +285,7 @@ def _joins(timeline: Timeline, shortest_ns: int) -> tuple[Ints, Ints]:
 
 
 def _kinds(kind: Ints, weight: Ints, count: Ints) -> Ints:
-    """The kind with more than half of the time of each group."""
+    """Return the kind with more than half of the time of each group."""
     series = np.repeat(np.arange(len(count)), count)
     time = np.bincount(series * len(KINDS) + kind, weights=weight + 1.0, minlength=len(count) * len(KINDS))
     table = time.reshape(len(count), len(KINDS))
@@ -296,7 +299,7 @@ def _tracks(tracks: tuple[Track, ...], kept: Bools) -> tuple[Track, ...]:
 
 
 def _thinned(curve: MemoryCurve) -> MemoryCurve:
-    """The curve with the maximum of each time bin, its first and its last value."""
+    """Return the curve with the maximum of each time bin, its first and its last value."""
     if len(curve.bytes) <= _MOMENTS:
         return curve
     rows = fullest(curve.times_ns, curve.bytes, _MOMENTS)

@@ -1,4 +1,4 @@
-"""A profile as a Chrome trace: the original events, plus what perfnb found out about them."""
+"""Write a profile as a Chrome trace: the original events, plus perfnb's results about them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NAMED_FLOWS = {"launch": "ac2g", "forward": "fwdbwd"}
 
 
 def trace_text(recording: Recording, timeline: Timeline) -> Iterator[bytes]:
-    """The JSON of a trace that chrome://tracing, Perfetto and `perfnb.load` open.
+    """Yield the JSON of a trace that chrome://tracing, Perfetto and `perfnb.load` open.
 
     Its events are those of the recording. Steps, phases and layers get tracks of their own, which `perfnb.load` ignores
     and recomputes. Arrows lead from launches to the launched work, and from ops to their backward.
@@ -96,7 +96,7 @@ def _places(events: pd.DataFrame, rows: pd.DataFrame) -> Flow:
 
 
 def _own_spans(recording: Recording, events: pd.DataFrame) -> Any:
-    """Which events are perfnb's layer spans, whose names in a trace contain their numbers.
+    """Return which events are perfnb's layer spans, whose names in a trace contain their numbers.
 
     Calls of modules that torch recorded count too if perfnb added layers inside them.
     """
@@ -130,7 +130,7 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
 
 
 def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
-    """Names from the trace."""
+    """Return names from the trace."""
     codes, labels = text(events, "name")
     spans = np.flatnonzero(_own_spans(recording, events))
     numbers = column(events, "span")[spans]
@@ -142,7 +142,7 @@ def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
 def _readable(
     names: TextColumn, recording: Recording, events: pd.DataFrame, layer: TextColumn, order: Ints
 ) -> TextColumn:
-    """Names with perfnb's own marks replaced by what they mark; replacements are added at the end."""
+    """Return names with perfnb's own marks replaced by the things that they mark; replacements are added at the end."""
     of_ops = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     texts, codes = list(names.texts), names.codes.copy()
     for code, name in enumerate(names.texts):
@@ -160,7 +160,7 @@ def _readable(
 
 
 def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, TextColumn]:
-    """Layer, phase and step of each event."""
+    """Return layer, phase and step of each event."""
     of_events = [track.kind in OF_EVENTS for track in timeline.tracks]
     rows = timeline.rows[np.repeat(of_events, [track.count for track in timeline.tracks])]
     found = {}
@@ -180,7 +180,7 @@ def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, TextC
 
 
 def _derived(timeline: Timeline, process: int) -> Iterator[str]:
-    """Steps, phases and layers, each as a thread of a separate process."""
+    """Yield steps, phases and layers, each as a thread of a separate process."""
     for track, thread, rows in _own_threads(timeline):
         none = np.full(len(rows), NONE, dtype=np.int64)
         args: dict[str, Column] = {"layer": TextColumn(timeline.layers, rows["layer"].to_numpy())}
@@ -198,7 +198,7 @@ def _derived(timeline: Timeline, process: int) -> Iterator[str]:
 
 
 def _own_threads(timeline: Timeline) -> Iterator[tuple[Track, int, pd.DataFrame]]:
-    """Tracks with a number and rows; if a track's intervals cross, each of its lines gets a number."""
+    """Yield tracks with a number and rows; if a track's intervals cross, each of its lines gets a number."""
     number = 0
     for track in timeline.tracks:
         if track.kind in OF_EVENTS:
@@ -211,7 +211,7 @@ def _own_threads(timeline: Timeline) -> Iterator[tuple[Track, int, pd.DataFrame]
 
 
 def _nest(rows: pd.DataFrame) -> bool:
-    """Whether each row lies in one of the depth above it."""
+    """Return whether each row lies in one of the depth above it."""
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     for level in range(1, int(depth.max(initial=0)) + 1):
@@ -223,7 +223,7 @@ def _nest(rows: pd.DataFrame) -> bool:
 
 
 def _names(recording: Recording, timeline: Timeline, events: pd.DataFrame, own: int) -> Iterator[str]:
-    """Names of processes and threads: from the loaded trace, else from the timeline."""
+    """Yield the names of processes and threads: from the loaded trace, else from the timeline."""
     yield from writer.process_name(own, "perfnb", place=-1)
     for track, number, rows in _own_threads(timeline):
         deeper = f" {int(rows['depth'].iloc[0])}" if len(rows) < track.count and len(rows) else ""

@@ -1,4 +1,4 @@
-"""File formats: a trace file in, columns of events out. Imports no torch.
+"""Read trace files of any format into columns of events. This room does not import torch.
 
 The room is large because it reads seven formats of other programs, one module each, within limits that hold while a
 file is decoded.

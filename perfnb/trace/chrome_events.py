@@ -1,7 +1,8 @@
-"""Chrome traces of other programs than torch.profiler: TensorFlow, JAX, Horovod, and whatever else writes them.
+"""Read Chrome traces of programs other than torch.profiler.
 
-Their arrays need no end, their intervals may be pairs of start (``B``) and end (``E``), and some hold durations that no
-clock can have measured. What their processes are called tells devices and hosts of TensorFlow 2 and JAX.
+TensorFlow, JAX and Horovod write some, and so may anything else. Their arrays need no end, their intervals may be pairs
+of start (``B``) and end (``E``), and some hold durations that no clock can have measured. The names of their processes
+identify devices and hosts of TensorFlow 2 and JAX.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _NOT_SHOWN = frozenset("iIRCbenTFSpNOD")
 
 
 class _ForeignEvent(msgspec.Struct, gc=False):
-    # What may hold anything is decoded if it is used.
+    # An argument that may hold anything is decoded when it is used.
     ph: str = ""
     cat: Raw = NO_TEXT
     name: Raw = NO_TEXT
@@ -162,19 +163,20 @@ class _Intervals:
                 self._threads[process, self._ids[event.tid]] = cut(name)
 
     def _time(self, value: Loose) -> int:
-        """Nanoseconds; 0 if there is no time."""
+        """Return nanoseconds; 0 if there is no time."""
         with suppress(InvalidOperation):
             number = Decimal(0 if value is None else value)
-            # Loosely, before it becomes an int of perhaps a million digits: `Rows` refuses what is too far away, and a
-            # duration that has wrapped around counts as no time.
+            # Done loosely, before it becomes an int of perhaps a million digits: `Rows` refuses times too far away, and
+            # a duration that has wrapped around counts as no time.
             if -FAR_NS < number < FAR_NS:
                 return round(number * 1000)
         raise odd_time(self._source, "a ts or dur in it", ascii(value)[:40])
 
     def _paired(self, rows: Rows) -> Iterator[_Interval]:
-        """Intervals of starts and ends, in the order of their starts: an end closes the latest open one of its thread.
+        """Yield intervals of starts and ends, in the order of their starts.
 
-        Of two intervals with the same times the first counts as the outer one.
+        An end closes the latest open one of its thread. Of two intervals with the same times the first counts as the
+        outer one.
         """
         open_starts = ends_alone = 0
         for events in self._ends.values():
@@ -241,7 +243,7 @@ class _Intervals:
 
 
 def _args(given: Raw) -> dict[str, Stat]:
-    """The arguments that are used, those of them that are numbers or texts."""
+    """Return the arguments that are used and are numbers or texts."""
     found: dict[str, Stat] = {}
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         if (text := bytes(given)).startswith(b"{"):

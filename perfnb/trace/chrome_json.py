@@ -1,9 +1,10 @@
-"""The JSON of a Chrome trace, decoded piece by piece: the result of decoding it whole, in far less memory.
+"""Decode the JSON of a Chrome trace piece by piece: the result is the same as decoding it whole, in far less memory.
 
 A piece ends where one event seems to end and another to start. The decoder proves whether it does: the state of a JSON
-parser follows from the text before, so if the piece, closed by a bracket, is a list, then the list was open between two
-of its elements at this place of the whole text too. If it is not, a longer piece is tried, up to the end of the text or
-the most that is held: only what is still no list then is looked at for the byte at which it is damaged.
+parser follows from the text before, so if the piece, closed by a bracket, is a list, then the list was also open
+between two of its elements at this place of the whole text. If it is not a list, a longer piece is tried, up to the end
+of the text or the most that is held. Only text that is still not a list then is searched for the byte where it is
+damaged.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from perfnb.trace.trace_file import MAX_DEPTH, Limits, too_deep, too_many
 
 Time = TypeVar("Time")
 OneEvent = TypeVar("OneEvent")
-#: The key under which a part of the events is decoded with what precedes or follows them in the file: no file has it.
+#: The key under which a part of the events is decoded with the text before or after them in the file; no file has it.
 INNER_KEY = token_hex()
-#: What a number can look like in a trace that went through other programs.
+#: The forms of a number in a trace that went through other programs.
 Loose = int | float | str | None
 #: Text that an event does not have.
 NO_TEXT = Raw(b"")
@@ -101,7 +102,7 @@ AnyEvent = Event[Quick] | Event[Decimal]
 
 
 class Top(msgspec.Struct, Generic[OneEvent]):
-    """What surrounds the events, or a whole trace."""
+    """The text around the events, or a whole trace."""
 
     events: list[OneEvent] | UnsetType = msgspec.field(default=UNSET, name=INNER_KEY)
     whole: list[OneEvent] | UnsetType = msgspec.field(default=UNSET, name="traceEvents")
@@ -113,7 +114,7 @@ class Top(msgspec.Struct, Generic[OneEvent]):
 
 
 class Decoders(Generic[OneEvent]):
-    """Decoders of an event, of a list of events, and of a trace; `struct` is what an event becomes."""
+    """Decoders of an event, of a list of events, and of a trace; `struct` is the type of a decoded event."""
 
     def __init__(self, struct: Any) -> None:
         self.event: msgspec.json.Decoder[OneEvent] = msgspec.json.Decoder(struct)
@@ -132,7 +133,7 @@ _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
 _START_OF_EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 #: How many places where the events may start are tried.
 _TRIES = 20
-#: Bytes that are searched for the place of a damage.
+#: The bytes that are searched for the place of a damage.
 _SEARCHED = 4 * 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NOT_BLANK = re.compile(rb"[^ \t\r\n]")
@@ -169,22 +170,22 @@ class Piece(Generic[OneEvent]):
 
 
 class ChromeJson(Generic[OneEvent]):
-    """The events of a trace, piece by piece, and then what surrounds them.
+    """The events of a trace, piece by piece, and then the text around them.
 
     Parameters
     ----------
     blocks : iterable of bytes-like
         The text.
     source : str
-        What errors call the text.
+        The name of the text in errors.
     limits : Limits
     decoders : Decoders
-        Of the events.
+        The decoders of the events.
 
     Attributes
     ----------
     facts : dict
-        What the trace says besides its events, by the fields of `Top`; complete after the last piece.
+        The other contents of the trace, by the fields of `Top`; complete after the last piece.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class ChromeJson(Generic[OneEvent]):
         self._source = source
         self._limits = limits
         self._blocks = iter(blocks)
-        self._text = bytearray()  # read and not decoded yet
+        self._text = bytearray()  # read but not decoded yet
         self._place = 0  # where it starts in the text
         self._ended = False
         self._events = 0
@@ -224,7 +225,7 @@ class ChromeJson(Generic[OneEvent]):
         yield self._piece(events, text, place)
 
     def _open(self) -> bytes:
-        """Go to the first event; return what has to precede the rest to make it JSON."""
+        """Go to the first event. Return the text that must precede the rest to make it JSON."""
         self._fill(_PIECE)
         if self._text.startswith(_BYTE_ORDER_MARK):
             self._drop(len(_BYTE_ORDER_MARK))
@@ -280,7 +281,7 @@ class ChromeJson(Generic[OneEvent]):
         return Piece(events, text, place)
 
     def _take(self, top: Top[OneEvent]) -> None:
-        """Keep what `top` says about the trace."""
+        """Keep the facts about the trace in `top`."""
         if top.whole is not UNSET:
             raise _twice(self._source, "traceEvents")
         for fact in _FACTS:
@@ -314,7 +315,7 @@ class ChromeJson(Generic[OneEvent]):
         self._place += count
 
     def _decode(self, decoder: msgspec.json.Decoder[Decoded], text: bytes | bytearray) -> Decoded | None:
-        """What a text holds; ``None`` if it is not what the decoder expects."""
+        """Return the contents of a text; ``None`` if it is not what the decoder expects."""
         try:
             return decoder.decode(text)
         except RecursionError as error:
@@ -323,15 +324,15 @@ class ChromeJson(Generic[OneEvent]):
             return None
 
     def _damaged(self) -> TraceError:
-        """The error about the text that is held: something in it is not the value that it should be."""
+        """Return the error about the text that is held: something in it is not the expected value."""
         byte = self._place + _damage(self._text, self._decoders.event)
         advice = "a name with a quote or a line break in it, and a number such as NaN, are not JSON"
         return no_trace(self._source, f"it is damaged or cut off after byte {byte:,}", f"{advice}; {_AGAIN}")
 
 
 def _damage(text: bytearray, event: msgspec.json.Decoder[Any]) -> int:
-    """Where a list of events, given without its opening bracket, ceases to be one; where it ends if it does not."""
-    # A byte is a letter here, so that places in one are those in the other; what is structure in JSON is ASCII.
+    """Return where a list of events, given without its opening bracket, stops being one, or where it ends."""
+    # A byte is a letter here, so that places in one are those in the other; structure in JSON is ASCII.
     words, place = text[:_SEARCHED].decode("latin-1"), 0
     try:
         while (found := _NEXT.search(words, place)) is not None and found[0] not in "]}":
@@ -349,7 +350,7 @@ def _damage(text: bytearray, event: msgspec.json.Decoder[Any]) -> int:
 
 def depth_of(text: bytes) -> int:
     """Return how deep the brackets of a JSON text are nested."""
-    # The rest of a run of backslashes escapes what follows; only a quote matters here.
+    # The rest of a run of backslashes escapes the next character; only a quote matters here.
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
     # One byte each: 1 for an opening bracket, -1 for a closing one, 0 for a quote.
     steps = np.frombuffer(plain.translate(_STEPS, _NOT_STRUCTURE), dtype=np.int8)
@@ -364,7 +365,7 @@ def _events_of(top: Top[OneEvent]) -> list[OneEvent]:
 
 
 def _no_json(source: str, start: bytes, length: int) -> TraceError:
-    """Say what a text is that starts with neither an object nor a list."""
+    """Describe a text that starts with neither an object nor a list."""
     if not start.strip(b" \t\r\n"):
         return no_trace(source, "it contains only blanks" if length else "it is empty", "record it again")
     if not start.strip(b"\0"):
@@ -378,15 +379,15 @@ def _no_json(source: str, start: bytes, length: int) -> TraceError:
 
 
 def _twice(source: str, name: str) -> TraceError:
-    """A key occurs more than once."""
+    """Return the error about a key that occurs more than once."""
     return no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
 
 
 def odd_time(source: str, what: str, time: str) -> TraceError:
-    """A time is not a number, or does not fit in int64 nanoseconds."""
+    """Return the error about a time that is not a number, or that does not fit in int64 nanoseconds."""
     return no_trace(source, f"{what} is not a time that perfnb can hold: {time}", _AGAIN)
 
 
 def no_trace(source: str, why: str, advice: str) -> TraceError:
-    """Return the error about a text that is no trace."""
+    """Return the error about a text that is not a trace."""
     return TraceError(f"{source} is not a Chrome trace that perfnb can read: {why}; {advice}.")

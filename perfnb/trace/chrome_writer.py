@@ -11,7 +11,7 @@ import numpy as np
 
 from perfnb.trace.columns import MISSING, Ints
 
-#: Events that are written at once.
+#: The number of events that are written at once.
 _CHUNK = 20_000
 _GZIP, _LEVEL = 31, 6
 
@@ -24,14 +24,17 @@ class TextColumn(NamedTuple):
 
 
 class Json(NamedTuple):
-    """As `TextColumn`, with texts that spell JSON values: valid JSON is written unchanged, anything else as text."""
+    """A column like `TextColumn`, whose texts spell JSON values.
+
+    Valid JSON is written unchanged, and anything else as text.
+    """
 
     texts: Sequence[str]
     codes: Ints
 
 
 class Flow(NamedTuple):
-    """Where arrows start or end, or where instants are: process, thread and nanoseconds of each."""
+    """The places where arrows start or end, or of instants: process, thread and nanoseconds of each."""
 
     process: Ints
     thread: Ints

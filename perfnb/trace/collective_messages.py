@@ -1,4 +1,4 @@
-"""What collectives send: elements and dtype, from the arguments of their events."""
+"""Read what collectives send, elements and dtype, from the arguments of their events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.trace_names import COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST_BACKEN
 _ON_HOST = re.compile(rf"(?:{'|'.join(HOST_BACKENDS)}|xccl):")
 _ON_DEVICE = re.compile(r"(?:nccl|rccl|oneccl)", re.IGNORECASE)
 _MOST_ELEMENTS, _MOST_SHAPES = 2**62, 100_000
-#: What torch writes for its dtypes, in arguments of operators and of collectives.
+#: torch's names for its dtypes, in arguments of operators and of collectives.
 DTYPES = {
     **{"float": "float32", "double": "float64", "c10::half": "float16", "half": "float16"},
     **{"c10::bfloat16": "bfloat16", "bfloat16": "bfloat16", "long": "int64", "long int": "int64", "int": "int32"},
@@ -30,18 +30,21 @@ ITEM_BYTES = {
 
 
 def runs_on_host(name: str) -> bool:
-    """Whether an event of this name starts or runs a collective on the host."""
+    """Return whether an event of this name starts or runs a collective on the host."""
     run = _ON_HOST.match(name) or COLLECTIVE_OP.match(name)
     return name == COLLECTIVE_PARAMETERS or bool(run and collective_kind(name))
 
 
 def may_send(name: str) -> bool:
-    """Whether an event of this name may describe the message of a collective."""
+    """Return whether an event of this name may describe the message of a collective."""
     return runs_on_host(name) or _ON_DEVICE.search(name) is not None
 
 
 def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) -> tuple[int | None, str]:
-    """Elements of the larger of what is sent and received, and torch's name of the dtype; empty if not known."""
+    """Return the elements of the larger of the messages sent and received, and torch's name of the dtype.
+
+    The result is empty if not known.
+    """
     words = [word.lower() for word in _values(dtype) or _values(types) if isinstance(word, str)]
     kind = next((DTYPES.get(word, word) for word in words if word in DTYPES or word in ITEM_BYTES), "")
     counts = [count for count in (sent, received) if isinstance(count, int) and 0 <= count < _MOST_ELEMENTS]
@@ -50,7 +53,7 @@ def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) ->
 
 
 def _elements(shape: Any) -> int:
-    """Elements of a tensor or of a list of tensors, by their shapes; 0 for no tensor."""
+    """Return the elements of a tensor or of a list of tensors, by their shapes; 0 for no tensor."""
     count, waiting, left = 0, [shape], _MOST_SHAPES
     while waiting and left:
         inner, left = waiting.pop(), left - 1
@@ -63,7 +66,7 @@ def _elements(shape: Any) -> int:
 
 
 def _values(json: Raw) -> list[Any]:
-    """The values of a list, or the one text, that an argument spells; none for anything else."""
+    """Return the values of a list, or the one text, that an argument spells; none for anything else."""
     try:
         value = msgspec.json.decode(bytes(json)) if bytes(json) else []
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a trace reader returns: columns of numbers, and the texts that their codes stand for."""
+"""The result of a trace reader: columns of numbers, and the texts that their codes refer to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemoryColumns:
     time_ns, process, thread : ndarray of int64
         Time and place; numbers as in `TraceColumns`.
     address, bytes : ndarray of int64
-        Of the block; `bytes` is negative for a free.
+        Address and size of the block; `bytes` is negative for a free.
     device_type, device : ndarray of int64
         torch's number for the kind of device (0 is the CPU, 1 CUDA), and the number of the device.
     allocated, reserved : ndarray of int64
@@ -75,15 +75,15 @@ class TraceColumns:
     shapes, collective, group : ndarray of int64
         Codes into `shape_texts`, `collective_names` and `group_names`.
     wait_stream, wait_correlation : ndarray of int64
-        What a synchronisation waits for: the stream, and the correlation of the call that recorded the event.
+        The target of a synchronisation: the stream, and the correlation of the call that recorded the event.
     bytes : ndarray of int64
         Moved by a copy or fill on a device.
     elements, dtype : ndarray of int64
         Of a collective's message: elements of its largest argument, and a code into `dtype_names`.
     module : ndarray of int64
-        What work in a CUDA graph was annotated with: a code into `module_names`.
+        The annotation of work in a CUDA graph: a code into `module_names`.
     memory : MemoryColumns
-        What was allocated and freed, if the profiler recorded it.
+        Allocations and frees, if the profiler recorded them.
     shape_texts : list of str
         Shapes of an operator's inputs, such as ``[[8, 16], [16, 4]]``.
     collective_names, group_names : list of str
@@ -107,9 +107,9 @@ class TraceColumns:
     thread_names : dict of (int, int) to str
         By numbers in `process` and `thread`.
     perfnb : object
-        What perfnb wrote next to the events, unchanged.
+        perfnb's own data next to the events, unchanged.
     caveats : list of str
-        What this file cannot tell, besides what its format cannot.
+        Facts that this file lacks, besides those that its format cannot record.
     of_torch : bool
         Whether torch.profiler wrote it although the reader is one of other traces.
     """

@@ -1,4 +1,4 @@
-"""Chrome traces as torch.profiler (Kineto) writes them, turned into columns piece by piece.
+"""Turn Chrome traces, as torch.profiler (Kineto) writes them, into columns piece by piece.
 
 The decoded events themselves need not stay in memory.
 """
@@ -108,7 +108,7 @@ def read(path: str | Path, limits: Limits = LIMITS, progress: OnProgress | None 
     ----------
     path : str or Path
     limits : Limits
-        What the file may ask for before it is refused.
+        The limits beyond which the file is refused.
     progress : callable, optional
         Called with the bytes of the file done so far and its size, a few times a second after two seconds.
 
@@ -194,7 +194,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
 
 
 def _name_only_group(columns: EventColumns, timed: dict[str, Ints], job: Any) -> None:
-    """Give collectives of the host that name no group that of the job, if it has only one."""
+    """Give collectives of the host without a named group that of the job, if it has only one."""
     groups = job.get("pg_config") if isinstance(job, dict) else None
     if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
         return
@@ -373,7 +373,7 @@ class EventColumns:
         return codes
 
     def _messages_of(self, names: Ints, args: Mapping[str, Sequence[Any]]) -> dict[str, Ints | None]:
-        """Elements and dtype of the messages of collectives."""
+        """Return elements and dtype of the messages of collectives."""
         if len(self.names) > len(self._may_send):
             new = [*self.names][len(self._may_send) :]
             self._may_send = np.append(self._may_send, [may_send(name) for name in new])
@@ -388,7 +388,7 @@ class EventColumns:
         return {"elements": elements, "dtype": dtype}
 
     def _modules_of(self, args: Mapping[str, Sequence[Any]]) -> Ints | None:
-        """Annotations of work in CUDA graphs."""
+        """Return the annotations of work in CUDA graphs."""
         if _all_are(MISSING, args["graph_node"]):
             return None
         codes = np.full(len(args["graph_node"]), MISSING, dtype=np.int64)
@@ -433,7 +433,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def text_of(json: bytes) -> str:
-    """Return the text that a JSON value spells: a string's own, anything else unchanged, evenly spaced."""
+    """Return the text that a JSON value spells: the text of a string, or anything else unchanged, evenly spaced."""
     try:
         text = msgspec.json.decode(json, type=str) if json.startswith(b'"') else json.decode()
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -446,7 +446,7 @@ def text_of(json: bytes) -> str:
 
 
 def annotated(module: Raw, annotation: Raw, mark: Raw) -> str:
-    """The module, or the other words, that an event in a CUDA graph is annotated with; empty if there are none.
+    """Return the module, or the other words, that an event in a CUDA graph is annotated with; empty if there are none.
 
     torch 2.13 writes the keys of an annotation as arguments of the event, and a list of annotations as the JSON of it
     (`_annotation_to_args` in torch/profiler/_cupti_monitor_trace.py); its torch/cuda/_annotate_cuda_graph_trace.py
@@ -495,7 +495,10 @@ def _numbers(values: Sequence[Loose]) -> Ints | None:
 
 
 def _plain(values: Sequence[Any], kind: type[Kind]) -> npt.NDArray[Kind] | None:
-    """Return the values as an array, ``None`` unless each is such a number that fits: far faster than checking each."""
+    """Return the values as an array, ``None`` unless each is a number that fits.
+
+    This is far faster than checking each.
+    """
     try:
         return np.frombuffer(struct.pack(f"{len(values)}{np.dtype(kind).char}", *values), dtype=kind)
     except (struct.error, OverflowError):
@@ -511,7 +514,7 @@ def _texts(codes: JsonTexts, values: Sequence[Raw]) -> Ints | None:
 
 
 def _by_field(kind: type[msgspec.Struct], values: Sequence[msgspec.Struct]) -> dict[str, Sequence[Any]]:
-    """Return the values of each field: for millions of objects far faster than an attribute access each."""
+    """Return the values of each field; for millions of objects this is far faster than an attribute access each."""
     columns = zip(*map(msgspec.structs.astuple, values), strict=True) if values else repeat(())
     return dict(zip(kind.__struct_fields__, columns, strict=False))
 
@@ -572,7 +575,7 @@ def resolution(*columns: Ints) -> int:
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept anything that might be JSON in some encoding, empty or damaged: `read` reports the fault."""
+    """Accept anything that might be JSON in some encoding, even empty or damaged: `read` reports the fault."""
     text = head.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
     text = text.replace(b"\0", b"").lstrip(b" \t\r\n")
     return not text or text[:1] in (b"{", b"[") or head.startswith(GZIP)

@@ -1,4 +1,4 @@
-"""Nsight Systems: SQLite exports of any version, and reports that ``nsys export`` turns into one.
+"""Read Nsight Systems: SQLite exports of any version, and reports that ``nsys export`` turns into one.
 
 Tables and columns come and go between versions: those that exist are read, the others are missing. Ids are per
 process, so each process is read on its own; those with work on a GPU are the ranks. Tables with the command line and
@@ -41,7 +41,7 @@ _EXPORT_S = 1800
 
 _BITS = 24
 _LOW = 2**_BITS - 1
-#: What CUPTI writes for an id that is not there.
+#: CUPTI's value for a missing id.
 _NO_ID = 2**32 - 1
 #: Kinds of NVTX events that have a length: pushed and popped on one thread; started and ended anywhere; both with a
 #: payload.
@@ -66,7 +66,7 @@ _SEQ, _OP_ID, _SIZES = "', seq = '", "', op_id = '", "', sizes = '"
 
 
 class _Export:
-    """What was read so far: columns of events by the names of `TraceColumns`, with ``pid`` and ``end_ns``."""
+    """The data read so far: columns of events by the names of `TraceColumns`, with ``pid`` and ``end_ns``."""
 
     def __init__(self, source: str, file: SqliteFile) -> None:
         self.source, self.file = source, file
@@ -88,13 +88,13 @@ class _Export:
         self.parts.append({**own, **times, "category": code, "process": process, "thread": thread, "pid": pid})
 
     def coded(self, values: Ints, label: Callable[[Any], str]) -> Ints:
-        """The numbers of the names that values, or rows of values, stand for."""
+        """Return the numbers of the names that values, or rows of values, refer to."""
         distinct, place = np.unique(values, axis=0, return_inverse=True)
         codes = [self.names[label(value).encode("utf-8", "replace")] for value in distinct.tolist()]
         return np.array(codes, dtype=np.int64)[place.reshape(-1)]
 
     def named(self, ids: Ints, unknown: str) -> Ints:
-        """The numbers of the names that a column of ``StringIds`` stands for."""
+        """Return the numbers of the names that a column of ``StringIds`` refers to."""
         return self.coded(ids, lambda key: self.strings.get(key, unknown))
 
 
@@ -106,7 +106,7 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> list
     Raises
     ------
     TraceError
-        If the file is damaged, no export, or exceeds a limit; the message names it.
+        If the file is damaged, is not an export, or exceeds a limit; the message names it.
     """
     with opened(path, limits, progress) as file:
         if not _KNOWN & file.tables.keys():
@@ -159,7 +159,7 @@ def read_report(path: Path, limits: Limits, progress: OnProgress | None = None) 
 
 
 def _name(text: str) -> str:
-    """An NVTX range's name as perfnb shows it: hooks write a module's whole description."""
+    """Return an NVTX range's name as perfnb shows it: hooks write a module's whole description."""
     hook = _HOOK.match(text)
     return f"{_LIGHTNING}torch.nn.Module: {hook['name']}" if hook else text
 
@@ -177,7 +177,7 @@ def _placed(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
 
 
 def _table(export: _Export, table: str, *names: str) -> dict[str, Ints]:
-    """Columns of a table of intervals, `NULL` where the file does not tell; empty without intervals."""
+    """Return columns of a table of intervals, `NULL` for missing values; empty without intervals."""
     if not {"start", "end"} <= export.file.columns(table):
         return {}
     columns = _placed(export, export.file.numbers(table, ("start", "end", *names)))
@@ -185,12 +185,12 @@ def _table(export: _Export, table: str, *names: str) -> dict[str, Ints]:
 
 
 def _missing(values: Ints, *nothing: int) -> Ints:
-    """Values with `MISSING` where there is none."""
+    """Return values with `MISSING` where there is none."""
     return np.where(np.isin(values, (NULL, _NO_ID, *nothing)), MISSING, values)
 
 
 def _part_of(keys: Ints, bits: int = 0) -> Ints:
-    """The thread in a file's numbers of threads, or the process in front of it."""
+    """Return the thread in a file's numbers of threads, or the process in front of it."""
     return np.where(keys == NULL, MISSING, (keys >> bits) & _LOW)
 
 
@@ -226,13 +226,13 @@ def _copies_and_sets(export: _Export) -> None:
 
 
 def _copy_name(kind: int, source: int, target: int) -> str:
-    """As torch names copies: ``Memcpy HtoD (Pageable -> Device)``."""
+    """Return the name of a copy as torch writes it: ``Memcpy HtoD (Pageable -> Device)``."""
     where = f" ({_MEMORY[source]} -> {_MEMORY[target]})" if source in _MEMORY and target in _MEMORY else ""
     return f"Memcpy {_COPY.get(kind, 'Unknown')}{where}"
 
 
 def _graphs(export: _Export) -> None:
-    """CUDA graphs recorded as wholes: each launch is one piece of work."""
+    """Read CUDA graphs that were recorded as wholes: each launch is one piece of work."""
     columns = _table(export, _GRAPHS, *_OF_DEVICE, "graphId")
     if not columns:
         return
@@ -252,7 +252,7 @@ def _synchronisation(export: _Export) -> None:
 
 
 def _recorded(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
-    """The stream on which the event that a synchronisation waits for was recorded, and the call that recorded it."""
+    """Return where the event that a synchronisation waits for was recorded: the stream, and the call."""
     keys = ["globalPid", "eventId", "eventSyncId"]
     if not {*keys} <= export.file.columns(_EVENTS) & export.file.columns(_SYNCS):
         return {}
@@ -338,9 +338,9 @@ def _ranges(export: _Export) -> None:
 
 
 def _forward_threads(labels: list[str], columns: Mapping[str, Ints]) -> Ints:
-    """1 for what runs in a backward pass with the number of a forward op, else missing.
+    """Return 1 for backward ops with the number of a forward op, else missing.
 
-    NVTX does not tell the thread on which the forward op ran; the number of the op finds it.
+    NVTX does not record the thread of the forward op; it is found by the number of the op.
     """
     nodes = [one.removeprefix(BACKWARD_NODE).lstrip(": ") for one in labels if one.startswith(BACKWARD_NODE)]
     inside = frozenset(nodes)
@@ -349,7 +349,7 @@ def _forward_threads(labels: list[str], columns: Mapping[str, Ints]) -> Ints:
 
 
 def _other_calls(export: _Export) -> None:
-    """Calls of the operating system, and what the profiler itself took."""
+    """Read calls of the operating system, and the profiler's own time."""
     for table, category in ((_SYSTEM, "os_runtime"), *((table, "overhead") for table in _OVERHEADS)):
         there = {"globalTid", "nameId"} <= export.file.columns(table)
         if there and (columns := _table(export, table, "globalTid", "nameId")):
@@ -358,7 +358,10 @@ def _other_calls(export: _Export) -> None:
 
 
 def _facts(export: _Export) -> dict[str, Any]:
-    """What the file says of the machine and of its processes; never the command line or the environment."""
+    """Return the facts about the machine and its processes in the file.
+
+    The command line and the environment are never read.
+    """
     file = export.file
     base = file.numbers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"][:1].tolist()
     columns = file.numbers("ThreadNames", ("globalTid", "nameId"))
@@ -377,13 +380,13 @@ def _facts(export: _Export) -> dict[str, Any]:
 
 
 def _devices(file: SqliteFile) -> list[dict[str, Any]]:
-    """The GPUs, with the keys that torch's traces use."""
+    """Return the GPUs, with the keys that torch's traces use."""
     keys = {
         **{"totalMemory": "totalGlobalMem", "computeMajor": "computeMajor", "computeMinor": "computeMinor"},
         **{"smCount": "numSms"},
     }
     table = "TARGET_INFO_GPU"
-    # CUDA numbers its devices otherwise than the machine does.
+    # CUDA numbers its devices differently from the machine.
     key = "cuDevice" if "cuDevice" in file.columns(table) else "id"
     columns = file.numbers(table, (key, *keys))
     named, devices = file.texts(table, key, "name"), []
@@ -394,7 +397,7 @@ def _devices(file: SqliteFile) -> list[dict[str, Any]]:
 
 
 def _by_process(export: _Export, facts: dict[str, Any]) -> list[TraceColumns]:
-    """One trace for each process with work on a GPU; without any, of the process with the most events."""
+    """Return one trace for each process with work on a GPU; without any, of the process with the most events."""
     columns = _joined(export.parts)
     pid = columns.pop("pid")
     kinds = [code for category, code in export.categories.items() if category in DEVICE_WORK]
@@ -403,7 +406,7 @@ def _by_process(export: _Export, facts: dict[str, Any]) -> list[TraceColumns]:
     known = pids != MISSING
     placed = np.unique(columns["category"][pid != MISSING])
     if known.sum() < 2 or (pid[work] == MISSING).any() or len(placed) < len(export.categories):
-        # One process, or a file that does not say whose each event is: all of it counts as one.
+        # One process, or a file that does not record the process of each event: all of it counts as one.
         return [_trace(export, facts, columns, pids[known].tolist())]
     lowest = pd.Series(columns["device"][work]).groupby(pid[work]).min()
     chosen = lowest.sort_values(kind="stable").index.tolist() or [int(pids[(counts * known).argmax()])]
@@ -433,7 +436,7 @@ def _none(count: int) -> Ints:
 
 
 def _joined(parts: list[dict[str, Ints]]) -> dict[str, Ints]:
-    """The columns of all parts, which are used up on the way; one that no part has needs no memory."""
+    """Return the columns of all parts, which are used up on the way; a column that no part has needs no memory."""
     lengths = [len(part["start_ns"]) for part in parts]
     columns: dict[str, Ints] = {}
     for name in ("pid", "end_ns", *EVENT_COLUMNS):
@@ -463,7 +466,7 @@ def _trace(export: _Export, facts: dict[str, Any], columns: dict[str, Any], pids
 
 
 def _missing_work(export: _Export, columns: Mapping[str, Ints], categories: list[str]) -> list[str]:
-    """Say that launches of CUDA graphs have no work in the file: the GPU was not idle then."""
+    """Note that launches of CUDA graphs have no work in the file: the GPU was not idle then."""
     graphs = np.array([_GRAPH_LAUNCH.match(one) is not None for one in export.names.labels], dtype=bool)
     calls = [place for place, one in enumerate(categories) if one in ("cuda_runtime", "cuda_driver")]
     launches = np.flatnonzero(graphs[columns["name"]] & np.isin(columns["category"], calls))
@@ -481,7 +484,7 @@ def _missing_work(export: _Export, columns: Mapping[str, Ints], categories: list
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Any SQLite file that could be an export, damaged ones too: `read` reports their faults."""
+    """Accept any SQLite file that could be an export, even a damaged one: `read` reports its faults."""
     if not head.startswith(MAGIC):
         return False
     if is_packed(path):
@@ -494,7 +497,7 @@ def _recognise(path: Path, head: bytes) -> bool:
 
 
 def _recognise_report(path: Path, head: bytes) -> bool:
-    """By its name: the format is closed, and says nothing about its first bytes."""
+    """Recognise a report by its name: the format is closed, and does not specify its first bytes."""
     return path.name.lower().endswith(_REPORTS) and not head.startswith(MAGIC)
 
 
@@ -503,5 +506,5 @@ _CAVEATS = (
     "modules, and operators torch.autograd.profiler.emit_nvtx or nsys profile --pytorch=autograd-nvtx.",
 )
 READER = Reader((".sqlite", ".sqlite.gz"), _recognise, read, _CAVEATS, guess_steps=True)
-# Not looked for in folders: an export is usually next to its report.
+# Not searched for in folders, because an export is usually next to its report.
 REPORT = replace(READER, endings=(), recognise=_recognise_report, read=read_report)

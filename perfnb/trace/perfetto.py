@@ -1,4 +1,4 @@
-"""Perfetto traces (``.pftrace``), as torch's CUPTI backend, rocprofv3 and Perfetto itself write them.
+"""Read Perfetto traces (``.pftrace``), as torch's CUPTI backend, rocprofv3 and Perfetto itself write them.
 
 A file is a list of packets: tracks with their processes and threads, strings that later packets name by number, and
 starts and ends of slices. Packets are not in order of time; within a track, starts and ends are paired by time.
@@ -24,7 +24,7 @@ from perfnb.trace_names import CALLS, COPIES, KERNELS, OPS
 #: Numbers of fields: of a packet,
 _TIME, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _CLEARED, _CLOCK, _DEFAULTS, _TRACK = 8, 10, 11, 12, 13, 41, 58, 59, 60
 _COMPRESSED = 50
-#: what a packet may be besides, by which a file is recognised,
+#: the other fields of a packet, by which a file is recognised,
 _KNOWN = {_TIME, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _CLEARED, _CLOCK, _DEFAULTS, _TRACK, 6, 33, 36, 42}
 #: and of interned texts.
 _CATEGORIES, _NAMES, _ARGUMENTS, _STRINGS = 1, 2, 3, 29
@@ -33,7 +33,7 @@ _BEGIN, _END = 1, 2
 _OWN_CLOCKS = 64
 _MOST_PARENTS = 100
 _UNSIGNED_MINUS_ONE = 2**32 - 1
-#: Categories of rocprofv3 in perfnb's words.
+#: rocprofv3's categories, in perfnb's words.
 _WORDS = {
     "kernel_dispatch": KERNELS[0],
     "memory_copy": COPIES[0],
@@ -71,19 +71,19 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
 
 
 class _Sequence:
-    """What is known of a sequence of packets so far: texts by their field and number, its track and its clock."""
+    """The known state of a sequence of packets: texts by their field and number, its track and its clock."""
 
     def __init__(self) -> None:
         self.texts: defaultdict[int, dict[int, str]] = defaultdict(dict)
         self.track = self.clock = 0
 
     def text(self, field: int, number: int | memoryview) -> str:
-        """An interned text; empty if there is none."""
+        """Return an interned text; empty if there is none."""
         return self.texts[field].get(signed(number), "")
 
 
 class _Track(NamedTuple):
-    """Where the slices of a track are."""
+    """The place of a track's slices."""
 
     name: str = ""
     parent: int = 0
@@ -188,7 +188,7 @@ class _Trace:
             self._other += 1
 
     def _arguments(self, annotations: list[memoryview], sequence: _Sequence) -> dict[str, int]:
-        """Columns of an event, from its annotations: of several values of one column, the first."""
+        """Return columns of an event, from its annotations: if a column has several values, the first one."""
         columns, words = dict[str, int](), dict[str, str]()
         for annotation in annotations:
             facts = facts_of(annotation)
@@ -204,7 +204,7 @@ class _Trace:
         return columns | {column: self._rows.code(column, word) for column, word in words.items() if word}
 
     def _value(self, annotation: memoryview, sequence: _Sequence, depth: int) -> int | float | str:
-        """Value of an annotation, an array as text, cut if it is too long; dictionaries have none."""
+        """Return the value of an annotation, an array as text, cut if it is too long; dictionaries have none."""
         if depth > MAX_DEPTH:
             raise too_deep(self._source)
         parts, left = list[str](), MOST_TEXT
@@ -213,7 +213,7 @@ class _Trace:
             if field == 12 and isinstance(given, memoryview):
                 self._kept.add()
                 inner = self._value(given, sequence, depth + 1)
-                if left >= 0:  # what follows would be cut anyway, and may refer to the same long text again and again
+                if left >= 0:  # the rest would be cut anyway, and may refer to the same long text again and again
                     parts.append(str(inner))
                     left -= len(parts[-1]) + len(", ")
             elif isinstance(given, memoryview):
@@ -254,7 +254,7 @@ class _Trace:
         return rows.columns()
 
     def _place(self, uuid: int, unknown: int) -> tuple[int, int]:
-        """Process and thread of a track: its own, or those of a track around it."""
+        """Return process and thread of a track: its own, or those of a track around it."""
         own = track = self._tracks.get(uuid, _Track())
         for _ in range(_MOST_PARENTS):
             if track.process is not None or track.parent not in self._tracks:
@@ -267,9 +267,9 @@ class _Trace:
 
 
 def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, int | None]], int]:
-    """Slices of a track with their ends, `None` if they have none; and the number of ends of nothing.
+    """Return the slices of a track with their ends, `None` if they have none, and the number of ends without a start.
 
-    At equal times an end comes before a start, except that of a slice that takes no time.
+    At equal times an end comes before a start, except the end of a slice that takes no time.
     """
     begins.sort(key=lambda begin: begin.time)
     ends.sort()
@@ -288,7 +288,7 @@ def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, in
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept a list of packets: what the first of them holds is known, as far as the head has it."""
+    """Accept a list of packets whose first ones are known, as far as the head contains them."""
     inside, end = set[int](), 0
     try:
         length, start = varint(head, 1, len(head))

@@ -1,7 +1,7 @@
-"""The wire format of protocol buffers, as much as profiles need: messages are walked, not parsed into objects.
+"""Read the wire format of protocol buffers, as much as profiles need: messages are walked, not parsed into objects.
 
-A walk goes one level into a message and checks each length against what is left, so that a message can claim no more
-than the bytes it has. How deep and how often to walk is the caller's choice.
+A walk goes one level into a message and checks each length against the bytes left, so that a message can claim no more
+than it has. The caller chooses how deep and how often to walk.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SIXTY_FOUR = 2**64 - 1
 
 
 class Damaged(ValueError):
-    """The bytes are not a message."""
+    """Raised if the bytes are not a message."""
 
 
 def varint(data: Buffer, place: int, end: int) -> tuple[int, int]:
-    """Read a number of up to 64 bits: the number, and where the next byte is."""
+    """Read a number of up to 64 bits. Return the number, and where the next byte is."""
     number = shift = 0
     last = min(end, place + _MOST_BYTES)
     while place < last:
@@ -89,23 +89,23 @@ def fields(data: Buffer) -> Iterator[Field]:
 
 
 def facts_of(data: Buffer) -> dict[int, int | memoryview]:
-    """The last value of each field of a message, of those with the small numbers that readers use."""
+    """Return the last value of each field of a message, for the fields with the small numbers that readers use."""
     return {field: value for field, value in fields(data) if field < _MOST_FIELDS}
 
 
 def double(bits: int) -> float:
-    """The number whose bits a fixed field has."""
+    """Return the number that the bits of a fixed field represent."""
     number: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
     return number
 
 
 def text(value: int | Buffer) -> str:
-    """Text of a field, cut if it is too long; what is not UTF-8 is escaped."""
+    """Return the text of a field, cut if it is too long; bytes that are not UTF-8 are escaped."""
     return "" if isinstance(value, int) else cut(str(value[:MOST_TEXT_BYTES], "utf-8", "backslashreplace"))
 
 
 def signed(value: int | Buffer) -> int:
-    """A number of 64 bits that may be negative; 0 if the field is no number."""
+    """Return a number of 64 bits that may be negative; 0 if the field is not a number."""
     if not isinstance(value, int):
         return 0
     return value - 2**64 if value >= 2**63 else value

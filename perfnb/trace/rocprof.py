@@ -1,4 +1,4 @@
-"""Results of rocprofv3 as JSON (``--output-format json``): kernels, copies and calls on AMD GPUs, by process."""
+"""Read results of rocprofv3 as JSON (``--output-format json``): kernels, copies and calls on AMD GPUs, by process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfnb.trace_names import CALLS, COPIES, KERNELS, RANGES
 _START = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 _GPU = 2
 _WORDS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD", "HOST_TO_HOST": "HtoH"}
-#: Records of calls, and whether they launch or wait; the rest are ranges that the program named.
+#: Kinds of calls, and whether they launch or wait; the rest are ranges that the program named.
 _CALLS = ("hip_api", "hsa_api", "rccl_api")
 
 
@@ -31,7 +31,7 @@ class _Correlation(msgspec.Struct, frozen=True, gc=False):
     internal: int = MISSING
 
 
-#: What most records lack is one object for all of them.
+#: Fields that most records lack share one default object.
 _NOTHING, _ALONE = _Handle(), _Correlation()
 
 
@@ -140,7 +140,7 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
 
 
 def _add(rows: Rows, process: _Process) -> None:
-    """Add what a process recorded."""
+    """Add the records of a process."""
     records, pid = process.buffer_records, process.metadata.pid
     numbers = _number_gpus(rows, process.agents)
     names = {
@@ -170,7 +170,7 @@ def _add(rows: Rows, process: _Process) -> None:
 
 
 def _number_gpus(rows: Rows, agents: list[_Agent]) -> Mapping[int, int]:
-    """Numbers of the GPUs by their handles, as HIP counts them without restrictions."""
+    """Return numbers of the GPUs by their handles, as HIP counts them without restrictions."""
     numbers: dict[int, int] = {}
     for agent in agents:
         if agent.type == _GPU:
@@ -184,7 +184,7 @@ def _number_gpus(rows: Rows, agents: list[_Agent]) -> Mapping[int, int]:
 
 
 def _operation(operations: list[list[str]], record: _Record) -> str:
-    """What a record says was done."""
+    """Return the operation of a record."""
     if 0 <= record.kind < len(operations):
         words = operations[record.kind]
         if 0 <= record.operation < len(words):

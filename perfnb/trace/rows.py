@@ -1,4 +1,4 @@
-"""Columns of a trace, built event by event: for formats that are not decoded in bulk."""
+"""Build the columns of a trace event by event, for formats that are not decoded in bulk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rows:
     Parameters
     ----------
     source : str
-        What errors call the trace.
+        The name of the trace in errors.
     limits : Limits
 
     Attributes
@@ -35,7 +35,7 @@ class Rows:
     process_names, thread_names : dict
         As `TraceColumns` has them.
     devices : dict of int to dict
-        What is known about each device.
+        The known facts about each device.
     caveats : list of str
     kept : Kept
         Counts events and distinct texts, and whatever else the reader adds to it.

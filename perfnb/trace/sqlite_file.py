@@ -1,4 +1,4 @@
-"""SQLite files from strangers: read only, plain tables only, whole columns at once, within limits.
+"""Read SQLite files from strangers: read only, plain tables only, whole columns at once, within limits.
 
 A view can compute for ever, and a damaged tree of pages can lead in circles. Views and triggers are therefore refused
 where a reader could meet them, and a file may cost only so much work for each of its bytes.
@@ -23,20 +23,20 @@ from perfnb.trace.columns import Ints
 from perfnb.trace.trace_file import GZIP, MOST_TEXT, Kept, Limits, OnProgress, Reports, blocks_of_file
 
 MAGIC = b"SQLite format 3\0"
-#: In a column of numbers, a value that a row does not have.
+#: The value of a missing number in a column.
 NULL = -(2**63)
-#: Rows that are fetched at once, and bytes of one value.
+#: The rows that are fetched at once, and the most bytes of one value.
 _ROWS, _MOST_VALUE = 5_000, 16 * 2**20
-#: Instructions of SQLite's machine between two looks at the cost so far, and those it may cost: a row takes
-#: about four for each column that is read, and at least one byte for each.
+#: The instructions of SQLite's machine between two checks of the cost so far, and the most that a file may cost: a row
+#: takes about four for each column that is read, and at least one byte for each.
 _LOOK = 100_000
 _COST, _COST_PER_BYTE = 20_000_000, 20
-#: Instructions for each byte by which progress is estimated.
+#: The instructions for each byte by which progress is estimated.
 _USUAL_COST = 2
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a file is compressed with gzip."""
+    """Return whether a file is compressed with gzip."""
     try:
         with open_regular(path) as file:
             return file.read(len(GZIP)) == GZIP
@@ -83,7 +83,7 @@ class SqliteFile:
     Parameters
     ----------
     path : Path
-        What errors call the file.
+        The file's name in errors.
     connection : sqlite3.Connection
     length : int
         Bytes of the file, unpacked.
@@ -126,12 +126,12 @@ class SqliteFile:
             self.tables = self._schema()
 
     def columns(self, table: str) -> frozenset[str]:
-        """The names of a table's columns; none if the file lacks the table.
+        """Return the names of a table's columns; none if the file lacks the table.
 
         Raises
         ------
         TraceError
-            If something else than a plain table has the name.
+            If something other than a plain table has the name.
         """
         kind, sql = self.tables.get(table, ("", ""))
         if not kind:
@@ -143,9 +143,9 @@ class SqliteFile:
             return frozenset(str(row[1], "utf-8", "replace") for row in rows)
 
     def numbers(self, table: str, names: Sequence[str]) -> dict[str, Ints]:
-        """Whole columns of integers, with `NULL` for missing values and in columns that the table lacks.
+        """Return whole columns of integers, with `NULL` for missing values and in columns that the table lacks.
 
-        Empty without the table.
+        The columns are empty without the table.
         """
         if not (there := self.columns(table)):
             return {name: np.array([], dtype=np.int64) for name in names}
@@ -177,7 +177,7 @@ class SqliteFile:
         return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
     def texts(self, table: str, key: str, text: str) -> dict[int, str]:
-        """The texts of a table by their keys, of rows that have one; empty without the table."""
+        """Return the texts of a table by their keys, from rows that have one; empty without the table."""
         if not {key, text} <= self.columns(table):
             return {}
         known = Texts(self.kept)
@@ -186,7 +186,7 @@ class SqliteFile:
         return {number: known.labels[code] for number, code in pairs if code >= 0}
 
     def _schema(self) -> dict[str, tuple[str, str]]:
-        """Kind and SQL of each table and view by name."""
+        """Return kind and SQL of each table and view by name."""
         schema = {}
         for row in self._connection.execute("SELECT type, name, sql FROM sqlite_master"):
             kind, name, sql = (str(value or b"", "utf-8", "replace") for value in row)
@@ -197,12 +197,12 @@ class SqliteFile:
         return schema
 
     def _look(self) -> int:
-        """Called by SQLite now and then while it works; whether to stop it."""
+        """Decide whether to stop SQLite, which calls this now and then while it works."""
         try:
             self._cost += _LOOK
             self._report(min(self._cost // _USUAL_COST, self._bytes))
             return int(self._cost > _COST + _COST_PER_BYTE * self._bytes)
-        except BaseException as error:  # SQLite would drop it: an interrupt among them
+        except BaseException as error:  # SQLite would drop it, for example an interrupt
             self._raised = error
             return 1
 
@@ -237,7 +237,7 @@ def _require_finished(path: Path) -> None:
 
 
 class Texts(dict[Any, int]):
-    """Number texts from 0 in the order they are first looked up, as UTF-8; no text is -1.
+    """Number texts from 0 in the order they are first looked up, as UTF-8; a missing text is -1.
 
     Attributes
     ----------

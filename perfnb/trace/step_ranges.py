@@ -1,4 +1,4 @@
-"""Steps that user ranges mark, in traces whose format has no marks of its own, or by the names that the user gives.
+"""Mark steps by user ranges, in traces whose format has no marks of its own, or by names that the user gives.
 
 Each becomes an event that torch's profiler would have written for it, ``ProfilerStep#3``, next to the range itself.
 """
@@ -17,7 +17,7 @@ from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns
 from perfnb.trace.trace_steps import MOST_STEPS, is_in
 from perfnb.trace_names import OPS, RANGES, STEP_MARKS, TORCH_STEP, step_number
 
-#: A name and the number behind it: ``iteration 12``, ``step_3``, ``batch#7``, ``epoch 1 step 2``.
+#: A name and the number after it: ``iteration 12``, ``step_3``, ``batch#7``, ``epoch 1 step 2``.
 _NUMBERED = re.compile(r"(?P<name>.*?)[\s_#:=\-\[(]*(?P<number>[0-9]{1,15})[\])]?", re.DOTALL)
 #: Names that mark a kind of range.
 _SAYS_STEP = re.compile(r"(?:^|[^a-z])(?:step|iter|iteration|batch)s?(?:$|[^a-z])", re.IGNORECASE)
@@ -33,7 +33,7 @@ def with_steps(trace: TraceColumns, name: str | None, source: str, guess: bool =
     ----------
     trace : TraceColumns
     name : str, optional
-        Of the range; a number may follow it. Marks that the trace has do not count then.
+        The name of the range; a number may follow it. Marks in the trace do not count then.
     source : str
         Name of the trace for errors.
     guess : bool
@@ -66,7 +66,7 @@ def _split(name: str) -> tuple[str, int]:
 
 
 def _numbers(trace: TraceColumns, rows: Ints) -> Ints:
-    """The numbers in the names of ranges, or from 0 in order of time if not each has one of its own."""
+    """Return the numbers in the names of ranges, or from 0 in order of time if not each has a number of its own."""
     own = np.array([_split(one)[1] for one in trace.names], dtype=np.int64)[trace.name[rows]]
     if (own != MISSING).all() and len(np.unique(own)) == len(own):
         return own
@@ -74,9 +74,12 @@ def _numbers(trace: TraceColumns, rows: Ints) -> Ints:
 
 
 def _guessed(trace: TraceColumns) -> tuple[Ints, Ints, str]:
-    """Find the ranges that mark steps, on the thread with the most ranges: those named so, else the most."""
+    """Find the ranges that mark steps, on the thread with the most ranges.
+
+    They are those named like steps, else the most frequent.
+    """
     none = np.array([], dtype=np.int64)
-    # Without numbered ops, what stands as ops are the user's ranges.
+    # Without numbered ops, the user's ranges are listed as ops.
     rows = np.flatnonzero(is_in(trace, RANGES if (trace.external_id != MISSING).any() else (*RANGES, *OPS)))
     if not len(rows):
         return none, none, ""
@@ -134,7 +137,7 @@ def _without_marks(trace: TraceColumns) -> TraceColumns:
 
 
 def _others(trace: TraceColumns) -> str:
-    """The ranges that repeat, for an error."""
+    """Return the ranges that repeat, for an error."""
     rows = np.flatnonzero(is_in(trace, RANGES)) if len(trace) else np.array([], dtype=np.int64)
     if not len(rows):
         return ": it has no user ranges"

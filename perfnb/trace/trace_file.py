@@ -1,4 +1,4 @@
-"""Trace files: the formats that perfnb reads, and their text in blocks, unpacked on the fly, within limits.
+"""Find the format of a trace file, and read its text in blocks, unpacked on the fly, within limits.
 
 A format is one module in this folder with a `READER`, and one line in `READERS`.
 """
@@ -23,7 +23,7 @@ from perfnb.files import open_regular
 from perfnb.quantities import size
 from perfnb.trace.columns import TraceColumns
 
-#: Asked in this order: put a specific format before a general one.
+#: The readers in the order of recognition: put a specific format before a general one.
 READERS = (
     "perfnb.trace.xplane:READER",
     "perfnb.trace.perfetto:READER",
@@ -33,34 +33,36 @@ READERS = (
     "perfnb.trace.chrome_events:READER",
     "perfnb.trace.kineto:READER",
 )
-#: Where an error about an unknown file points.
+#: The reference in errors about an unknown file.
 FORMATS_ARE = 'help(perfnb.load) and "File formats" in the documentation list the formats'
-#: Bytes of a file, unpacked, by which its format is recognised.
+#: The unpacked bytes of a file that its format is recognised by.
 HEAD = 2**16
-#: Called with the bytes of the file done so far, and its size.
+#: A callback with the bytes of the file done so far, and its size.
 OnProgress = Callable[[int, int], None]
 
 _BLOCK = 2**20
-#: Bytes and events of a format that is read piece by piece, and of one that is decoded whole.
+#: The most bytes and events of a format that is read piece by piece, and of one that is decoded whole.
 _PIECEWISE, _WHOLE = (8 * 2**30, 25_000_000), (256 * 2**20, 4_000_000)
-#: Values inside values. Python's own recursion limit is higher.
+#: The most values inside values. Python's own recursion limit is higher.
 MAX_DEPTH = 200
-#: Letters of one text that are kept: many events may refer to the same text, and each would copy it.
+#: The letters of one text that are kept: many events may refer to the same text, and each would copy it.
 MOST_TEXT = 16_384
-#: Letters of all the distinct texts of a file, for each event that a format that is decoded whole may hold.
+#: The letters of all the distinct texts of a file, for each event that a format decoded whole may hold.
 LETTERS = 64
-#: Bytes of UTF-8 that spell more letters than are kept, whichever they are.
+#: The bytes of UTF-8 that surely spell more letters than are kept.
 MOST_TEXT_BYTES = 4 * MOST_TEXT + 4
-#: Letters of a line of text.
+#: The most letters in a line of text.
 _LONGEST_LINE = 2**20
-#: Progress is reported after this long, and this often.
+#: The seconds after which progress is reported, and between two reports.
 QUIET_S, _EVERY_S = 2.0, 0.2
-#: Real traces unpack to 15 to 30 times their size. What unpacks to more than the first is refused, from the second on.
+#: Real traces unpack to 15 to 30 times their size. A file that unpacks to more than the first number is refused, from
+#: the second number of bytes on.
 _MOST_RATIO, _RATIO_FROM = 200, 32 * 2**20
 GZIP = b"\x1f\x8b"
-#: Compressed bytes that are unpacked together: few, because what follows the end of a part is copied for each part.
+#: The compressed bytes that are unpacked together: few, because the bytes after the end of a part are copied for each
+#: part.
 _PACKED_BLOCK = 2**14
-#: What a file that no reader recognises is, by its first bytes.
+#: Descriptions of files that no reader recognises, by their first bytes.
 _MAGIC = {
     b"PK\x03\x04": "a ZIP archive: unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
@@ -73,18 +75,18 @@ _MAGIC = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a file may ask for before a reader refuses it; what is not given has a default.
+    """The limits beyond which a reader refuses a file; those not given have defaults.
 
     A format that is read piece by piece may be larger than one whose whole content is in memory at once. The defaults
-    of the latter keep a hostile file below 2 GiB: each thing that is kept takes up to 200 bytes, whatever it takes in
+    of the latter keep a hostile file below 2 GiB: each value that is kept takes up to 200 bytes, whatever its size in
     the file.
 
     Attributes
     ----------
     max_bytes : int, optional
-        Of the content, unpacked.
+        The most bytes of the unpacked content.
     max_events : int, optional
-        Of any kind. In a format that is decoded whole, names and values count too.
+        The most events of any kind. In a format that is decoded whole, names and values count too.
     """
 
     max_bytes: int | None = None
@@ -101,22 +103,22 @@ class Limits:
         return self.max_events or _PIECEWISE[1]
 
     def whole(self) -> Limits:
-        """The limits of a format that is decoded whole."""
+        """Return the limits of a format that is decoded whole."""
         return Limits(self.max_bytes or _WHOLE[0], self.max_events or _WHOLE[1])
 
 
 def cut(text: str) -> str:
-    """Return a text from a file; one that is far longer than any name ends in "…"."""
+    """Return a text from a file; a text that is far longer than any name is cut, and ends in "…"."""
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
 
 class Kept:
-    """Counts what a file makes its reader keep in memory.
+    """Counts the values that a file makes its reader keep in memory.
 
     Parameters
     ----------
     source : str
-        What errors call the file.
+        The file's name in errors.
     limits : Limits
     """
 
@@ -161,7 +163,7 @@ class Reader:
         Reads a file, given its path, `Limits` and a progress callback; a list is the ranks of one job, in order. Raises
         `TraceError` if the file is damaged or exceeds a limit.
     caveats : tuple of str
-        What the format cannot tell; a profile's notes list it.
+        Facts that the format cannot record; a profile's notes list them.
     guess_steps : bool
         Whether a range that repeats marks the steps, because the format has no marks of its own.
     """
@@ -175,7 +177,7 @@ class Reader:
 
 @cache
 def readers() -> tuple[Reader, ...]:
-    """Every reader, in the order they are asked."""
+    """Return every reader, in the order they are asked."""
     return tuple(resolve_name(name) for name in READERS)
 
 
@@ -186,13 +188,19 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def looks_like(path: Path) -> str:
-    """Say in parentheses what a file that no reader recognises is, if its first bytes tell; never quote them."""
+    """Describe in parentheses a file that no reader recognises, if its first bytes reveal its kind.
+
+    Never quote them.
+    """
     head = head_of(path)
     return next((f" (it is {what})" for magic, what in _MAGIC.items() if head.startswith(magic)), "")
 
 
 def head_of(path: Path) -> bytes:
-    """The first bytes of a file's content; still packed if they cannot be unpacked, none if they cannot be read."""
+    """Return the first bytes of a file's content.
+
+    They are still packed if they cannot be unpacked, and none if they cannot be read.
+    """
     head = content = b""
     with suppress(OSError, ValueError, TraceError), open_regular(path) as file:
         head = file.read(HEAD)
@@ -262,7 +270,7 @@ def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
     while packed := file.read(_PACKED_BLOCK):
         while packed:
             if part is None:
-                packed = packed.lstrip(b"\0")  # gzip's padding between and behind the parts
+                packed = packed.lstrip(b"\0")  # gzip's padding between and after the parts
                 if not packed:
                     break
                 part = zlib.decompressobj(wbits=31)
@@ -299,7 +307,7 @@ class Reports:
         self._start = self._last = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Report that so many bytes are done, if it is time."""
+        """Report that this many bytes are done, if it is time."""
         now = time.monotonic()
         due = now - self._last >= _EVERY_S or done == self._length
         if self._progress is not None and now - self._start >= QUIET_S and due:
@@ -340,7 +348,7 @@ def lines_of_file(path: Path, limits: Limits) -> Generator[str, None, None]:
 
 
 def refuse_many_values(text: bytearray, source: str, limits: Limits) -> None:
-    """Refuse JSON that is about to be decoded whole if it holds too many values; brackets in texts count as well.
+    """Refuse JSON with too many values before it is decoded whole; brackets in texts count as well.
 
     Four numbers or texts take as much memory as one list or object.
     """

@@ -1,7 +1,7 @@
-"""The steps that a trace marks, the events that belong to them, and limits that no trace of a real run exceeds.
+"""Find the steps that a trace marks and their events, and refuse what no trace of a real run contains.
 
 A report gives each thread, stream, device, step and level a row, so a small file with millions of them would keep it
-busy for hours or fill the memory. `perfnb.trace.trace_file.Limits` bounds what reading a file takes.
+busy for hours or fill the memory. `perfnb.trace.trace_file.Limits` bounds the cost of reading a file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MOST_THREADS = 2_000
 MOST_STREAMS = 2_000
 MOST_DEVICES = 256
 MOST_STEPS = 5_000
-#: Steps times devices: each pair has a row in the GPU tables.
+#: The most steps times devices: each pair has a row in the GPU tables.
 MOST_STEPS_OF_DEVICES = 20_000
-#: Events on one thread inside each other: Python itself allows about 1,000 calls.
+#: The most events on one thread inside each other: Python itself allows about 1,000 calls.
 MOST_NESTED = 2_000
-#: Layers inside each other, and letters in the names of all layers: each name repeats those around it.
+#: The most layers inside each other, and letters in the names of all layers: each name repeats those around it.
 MOST_LAYERS_NESTED = 500
 MOST_LETTERS = 32 * 2**20
 
@@ -38,9 +38,9 @@ class TraceSteps:
     Attributes
     ----------
     rows : ndarray
-        Position in the trace of the event that marks each; -1 for a step that stands for the whole trace.
+        Position in the trace of the event that marks each; -1 for a step that represents the whole trace.
     numbers : ndarray
-        From their marks: ``ProfilerStep#12`` is 12.
+        Numbers from their marks: ``ProfilerStep#12`` is 12.
     starts, ends : ndarray
         Nanoseconds.
     process, thread : int
@@ -77,7 +77,7 @@ def numbered_spans(trace: TraceColumns, label: str, categories: tuple[str, ...])
 
 
 def first_match(key: Ints, wanted: Ints) -> Ints:
-    """Position in `key` of the first value equal to each wanted one; -1 if there is none."""
+    """Return the position in `key` of the first value equal to each wanted one; -1 if there is none."""
     values, first = np.unique(key, return_index=True)
     return np.asarray(np.append(first, MISSING)[pd.Index(values).get_indexer(pd.Index(wanted))])
 
@@ -89,7 +89,7 @@ def launched_by(correlation: Ints, on_host: Bools, rows: Ints) -> Ints:
 
 
 def moments_of(start: Ints, rows: Ints, call: Ints) -> Ints:
-    """Return the moment by which each event in `rows` belongs to a step: the start of its launch, else its own."""
+    """Return the moment that assigns each event in `rows` to a step: the start of its launch, else its own start."""
     return np.where(call != MISSING, start[call], start[rows])
 
 
@@ -108,7 +108,7 @@ def step_of(moments: Ints, starts: Ints, ends: Ints) -> Ints:
 def steps_of(trace: TraceColumns) -> TraceSteps:
     """Find the steps that a trace marks; without marks, the whole trace is one step.
 
-    Marks count on the thread with the most of them. A step that stands for the whole trace lasts from the start of the
+    Marks count on the thread with the most of them. A step that represents the whole trace lasts from the start of the
     first host event to the end of the last, and runs on the thread with the most events outside a backward pass;
     without host events it spans what ran on devices.
     """
@@ -193,7 +193,7 @@ def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
     Raises
     ------
     TraceError
-        With what there is too much of; the message names `source`.
+        With what exceeds the limits; the message names `source`.
     """
     on_device = is_in(trace, DEVICE_EVENTS)
     host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
@@ -215,7 +215,10 @@ def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
 
 
 def refuse_odd_layers(depth: Sequence[int], letters: int, source: str) -> None:
-    """Refuse layers nested too deeply, or whose names have too many letters in all; as `refuse_odd_trace`."""
+    """Refuse layers that are nested too deeply, or whose names have too many letters in all.
+
+    Errors are those of `refuse_odd_trace`.
+    """
     levels = max(depth, default=-1) + 1
     if levels > MOST_LAYERS_NESTED:
         raise TraceError(_odd(source, f"{levels:,} layers inside each other", MOST_LAYERS_NESTED))

@@ -1,4 +1,4 @@
-"""The events of JAX and TensorFlow in perfnb's words, from XSpace files and from Chrome JSON.
+"""Translate the events of JAX and TensorFlow into perfnb's words, from XSpace files and from Chrome JSON.
 
 Both have the same planes and lines: a plane is a process of the trace viewer (``/device:GPU:0``, ``/host:CPU``), a line
 a thread of it (``Stream #16(Kernel)``, ``XLA Ops``, ``python``), and an event has statistics such as ``hlo_op`` and
@@ -39,15 +39,15 @@ _SET, _RUNTIME = "gpu_memset", CALLS[0]
 
 
 class XlaPlane:
-    """A plane, with the names of its lines: adds its events to the rows.
+    """A plane with the names of its lines, which adds its events to the rows.
 
     Parameters
     ----------
     rows : Rows
     name : str
-        Of the plane.
+        The name of the plane.
     process : int
-        Its number.
+        The number of the plane.
     lines : collection of str
         Names of its lines.
     """
@@ -58,7 +58,7 @@ class XlaPlane:
         device = _DEVICE.search(name) if not name.startswith("/host:") else None
         self.device = MISSING if device is None else int(device["number"])
         self._has_streams = any(_STREAM.match(line) for line in lines)
-        #: Steps that a device marks: number, start and duration in nanoseconds.
+        #: The steps that a device marks: number, start and duration in nanoseconds.
         self.device_steps: list[tuple[int, int, int]] = []
         self.marked_steps = False
 
@@ -120,7 +120,7 @@ def add_device_steps(rows: Rows, planes: Collection[XlaPlane]) -> None:
 
 
 def framework_op(stats: Mapping[str, Stat]) -> str:
-    """The op of JAX or TensorFlow, such as ``jit(f)/transpose(jvp(Dense))/dot_general``; empty if unknown."""
+    """Return the op of JAX or TensorFlow, such as ``jit(f)/transpose(jvp(Dense))/dot_general``; empty if unknown."""
     for key in ("name", "tf_op"):
         text = str(stats.get(key, "")).partition(":")[0]
         if "/" in text:
@@ -129,7 +129,7 @@ def framework_op(stats: Mapping[str, Stat]) -> str:
 
 
 def work_category(line: str, name: str, stats: Mapping[str, Stat]) -> str:
-    """Category of work on a device."""
+    """Return the category of work on a device."""
     kinds = line.partition("(")[2]
     if "memset_details" in stats or name.lower().startswith("memset"):
         return _SET
@@ -141,11 +141,11 @@ def work_category(line: str, name: str, stats: Mapping[str, Stat]) -> str:
 
 
 def number_of(value: object) -> int:
-    """A number that is given as one or as text, -1 for anything else."""
+    """Return a number that is given as a number or as text, -1 for anything else."""
     number = whole_number(value)
     return MISSING if number is None or number < 0 else number
 
 
 def is_plane(name: str) -> bool:
-    """Whether a process of a Chrome trace is a plane."""
+    """Return whether a process of a Chrome trace is a plane."""
     return name.startswith(("/device:", "/host:"))

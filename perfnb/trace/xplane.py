@@ -1,4 +1,4 @@
-"""XSpace files (``*.xplane.pb``), which JAX, TensorFlow and PyTorch/XLA write: planes of lines of events.
+"""Read XSpace files (``*.xplane.pb``), which JAX, TensorFlow and PyTorch/XLA write: planes of lines of events.
 
 Times are picoseconds from their line's start, and lines of one file start at different times.
 """
@@ -17,9 +17,9 @@ from perfnb.trace.rows import FAR_NS, Rows
 from perfnb.trace.trace_file import Kept, Limits, OnProgress, Reader, whole_file
 from perfnb.trace.xla import CAVEATS, STATS, Stat, XlaPlane, add_device_steps, framework_op, number_of
 
-#: Statistics that are remembered: most are the same in many events.
+#: The number of statistics that are remembered: most are the same in many events.
 _MOST_SEEN = 4_096
-#: Names of planes start so.
+#: The start of the names of planes.
 _NAMES = ("/host:", "/device:", "Task Environment", "#Chip")
 _METADATA, _ENVIRONMENT = "/host:metadata", "Task Environment"
 _START = "profile_start_time"
@@ -27,7 +27,7 @@ _START = "profile_start_time"
 _OF_DEVICE = {"totalGlobalMem": "memory_size", "numSms": "core_count"}
 _USED = frozenset({_START, "device_vendor", *_OF_DEVICE.values(), *STATS})
 
-#: Where something starts and ends.
+#: The start and the end of something.
 Place = tuple[int, int]
 #: By module and op, the path of an op of JAX or TensorFlow.
 Paths = dict[tuple[str, str], str]
@@ -90,7 +90,7 @@ def _text_at(data: Buffer, start: int, end: int, wanted: int) -> str:
 
 
 def _messages(data: Buffer, start: int, end: int, wanted: int) -> Iterator[Place]:
-    """Places of the messages in a field, or of its texts."""
+    """Yield the places of the messages in a field, or its texts."""
     return ((a, b) for field, kind, a, b in spans(data, start, end) if field == wanted and kind == BYTES)
 
 
@@ -102,12 +102,12 @@ class _PlaneReader:
         self._names: dict[int, str] = {}
         for key, entry in self._entries(5):
             self._names[key] = text(facts_of(entry).get(2, b""))
-        # Not of a method: that would be a cycle of references, which keeps the data alive.
+        # Not from a method: that would be a cycle of references, which keeps the data alive.
         self._stat = lru_cache(_MOST_SEEN)(partial(_stat, self._names))
         self._own = dict(filter(None, (self._stat(bytes(data[a:b])) for a, b in _messages(data, *place, 6))))
 
     def began(self) -> int:
-        """The time at which the profile started, in nanoseconds; 0 if the plane does not tell."""
+        """Return the time when the profile started, in nanoseconds; 0 if the plane does not record it."""
         begun = number_of(self._own.get(_START))
         return begun if 0 < begun < FAR_NS else 0
 
@@ -145,7 +145,7 @@ class _PlaneReader:
         return plane
 
     def _entries(self, field: int) -> Iterator[tuple[int, Buffer]]:
-        """Key and value of the entries of a map."""
+        """Yield key and value of the entries of a map."""
         view = memoryview(self._data)
         for a, b in _messages(self._data, *self._place, field):
             entry = facts_of(view[a:b])
@@ -155,7 +155,7 @@ class _PlaneReader:
                 yield signed(entry.get(1, 0)), value
 
     def _event(self, start: int, end: int) -> tuple[int, int, int, dict[str, Stat]] | None:
-        """Kind, offset, duration and statistics of an event, unless it is a number of occurrences."""
+        """Return the kind, offset, duration and statistics of an event, unless it is a number of occurrences."""
         kind = offset = duration = 0
         stats: dict[str, Stat] = {}
         for field, wire, a, b in spans(self._data, start, end):
@@ -174,7 +174,7 @@ class _PlaneReader:
 
 
 def _stat(names: dict[int, str], data: bytes) -> tuple[str, Stat] | None:
-    """Name and value of a statistic that is used; text may be the name of another statistic."""
+    """Return name and value of a statistic that is used; text may be the name of another statistic."""
     if len(data) < 2 or data[0] != 8:  # its kind comes first in every known writer's files
         return None
     kind, place = varint(data, 1, len(data))

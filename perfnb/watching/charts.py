@@ -1,4 +1,4 @@
-"""The charts of a watch, the lines in each, and the points of a line."""
+"""Define the charts of a watch, the lines in each, and the points of a line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Chart:
     ceiling_word: str = ""
 
     def near_ceiling(self, most: float) -> bool:
-        """Whether readings of at most `most` come so near to the ceiling that it belongs on the axis."""
+        """Return whether readings of at most `most` come so close to the ceiling that it belongs on the axis."""
         return self.ceiling is not None and most >= 0.6 * self.ceiling
 
 
@@ -99,7 +99,7 @@ _CEILINGS = {"cpus": "all cores", "memory_bytes": "installed", "power_limit_w": 
 
 
 def device_word(device: str, facts: Mapping[str, Any]) -> str:
-    """The name of a device: ``GPU 0 (NVIDIA H100)``."""
+    """Return the name of a device: ``GPU 0 (NVIDIA H100)``."""
     if not device.startswith("gpu"):
         return device
     name = facts.get("name")
@@ -109,7 +109,7 @@ def device_word(device: str, facts: Mapping[str, Any]) -> str:
 def charts_of(
     samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], wanted: Sequence[str] | None = None
 ) -> tuple[Chart, ...]:
-    """The charts that have something to draw, of those in `wanted` if given; `devices` has the facts of each."""
+    """Return the charts that have something to draw, of those in `wanted` if given; `devices` has the facts of each."""
     found = {
         str(device): set(own.columns[own.notna().any()]) for device, own in samples.groupby("device", observed=True)
     }
@@ -118,7 +118,7 @@ def charts_of(
 
 
 def columns_of(charts: Iterable[Chart]) -> dict[str, list[str]]:
-    """The columns that charts draw, by device."""
+    """Return the columns that charts draw, by device."""
     columns: dict[str, list[str]] = {}
     for line in (line for chart in charts for line in chart.lines):
         if line.column not in columns.setdefault(line.device, []):
@@ -127,7 +127,7 @@ def columns_of(charts: Iterable[Chart]) -> dict[str, list[str]]:
 
 
 def without_limits(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The cgroup, if it limits nothing: its figures would only repeat others."""
+    """Return the cgroup if it limits nothing, because its figures would only repeat others."""
     limits = ("cpu_limit", "memory_limit_bytes")
     return [name for name, facts in devices.items() if name == "cgroup" and not any(map(facts.get, limits))]
 
@@ -146,13 +146,16 @@ def _chart(key: str, kind: _Kind, found: Mapping[str, set[str]], devices: Mappin
 
 
 def _idle_cgroup(device: str, column: str, facts: Mapping[str, Any]) -> bool:
-    """Whether the cgroup has no limit on this, so that its line would only repeat others."""
+    """Return whether the cgroup has no limit on this, so that its line would only repeat others."""
     limit = "memory_limit_bytes" if column == "memory_bytes" else "cpu_limit"
     return device == "cgroup" and facts.get(limit) is None
 
 
 def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, str]:
-    """The bound of the lines: the cgroup's limit if there is one, else what is installed; none if GPUs differ."""
+    """Return the bound of the lines: the cgroup's limit if there is one, else the installed amount.
+
+    There is none if GPUs differ.
+    """
     if not kind.limit:
         return None, ""
     cgroup = devices.get("cgroup", {}) if "cgroup" in kind.on else {}
@@ -171,7 +174,7 @@ Floats = NDArray[np.float64]
 def on_grid(
     samples: pd.DataFrame, charts: Iterable[Chart], interval_s: float, most: int
 ) -> tuple[Floats, dict[tuple[str, str], Floats]]:
-    """At most `most` instants, and the mean around each by device and column; `nan` where nothing was read.
+    """Return at most `most` instants, and the mean around each by device and column; `nan` where nothing was read.
 
     Devices may be read at times of their own, but the lines of a chart share its places.
     """

@@ -1,4 +1,4 @@
-"""What the live charts of a watch draw, ready for JSON, and the marks of their lines."""
+"""Prepare the data of a watch's live charts, ready for JSON, and the marks of their lines."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from perfnb.watching.charts import Chart, ChartLine, charts_of, on_grid
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary, StepsWatched
 
-#: A named stretch of time: name, depth, start and end in seconds, and what else there is to know.
+#: A named stretch of time: name, depth, start and end in seconds, and a note.
 Band = tuple[str, int, float, float | None, str]
-#: Places of the marks of devices, so that each has the same in every chart; those of GPUs are their numbers.
+#: Places of the marks of devices, so that each has the same mark in every chart; those of GPUs are their numbers.
 _PLACES = {"process": 0, "host": 1, "cgroup": 2}
 
 
 def line_mark(chart: Chart, line: ChartLine) -> Mark:
-    """The mark of a line: that of its device if each has one line, or if there are too many for a mark each."""
+    """Return the mark of a line: that of its device if each has one line, or if there are too many for a mark each."""
     if len({line.column for line in chart.lines}) > 1 and len(chart.lines) <= palette.LINES:
         return palette.line(chart.lines.index(line), line.word)
     number = line.device.removeprefix("gpu")
@@ -33,7 +33,7 @@ def line_mark(chart: Chart, line: ChartLine) -> Mark:
 
 
 def bands_of(summary: MachineSummary) -> list[Band]:
-    """The named stretches: the passes of a profile, and the marks below them."""
+    """Return the named stretches: the passes of a profile, and the marks below them."""
     steps = summary.steps
     passes = () if steps is None else steps.passes.itertuples(index=False)
     bands: list[Band] = [
@@ -46,7 +46,7 @@ def bands_of(summary: MachineSummary) -> list[Band]:
 
 
 def watch_facts(summary: MachineSummary) -> list[str]:
-    """How the machine was watched: how often, what is missing, what it cost."""
+    """Return how the machine was watched: how often, what is missing, and the cost."""
     facts = [f"every {fmt.significant(summary.interval_s, trim=True)} s"]
     if summary.running:
         return facts
@@ -60,7 +60,7 @@ def watch_facts(summary: MachineSummary) -> list[str]:
 
 
 def lasted(seconds: float) -> str:
-    """A length of time: ``42.5 s``, ``2:05 min``, ``1:02:03 h``."""
+    """Return a length of time: ``42.5 s``, ``2:05 min``, ``1:02:03 h``."""
     if 0 < seconds < 0.1:
         return fmt.duration(1e3 * seconds)
     if seconds < 60:
@@ -79,9 +79,9 @@ _FACTORS = {"_bytes": 2**20, "_bytes_per_s": 1000}
 
 
 def panel_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | None = None) -> dict[str, Any]:
-    """Everything that the panel of a running watch shows at first.
+    """Return everything that the panel of a running watch shows at first.
 
-    It has every line that readings may still come for; those without any are not drawn.
+    The data have every line that may still get readings; lines without any are not drawn.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def panel_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | No
 
 
 def history_data(summary: MachineSummary) -> dict[str, Any]:
-    """What the picture of a watch that has ended draws, with the steps that ran during it."""
+    """Return the data for the picture of a watch that has ended, with the steps that ran during it."""
     steps = summary.steps
     return {**_charts_data(summary, summary.charts), "steps": None if steps is None else _steps(steps)}
 
@@ -119,13 +119,13 @@ def _charts_data(summary: MachineSummary, charts: Sequence[Chart]) -> dict[str, 
 
 
 def row_data(device: str, t_s: float, window_s: float | None, values: Mapping[str, float | None]) -> list[Any]:
-    """A reading in the panel's format."""
+    """Return a reading in the panel's format."""
     known = {metric: fmt.short(value) for metric, value in values.items() if metric in METRICS}
     return [device, round(t_s, 3), None if window_s is None else round(window_s, 3), known]
 
 
 def band_data(name: str, depth: int, start_s: float, end_s: float | None, more: str = "") -> list[Any]:
-    """A mark in the panel's format."""
+    """Return a mark in the panel's format."""
     end = fmt.known(end_s)
     return [escape.plain(name, 60), int(depth), round(float(start_s), 3), None if end is None else round(end, 3), more]
 
@@ -141,7 +141,7 @@ def _line(chart: Chart, line: ChartLine) -> dict[str, str]:
 
 
 def _history(summary: MachineSummary, charts: Sequence[Chart]) -> dict[str, Any]:
-    """The readings on one grid: its first instant, its step, and a factor and numbers by device and column."""
+    """Return the readings on one grid: its first instant, its step, and a factor and numbers by device and column."""
     samples, devices = summary.samples, dict[str, dict[str, Any]]()
     if samples.empty:
         return {"first": 0.0, "step": summary.interval_s, "devices": devices}

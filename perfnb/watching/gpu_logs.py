@@ -1,7 +1,7 @@
-"""Logs of ``nvidia-smi``, as job scripts keep them: ``--query-gpu=... --format=csv`` and ``dmon``.
+"""Read logs of ``nvidia-smi``, as job scripts keep them: ``--query-gpu=... --format=csv`` and ``dmon``.
 
-Neither gives the time zone of its clock, and ``dmon`` has no time unless it was asked for. Units are those that
-``nvidia-smi`` writes for each column, whether or not they stand behind the values too.
+Neither gives the time zone of its clock, and ``dmon`` has no time unless it was requested. Units are those that
+``nvidia-smi`` writes for each column, whether or not they also follow the values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perfnb.trace.trace_file import Limits, head_of, lines_of_file, too_many
 
 _MOST_DEVICES, _MOST_NAMED, _DAY_S = 256, 8, 86_400
 _MIB, _MB = 2.0**20, 1e6
-#: What the columns of logs are in ``samples``, with the factor between their units; those of ``dmon`` come last.
+#: The columns of ``samples`` for the columns of logs, with the factor between their units; those of ``dmon`` come last.
 _COLUMNS = {
     **{"utilization.gpu": ("busy_percent", 1.0), "memory.used": ("memory_bytes", _MIB)},
     **dict.fromkeys(("power.draw", "power.draw.average", "power.draw.instant"), ("power_w", 1.0)),
@@ -43,7 +43,7 @@ _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _WHICH = ("gpu", "index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "serial", "gpu_serial")
 _NAMES, _TIMES = ("name", "gpu_name"), ("timestamp", "date", "time")
 _SHOWN = {*_COLUMNS, *_LIMITS, *_REASONS, *_WHICH, *_NAMES, *_TIMES, "count", "driver_version"}
-#: A number, perhaps with its unit; what is missing is ``-``, ``[N/A]`` or ``[Not Supported]``.
+#: A number, perhaps with its unit; a missing value is ``-``, ``[N/A]`` or ``[Not Supported]``.
 _NUMBER = r"^(-?[0-9]{1,18}(?:\.[0-9]{1,9})?)(?: ?[A-Za-z%/]{1,5})?$"
 _MASK = r"^0x([0-9a-fA-F]{1,16})$"
 
@@ -83,7 +83,7 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
     elif "time" in text and "date" not in text:  # a time of day continues after midnight
         samples["t_s"] += (samples["t_s"].diff() < -_DAY_S / 2).cumsum() * _DAY_S
     if which is None and samples["t_s"].duplicated().any():
-        raise TraceError(f"{path} was not read: rows of the same time do not say of which GPU; record index as well.")
+        raise TraceError(f"{path} was not read: rows of the same time do not identify their GPU; record index as well.")
     if count > len(samples):
         notes.append(f"Lines that are not readings, left out: {count - len(samples):,}.")
     if ignored := [name for name in text if name not in _SHOWN]:
@@ -96,7 +96,7 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
 
 
 def _table_of(path: Path, limits: Limits) -> tuple[pd.DataFrame, int]:
-    """The cells of a log as text, and how many lines it has besides headers."""
+    """Return the cells of a log as text, and the number of its lines besides headers."""
     header, rows, count = list[str](), list[list[str]](), 0
     with closing(lines_of_file(path, limits)) as lines:
         for line in filter(str.strip, lines):
@@ -114,7 +114,7 @@ def _table_of(path: Path, limits: Limits) -> tuple[pd.DataFrame, int]:
 
 
 def _header(line: str) -> list[str]:
-    """The columns that a line names; none if it is no header of a log."""
+    """Return the columns that a line names; none if it is not a header of a log."""
     if line.startswith("#"):
         names = line.lstrip("# ").replace(",", " ").lower().split()
         return names if "gpu" in names and not _COLUMNS.keys().isdisjoint(names) else []
@@ -128,7 +128,7 @@ def _numbers(text: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def _seconds(text: pd.DataFrame) -> Any:
-    """Seconds of each row's local time since an arbitrary day; missing without one."""
+    """Return seconds of each row's local time since an arbitrary day; missing without one."""
     if "timestamp" in text:
         stamps = pd.to_datetime(text["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
     elif "time" in text:
@@ -140,7 +140,7 @@ def _seconds(text: pd.DataFrame) -> Any:
 
 
 def _facts(row: pd.Series[Any]) -> dict[str, Any]:
-    """What does not change about a GPU."""
+    """Return the facts about a GPU that do not change."""
     names = [plain(row[name], 80) for name in _NAMES if name in row and not row[name].startswith("[")]
     facts: dict[str, Any] = {"name": names[0]} if names else {}
     for name, (fact, factor) in _LIMITS.items():

@@ -1,4 +1,7 @@
-"""What was used up while a machine was watched, and which GPUs waited. Pure."""
+"""Find what was used up while a machine was watched, and which GPUs waited.
+
+All functions here are pure.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,25 @@ from perfnb import quantities as fmt
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary
 
-#: From these shares of what there is on, CPU and memory are used up.
+#: Shares of the available amount above which CPU and memory are used up.
 _CPU_FULL, _MEMORY_FULL = 0.9, 0.95
-#: GPUs that are busy for less than the first and at times for more than the second wait for something.
+#: GPUs that are busy for less than the first share, and at times for more than the second, wait for something.
 _STARVED_PERCENT, _USED_PERCENT = 50.0, 5.0
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """What is used up, or a GPU that waits.
+    """A resource that is used up, or a GPU that waits.
 
     Attributes
     ----------
     kind : str
     device : str
-        Whose it is; the cgroup's if that sets the limit.
+        The device; the cgroup if that sets the limit.
     used, limit : float
         CPU in percent of one core, median; memory in bytes, the most; of a GPU that waits, percent of the time.
     own : float or None
-        What the watched process used of it.
+        The usage of the watched process.
     """
 
     kind: Literal["cpu", "memory", "starved"]
@@ -40,24 +43,24 @@ class Saturation:
 
 
 def figure_of(summary: MachineSummary, device: str, metric: str, figure: str = "median") -> float | None:
-    """A figure of the summary's table; ``None`` if it is not known."""
+    """Return a figure of the summary's table; ``None`` if it is not known."""
     table = summary.table
     return fmt.known(table.at[(device, metric), figure]) if (device, metric) in table.index else None
 
 
 def cpu_limit_of(summary: MachineSummary, device: str) -> float | None:
-    """What a host or a cgroup may use, in percent of one core."""
+    """Return how much a host or a cgroup may use, in percent of one core."""
     limit = summary.facts.get(device, {}).get("cpu_limit" if device == "cgroup" else "cpus")
     return 100.0 * limit if limit else None
 
 
 def memory_limit_of(summary: MachineSummary, device: str) -> float | None:
-    """The memory that a device has, or that a cgroup may use."""
+    """Return the memory that a device has, or that a cgroup may use."""
     return summary.facts.get(device, {}).get("memory_limit_bytes" if device == "cgroup" else "memory_bytes")
 
 
 def saturations(summary: MachineSummary) -> Iterator[Saturation]:
-    """What held the process back, most important first."""
+    """Yield what held the process back, most important first."""
     for device in ("cgroup", "host"):
         used, limit = figure_of(summary, device, "cpu_percent"), cpu_limit_of(summary, device)
         if used is not None and limit is not None and used >= _CPU_FULL * limit:

@@ -1,4 +1,4 @@
-"""Saving and loading a watch: a folder of Parquet files and one JSON file."""
+"""Save and load a watch: a folder of Parquet files and one JSON file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WATCH = SavedKind("watch", WatchFacts, {"samples": SAMPLES, "marks": MARKS})
 
 
 def save_watch(record: WatchRecord, meta: Mapping[str, Any], path: str | Path) -> Path:
-    """Write a watch to the folder `path`, all or nothing; an earlier watch there is replaced."""
+    """Write a watch to the folder `path`, completely or not at all; an earlier watch there is replaced."""
     return store.save(WATCH, {"samples": record.samples, "marks": record.marks}, meta, path)
 
 

@@ -1,4 +1,4 @@
-"""Which readings fall into which pass and phase of a profile's steps."""
+"""Find which readings fall into which pass and phase of a profile's steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perfnb.watching.summary import StepsWatched
 
 #: A phase with fewer readings gets no mean.
 FEWEST_READINGS = 5
-#: If a phase was estimated, readings nearer to its edges than this share of the step are ignored.
+#: If a phase was estimated, readings closer to its edges than this share of the step are ignored.
 _MARGIN = 0.05
 #: Stretches shorter than this share of a step are not estimated.
 _SHORTEST = 0.01
@@ -40,7 +40,7 @@ class _Stretch(NamedTuple):
 
 
 def steps_watched(recording: Recording, attribution: Attribution | None) -> StepsWatched | None:
-    """The passes and phases of a recording on the clock of its samples; ``None`` if it was not watched.
+    """Return the passes and phases of a recording on the clock of its samples; ``None`` if it was not watched.
 
     Phases of traced steps come from the trace. Timed steps run without instruments: their wait for data was measured,
     and the other phases are estimated from the traced step of median length.
@@ -90,7 +90,7 @@ def _stretches(recording: Recording, attribution: Attribution) -> list[_Stretch]
 
 
 def _placed(template: Sequence[_Stretch], start: float, wall: float, data: float) -> list[_Stretch]:
-    """The phases of a timed step: its wait for data, then the others in the template's proportions."""
+    """Return the phases of a timed step: its wait for data, then the others in the template's proportions."""
     others = [stretch for stretch in template if stretch.phase != "data"]
     whole = sum(stretch.end_s - stretch.start_s for stretch in others)
     waited = min(data, wall) if any(stretch.phase == "data" for stretch in template) else 0.0
@@ -128,14 +128,14 @@ def _by_phase(samples: pd.DataFrame, stretches: Sequence[_Stretch]) -> pd.DataFr
 
 
 def _window(metric: str, windows: Floats) -> Floats:
-    """The time before each reading that its value covers."""
+    """Return the time before each reading that its value covers."""
     if metric in _AVERAGED_S:
         return np.full_like(windows, _AVERAGED_S[metric])
     return windows if metric.endswith(("_per_s", "_percent")) else np.zeros_like(windows)
 
 
 def _place(times: Floats, windows: Floats, starts: Floats, ends: Floats) -> NDArray[np.int64]:
-    """The stretch that contains the whole window of each reading; -1 if none does."""
+    """Return the stretch that contains the whole window of each reading; -1 if none does."""
     if not len(starts):
         return np.full(len(times), -1)
     place = np.searchsorted(starts, times, side="right") - 1

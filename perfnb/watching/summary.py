@@ -1,4 +1,4 @@
-"""The facts of a watch, from which every view of it is drawn."""
+"""Compute the facts of a watch, from which every view of it is drawn."""
 
 from __future__ import annotations
 
@@ -49,22 +49,25 @@ class MachineSummary:
     gap_p99_ms: float | None  # 99th percentile of the time between readings
     cost_percent: float | None  # the sampler's CPU time, in percent of one core
     words: Mapping[str, str]  # the name of each device: "GPU 0 (NVIDIA H100)"
-    charts: tuple[Chart, ...]  # what to draw, in order
+    charts: tuple[Chart, ...]  # the charts to draw, in order
     samples: pd.DataFrame  # as `perfnb.recording.schema` describes them, like the marks
     marks: pd.DataFrame
     #: By `device` and `metric`: `median`, `p95`, `max`; `total` of rates in bytes and of energy, with its `uncertainty`
     #: if known; `readings`. Unknown figures are missing, and so is a cgroup without limits.
     table: pd.DataFrame
-    absent: tuple[str, ...] = ()  # why sources are missing on this machine
+    absent: tuple[str, ...] = ()  # the reasons why sources are missing on this machine
     notes: tuple[str, ...] = ()  # caveats
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what does not change about each device
-    steps: StepsWatched | None = None  # that ran during the watch, if it was part of a profile
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fixed facts about each device
+    steps: StepsWatched | None = None  # the steps that ran during the watch, if it was part of a profile
 
 
 def machine_summary(
     record: WatchRecord, meta: Mapping[str, Any], wanted: Sequence[str] | None = None
 ) -> MachineSummary:
-    """The facts of a watch; `meta` is that of `perfnb.telemetry.watcher.Watcher`, `wanted` the keys of its charts."""
+    """Return the facts of a watch.
+
+    `meta` is that of `perfnb.telemetry.watcher.Watcher`, and `wanted` has the keys of its charts.
+    """
     samples, devices = record.samples, meta["devices"]
     times = samples["t_s"].to_numpy(float)
     cpu_s, lived_s = meta.get("sampler_cpu_s"), meta.get("sampler_lived_s")
@@ -88,9 +91,9 @@ def machine_summary(
 
 
 def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] | None = None) -> pd.DataFrame:
-    """Median, 95th percentile and maximum of each metric of each device, and totals of rates and energy.
+    """Return the median, 95th percentile and maximum of each metric of each device, and totals of rates and energy.
 
-    A row of `samples` that stands for several readings counts as that many. A rate has a total if it was known nearly
+    A row of `samples` that represents several readings counts as that many. A rate has a total if it was known nearly
     all of the time. `exact` is from `perfnb.telemetry.history.History`: old rows are means and have lost their maxima.
     """
     rows: list[dict[str, Any]] = []
@@ -107,7 +110,7 @@ def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] 
 
 
 def inside_mark(record: WatchRecord, name: str) -> pd.DataFrame:
-    """The samples inside marks of a name.
+    """Return the samples inside marks of a name.
 
     Raises
     ------
@@ -150,7 +153,7 @@ def _row(known: pd.DataFrame, metric: str, whole_s: float, exact: Mapping[str, A
 
 
 def _energy(known: pd.DataFrame) -> dict[str, Any]:
-    """Joules between the first reading and the last; nothing under a second, or if the counter was reset."""
+    """Return joules between the first reading and the last; nothing under a second, or if the counter was reset."""
     joules, times = known["energy_j"].to_numpy(float), known["t_s"].to_numpy(float)
     if times[-1] - times[0] < LEAST_ENERGY_S or (np.diff(joules) < 0).any():
         return {}
@@ -161,7 +164,7 @@ def _energy(known: pd.DataFrame) -> dict[str, Any]:
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> float:
-    """The value below which a share `q` of the weight lies, or the midpoint if that is between two values.
+    """Return the value below which a share `q` of the weight lies, or the midpoint if that is between two values.
 
     Equal weights give numpy's ``averaged_inverted_cdf`` (Hyndman and Fan's second definition).
     """
@@ -175,7 +178,7 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> floa
 
 
 def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
-    """99th percentile of the time between consecutive readings that were not joined."""
+    """Return the 99th percentile of the time between consecutive readings that were not joined."""
     if samples.empty:
         return None
     own = samples[samples["device"] == samples["device"].iloc[0]]
@@ -185,7 +188,7 @@ def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
 
 
 def _caveats(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], unsent: int) -> Iterator[str]:
-    """Which GPUs were throttled, why, and how often; whether readings were averaged or lost."""
+    """Yield which GPUs were throttled, the reason, and how often; and whether readings were averaged or lost."""
     for device, own in samples[samples["throttle_reasons"].notna()].groupby("device", observed=True):
         counts = Counter[str]()
         for words, readings in own.groupby("throttle_reasons", observed=True)["readings"].sum().items():

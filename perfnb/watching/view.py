@@ -1,4 +1,4 @@
-"""A watch as a document: what was used up, the history of each quantity, and figures over the whole time."""
+"""Show a watch as a document: what was used up, the history of each quantity, and figures over the whole time."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 #: Most points of a line in static charts, and rows of the tables.
 _POINTS, _ROWS = 240, Budget(40, 60)
-#: So many GPUs have a figure each in the headline.
+#: Up to this many GPUs have a figure each in the headline.
 _FEW_GPUS = 2
-#: Why rates are missing if levels are known.
+#: The reason why rates are missing if levels are known.
 _WHOLE_ONLY = "rates such as CPU need phases longer than the reading interval"
 
 
 def watch_document(summary: MachineSummary, kind: str = "watch") -> Document:
-    """What was used up, if anything, with the history behind it.
+    """Return what was used up, if anything, with the history behind it.
 
     Parameters
     ----------
@@ -70,14 +70,14 @@ def _verdict(summary: MachineSummary) -> Verdict:
         return Verdict("open", "No readings yet" if summary.running else "No readings")
     if not found:
         levels = ", ".join(_levels(summary))
-        return Verdict("good", f"Nothing saturated: {levels}" if levels else "Nothing saturated, as far as was read")
+        return Verdict("good", f"Nothing saturated: {levels}" if levels else "Nothing that was read is saturated")
     kinds = groupby(found, lambda shortage: shortage.kind)
     (first, advice), *others = [_answer(summary, kind, list(same)) for kind, same in kinds]
     return Verdict("bad", first, " ".join(f"{sentence}." for sentence, _ in others), advice)
 
 
 def _levels(summary: MachineSummary) -> Iterator[str]:
-    """How much of what there is was used."""
+    """Yield how much of the available amounts was used."""
     for device in ("cgroup", "host"):
         used, limit = figure_of(summary, device, "cpu_percent"), cpu_limit_of(summary, device)
         if used is not None and limit:
@@ -94,7 +94,7 @@ def _levels(summary: MachineSummary) -> Iterator[str]:
 
 
 def _answer(summary: MachineSummary, kind: str, found: Sequence[Saturation]) -> tuple[str, str]:
-    """What one kind of shortage is, in a sentence, and what to do about it."""
+    """Return one kind of shortage in a sentence, and a recommendation."""
     first = found[0]
     if kind == "starved":
         gpus = len(_gpus(summary))
@@ -192,7 +192,7 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
 
 
 def watch_series(summary: MachineSummary) -> Iterator[Series]:
-    """A chart of each quantity over time."""
+    """Yield a chart of each quantity over time."""
     if not summary.charts:
         return
     times, values = on_grid(summary.samples, summary.charts, summary.interval_s, _POINTS)
@@ -222,10 +222,10 @@ def _value(column: str, number: Any) -> Value:
 
 
 def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[Any, ...]:
-    """A metric's figures; empty where a figure has no meaning."""
+    """Return a metric's figures; empty where a figure has no meaning."""
     if metric == "energy_j":
         joules, uncertainty = fmt.known(row["total"]), fmt.known(row["uncertainty"]) or 0.0
-        bounds = None  # an interval that rounds to the value itself says nothing
+        bounds = None  # an interval that rounds to the value itself is not informative
         if joules is not None and uncertainty > 0.005 * joules:
             bounds = joules - uncertainty, joules + uncertainty
         return *_names(summary, device, metric), "", "", "", Value(joules, "joules", bounds)
@@ -235,13 +235,13 @@ def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[A
 
 
 def _names(summary: MachineSummary, device: str, metric: str) -> tuple[str, str]:
-    """The names of a device, with that of the GPU only if there are different ones, and of a metric."""
+    """Return the names of a device, with the GPU's name only if there are different ones, and of a metric."""
     names = {summary.facts[gpu].get("name") for gpu in _gpus(summary)}
     return summary.words.get(device, device) if len(names) > 1 else _name(device), METRIC_WORDS[metric]
 
 
 def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> list[tuple[Any, ...]]:
-    """Marks in the order they began, each with the one around it."""
+    """Return marks in the order of their starts, each with the one around it."""
     rows: list[tuple[Any, ...]] = []
     around: list[str] = []
     for name, depth, start, end, more in sorted(bands, key=lambda band: (band[2], band[1])):
@@ -253,7 +253,7 @@ def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> li
 
 
 def _by_phase(summary: MachineSummary, steps: StepsWatched) -> Iterator[Section]:
-    """The mean of each metric in each phase; phases and metrics without any are left out."""
+    """Yield the mean of each metric in each phase; phases and metrics without any are left out."""
     means = steps.by_phase["mean"]
     means = means[np.isfinite(means.to_numpy(float, na_value=np.nan))]
     seen = set(means.index.get_level_values("phase"))
@@ -270,7 +270,7 @@ def _by_phase(summary: MachineSummary, steps: StepsWatched) -> Iterator[Section]
 
 
 def _reading_notes(summary: MachineSummary) -> Iterator[str]:
-    """How to read the charts and the tables."""
+    """Yield notes on reading the charts and the tables."""
     steps = summary.steps
     if steps is not None and len(steps.by_phase):
         few = "phases with too few readings have no mean"

@@ -1,4 +1,4 @@
-"""`watch`: hardware telemetry while code runs."""
+"""`watch`: record hardware telemetry while code runs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ MOST_PANELS = 4
 
 
 class Watch(Documented):
-    """Hardware telemetry read by a separate process. Displays itself in a notebook, live while it runs.
+    """Hardware telemetry read by a separate process. A notebook displays it, live while it runs.
 
-    A context manager that ends with its block. `watch` creates one.
+    It is a context manager that ends with its block. `watch` creates one.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Watch(Documented):
     def samples(self) -> pd.DataFrame:
         """One row per device and reading: `t_s` from the first reading, the device, its metrics, the innermost mark.
 
-        In a long watch older rows stand for several readings (`readings`), as means over their `window_s`.
+        In a long watch, older rows represent several readings (`readings`), as means over their `window_s`.
         """
         return self._record().samples
 
@@ -94,7 +94,7 @@ class Watch(Documented):
         return deepcopy(self._meta())
 
     def summary(self, mark: str | int | None = None) -> pd.DataFrame:
-        """Median, 95th percentile and maximum by device and metric, and totals of rates and energy.
+        """Return the median, 95th percentile and maximum by device and metric, and totals of rates and energy.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class Watch(Documented):
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
-        """Name what runs in the block; marks may be nested."""
+        """Name the code that runs in the block; marks may be nested."""
         __tracebackhide__ = True
         if self._watcher is None or self._kept is not None:
             warnings.warn(f"The watch has ended: the mark {shown(name)} is not kept.", stacklevel=3)
@@ -125,7 +125,7 @@ class Watch(Documented):
             self._marks.end(number, self._now())
 
     def plot(self, metrics: str | Sequence[str] | None = None) -> Figure:
-        """The history as a matplotlib figure.
+        """Return the history as a matplotlib figure.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class Watch(Documented):
         return series_figure(list(watch_series(self._summary(require_metrics(metrics)))), across=2)
 
     def save(self, path: str | Path) -> Path:
-        """Write the watch to the folder `path` (Parquet and JSON), whole or not at all; `perfnb.load` reads it.
+        """Write the watch to the folder `path` (Parquet and JSON), completely or not at all; `perfnb.load` reads it.
 
         Raises
         ------
@@ -146,7 +146,7 @@ class Watch(Documented):
         return save_watch(self._record(), self._meta() | {"running": False}, path)
 
     def stop(self) -> None:
-        """Take a last reading and end the watch; does nothing if it has ended."""
+        """Take a last reading and end the watch; do nothing if it has ended."""
         if self._watcher is None:
             return
         with InterruptGate():  # an interrupt would leave it half stopped
@@ -198,7 +198,7 @@ class Watch(Documented):
             panel.refresh()
 
     def _on_rows(self, rows: Any) -> None:
-        """Called from a thread."""
+        """Pass on rows; called from a thread."""
         watcher = self._watcher
         assert watcher is not None
         renamed, self._renamed = self._renamed != watcher.renamed, watcher.renamed
@@ -228,7 +228,7 @@ class Watch(Documented):
 
 
 class CellMarks:
-    """Marks each cell of the notebook by number (``cell 5``); only in IPython. Does not keep the watch alive."""
+    """Marks each cell of the notebook by number (``cell 5``), only in IPython, without keeping the watch alive."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -250,7 +250,7 @@ class CellMarks:
             self._before()
 
     def stop(self) -> None:
-        """Mark no more cells."""
+        """Stop marking cells."""
         shell, self._shell = self._shell, None
         if shell is not None:
             for event, callback in (("pre_run_cell", self._before), ("post_run_cell", self._after)):
@@ -265,7 +265,7 @@ class CellMarks:
             self._watch._end_cell(self._open.pop())
 
 
-#: Seconds between updates of the panel, and of its static twin.
+#: The seconds between updates of the panel, and of its static twin.
 _PUSHED_EVERY_S, _REFRESHED_EVERY_S = 0.25, 60.0
 #: How many of the newest marks the panel gets with each update.
 _MARKS_SHOWN = 100
@@ -274,8 +274,8 @@ _MARKS_SHOWN = 100
 class LivePanel:
     """One place in a notebook where a running watch is shown.
 
-    `summary` returns the current facts, `wanted` are keys of charts, and `noted` is how many of the watch's notes are
-    already shown.
+    `summary` returns the current facts, `wanted` has keys of charts, and `noted` is the number of the watch's notes
+    that are already shown.
     """
 
     def __init__(self, summary: Callable[[], MachineSummary], wanted: Sequence[str] | None, noted: int) -> None:
@@ -320,7 +320,7 @@ class LivePanel:
             self._twin.update(self._static(), raw=True)
 
     def finish(self) -> None:
-        """Show the whole watch as the document that it is now, and leave that in the notebook."""
+        """Show the whole watch as a final document, and leave that in the notebook."""
         if self._widget is not None:
             self._widget.finish(watch_document(self._summary()), self._id)
         self._twin.update(self._static(), raw=True)
@@ -341,7 +341,7 @@ def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None
     """Record hardware telemetry until `Watch.stop` or the end of a ``with`` block.
 
     A separate process reads the sensors, so that code that holds the GIL cannot starve it. It ends with this process,
-    however that ends, and when nobody holds the watch any more.
+    however that ends, or when nobody holds the watch any more.
 
     Parameters
     ----------
@@ -371,7 +371,7 @@ def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None
 
 
 def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None:
-    """The option words that select charts; one string may hold several, separated by commas.
+    """Return the option words that select charts; one string may hold several, separated by commas.
 
     Raises
     ------

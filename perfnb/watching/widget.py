@@ -21,7 +21,7 @@ FIRST_PUSHES, REPEATED_PUSHES = 20, 4
 
 
 class WatchWidget(DrawnWidget):
-    """A live panel drawn from `perfnb.watching.data.panel_data`, and from what is pushed afterwards.
+    """A live panel drawn from `perfnb.watching.data.panel_data`, and from readings that are pushed afterwards.
 
     `refreshed` returns that data with the history so far, also for a page that is reloaded.
     """
@@ -79,7 +79,7 @@ class WatchWidget(DrawnWidget):
         self.chunk = ""
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
-        """As for every widget; a page that asks for everything gets the history so far."""
+        """Return the state as every widget does; a page that requests everything gets the history so far."""
         state = super().get_state(key, drop_defaults)
         if key is None and (refreshed := getattr(self, "_refreshed", None)) is not None:
             with self._pushing:

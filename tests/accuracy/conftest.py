@@ -1,4 +1,4 @@
-"""Runs the checks of what must be measured: `make accuracy`, one after the other, nothing beside them.
+"""Run the checks of what must be measured, for `make accuracy`, one after the other, with nothing else running.
 
 A check that misses a limit while the machine was disturbed runs again, up to three times, unless it takes long. A miss
 on an undisturbed machine is real, and fails. A check that missed in disturbed runs only is undecided, which does not
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Figures:
-    """Records a figure beside its limit, and fails the check where it lies outside."""
+    """Record a figure next to its limit, and fail the check if it lies outside."""
     figures = Figures()
     request.node.stash[FIGURES] = figures
     return figures
@@ -59,7 +59,7 @@ def figure(request: pytest.FixtureRequest) -> Figures:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
-    """Threads that wait for each other would be what is measured."""
+    """Run torch on one thread, so that no test measures threads that wait for each other."""
     torch = sys.modules.get("torch")
     threads = torch and torch.get_num_threads()
     if torch:
@@ -70,7 +70,7 @@ def _one_thread() -> Any:
 
 
 def probe() -> Disturbance:
-    """What tells whether the machine was disturbed; tests of this facility put another in its place."""
+    """Return the check whether the machine was disturbed; tests of this facility replace it."""
     return Disturbance()
 
 

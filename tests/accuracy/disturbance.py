@@ -23,7 +23,7 @@ class Disturbance:
         self._at_s, self._busy_s, self._steal_s, self._own_s = time.monotonic(), *_machine_s(), _own_s()
 
     def reason(self) -> str | None:
-        """What disturbed the machine since `start`; ``None`` if nothing did."""
+        """Return what disturbed the machine since `start`; ``None`` if nothing did."""
         elapsed_s = max(1e-3, time.monotonic() - self._at_s)
         busy_s, steal_s = _machine_s()
         others = (busy_s - self._busy_s - (_own_s() - self._own_s)) / elapsed_s

@@ -1,4 +1,4 @@
-"""What is measured is judged here: figures beside their limits, and what a miss means on a disturbed machine."""
+"""Judge what is measured: figures next to their limits, and the meaning of a miss on a disturbed machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unsettled(AssertionError):
 
 @dataclass
 class Figure:
-    """A measured figure beside its limit."""
+    """A measured figure next to its limit."""
 
     name: str
     measured: str
@@ -55,7 +55,7 @@ class Figures:
         Parameters
         ----------
         name : str
-            What was measured, in words that stand in a table by themselves.
+            What was measured, in words that can be read alone in a table.
         value : float
         at_most, at_least : float, optional
         within : tuple of float, optional
@@ -77,7 +77,7 @@ class Figures:
 
 
 def shown(value: float, unit: str) -> str:
-    """Three significant digits and the unit."""
+    """Return three significant digits and the unit."""
     if unit == "%":
         return f"{100 * value:.3g} %"
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -85,7 +85,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def as_table(rows: Sequence[Figure]) -> str:
-    """The figures in Markdown, columns aligned."""
+    """Return the figures in Markdown, columns aligned."""
     cells = [("figure", "measured", "limit", "verdict")]
     cells += [(row.name.replace("|", r"\|"), row.measured, row.limit, row.verdict) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -106,7 +106,7 @@ def write_table(page: Path, rows: Sequence[Figure]) -> None:
 
 
 def machine() -> str:
-    """When and on what these figures were measured, as a sentence."""
+    """Return the time and the machine of these figures, as a sentence."""
     cores = psutil.cpu_count(logical=True)
     gib = psutil.virtual_memory().total / 2**30
     return (
@@ -116,7 +116,7 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    """The processor's model, as Linux tells it; elsewhere what Python knows."""
+    """Return the processor's model, as Linux tells it; elsewhere what Python knows."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

@@ -64,7 +64,7 @@ class Training:
 
 
 def accuracy_by_sample(out: torch.Tensor, y: torch.Tensor) -> float:
-    """Each sample on its own, with tensors of one element."""
+    """Return each sample on its own, with tensors of one element."""
     correct = 0
     for row, label in zip(out, y, strict=True):
         best = row.softmax(0).argmax()
@@ -221,7 +221,7 @@ CAUSES: dict[str, Callable[[], Cause]] = {
 
 
 def saving(cause: Cause, pairs: int = 25, seconds: float = 6.0) -> tuple[float, float]:
-    """The 95 % interval of the share of the step that removing the cause saves, from pairs in random order."""
+    """Return the 95 % interval of the share of the step that removing the cause saves, from pairs in random order."""
     sides, draw = (cause.step, cause.without), random.Random(0)
     for side in sides:
         for _ in range(3):
@@ -239,7 +239,7 @@ def saving(cause: Cause, pairs: int = 25, seconds: float = 6.0) -> tuple[float, 
 
 
 def explained_share(table: Any, cause: Cause) -> float:
-    """The largest bound of the findings that explain a cause, as a share of the step; 0 without one."""
+    """Return the largest bound of the findings that explain a cause, as a share of the step; 0 without one."""
     own = table[table["bottleneck"].isin(cause.explained_by)]
     return 0.0 if own.empty else float(own["bound_share"].max())
 
@@ -256,7 +256,7 @@ def test_a_bound_is_not_below_what_removing_the_cause_saves(name: str, figure: F
 
 
 def four_at_once(**without: bool) -> Callable[[], None]:
-    """A step with four causes, the metric above all; `without` names those that are left out."""
+    """Return a step with four causes, the metric above all; `without` names those that are left out."""
     x, y = batch(512, 64)
     model = mlp(64, 24) if "double" in without else mlp(64, 24).double()
     data = x if "double" in without else x.double()

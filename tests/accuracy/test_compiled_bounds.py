@@ -97,7 +97,7 @@ BREAKS: dict[str, tuple[Callable[[bool], nn.Module], tuple[int, int]]] = {
 
 
 def training(model: nn.Module, x: Tensor, compiled: Callable[[Tensor], Tensor]) -> Callable[[], None]:
-    """A step that has run, so that it is compiled."""
+    """Return a step that has run, so that it is compiled."""
 
     def step() -> None:
         for parameter in model.parameters():

@@ -87,7 +87,7 @@ def profile_of(model: Any, loss: Callable[[Any], Tensor]) -> perfnb.Profile:
 
 
 def by_path(p: perfnb.Profile) -> pd.DataFrame:
-    """The layers by their paths inside the model."""
+    """Return the layers by their paths inside the model."""
     layers = p.layers[p.layers["module"].notna()]
     return layers.set_axis([name.partition(".")[2] for name in layers.index])
 

@@ -1,4 +1,4 @@
-"""Of real models: the tables beside the clock, and what is left without a layer."""
+"""Check the tables of real models against the clock, and how much time has no layer."""
 
 from __future__ import annotations
 

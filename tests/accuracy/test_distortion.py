@@ -57,7 +57,7 @@ def true_times(layers: Iterable[nn.Module], x: Tensor) -> list[float]:
 
 
 def of_equal_time(tiny: nn.Module, x: Tensor) -> OneLarge:
-    """The product whose untraced time is that of `tiny`, by bisection over its width."""
+    """Return the product whose untraced time is that of `tiny`, by bisection over its width."""
     narrow, wide = 16, 1024
     while wide - narrow > 1:
         width = (narrow + wide) // 2
@@ -72,7 +72,7 @@ def test_two_layers_of_equal_true_time_have_equal_shares(figure: Figures) -> Non
     model = nn.Sequential(of_equal_time(tiny, x), tiny)
 
     def gap(large: float, small: float) -> float:
-        """How much more of the model's time the many tiny ops take."""
+        """Return how much more of the model's time the many tiny ops take."""
         return (small - large) / (small + large)
 
     runs = []
@@ -80,7 +80,7 @@ def test_two_layers_of_equal_true_time_have_equal_shares(figure: Figures) -> Non
         for _ in range(12):
             options = {"warmup": 3, "steps": 3, "traced": 4, "memory": False, "flops": False}
             layers = perfnb.profile_step(lambda: model(x), **options).layers
-            truth = gap(*true_times(model, x))  # right beside it: a busy machine changes its pace
+            truth = gap(*true_times(model, x))  # at the same time: a busy machine changes its pace
             found, raw = (gap(*layers.loc[["model.0", "model.1"], name]) for name in ("share", "total_ms"))
             runs.append((float(layers.loc["model", "total_ms"]), truth, found - truth, raw - truth))
     calm = sorted(runs)[:6]  # other work can only add to a step

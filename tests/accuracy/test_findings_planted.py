@@ -40,7 +40,9 @@ BAND = (0.8, 1.5)
 
 
 def bound_and_saved(planted: Planted) -> tuple[int, float, float]:
-    """The rank of what was planted among the findings, its bound, and what removing it saves: shares of a step."""
+    """Return the rank of what was planted among the findings, its bound, and what removing it saves: shares of a
+    step.
+    """
     options = {"warmup": 3, "steps": 20, "memory": False, "flops": False} | planted.options
     table = perfnb.profile_step(planted.step, planted.batches, **options).findings
     if planted.bottleneck not in set(table["bottleneck"]):

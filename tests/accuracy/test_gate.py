@@ -56,7 +56,7 @@ def busy() -> Iterator[None]:
 
 
 def repository(folder: Path, twice: int) -> Path:
-    """A repository whose working tree runs some layers twice, unlike its commit; its counts are recorded."""
+    """Return a repository whose working tree runs some layers twice, unlike its commit; its counts are recorded."""
     git(folder, "init", "--quiet")
     (folder / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["."]\n')
     (folder / "test_step.py").write_text(TEST)
@@ -80,7 +80,7 @@ def _plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failures(folder: Path) -> int:
-    """How many of the live runs fail; a run that does anything else is an error."""
+    """Return how many of the live runs fail; a run that does anything else is an error."""
     failed = 0
     for _ in range(RUNS):
         done = gate(folder, "--perf-against=HEAD")

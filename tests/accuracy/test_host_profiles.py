@@ -62,7 +62,7 @@ print(1e3 * sum(spent))
 
 
 def _record(how: str, folder: Path) -> tuple[Path, float]:
-    """The file that a tool wrote, and the planted call's time in ms in that run."""
+    """Return the file that a tool wrote, and the planted call's time in ms in that run."""
     script, out = folder / "script.py", folder / how
     script.write_text(_SCRIPT)
     command = [sys.executable, str(script), how, str(out), str(_STEPS)]

@@ -1,4 +1,4 @@
-"""What is said of jobs of several ranks: a planted straggler, and efficiency beside that of a plain script."""
+"""Check figures on jobs of several ranks: a planted straggler, and efficiency compared with that of a plain script."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ os._exit(0)  # gloo's threads sometimes abort a process that tears them down
 
 
 def late_rank() -> Callable[[], None]:
-    """A job whose rank 1 sleeps before each forward pass."""
+    """Return a job whose rank 1 sleeps before each forward pass."""
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)))
     x, late = torch.randn(64, 256), torch.distributed.get_rank() == 1
@@ -119,14 +119,14 @@ def test_efficiency_agrees_with_a_plain_script(name: str, figure: Figures, tmp_p
 
     figure(f"efficiency of two ranks, {name}", float(np.median(efficiency)), at_least=0.0)
     figure(
-        f"the same beside torchrun and perf_counter, {name}, median of {ROUNDS} rounds",
+        f"the same next to torchrun and perf_counter, {name}, median of {ROUNDS} rounds",
         abs(float(np.median(beside)) - 1.0),
         at_most=0.05,
     )
 
 
 def of_buckets(cap_mb: float) -> Callable[[], Callable[[], None]]:
-    """A job whose layers have many sizes, with buckets of some size."""
+    """Return a job whose layers have many sizes, with buckets of some size."""
 
     def set_up() -> Callable[[], None]:
         torch.manual_seed(0)
@@ -159,7 +159,7 @@ def test_larger_buckets_save_no_more_than_their_bound(figure: Figures) -> None:
 
 
 def _plain(script: Path, folder: Path, ranks: int, job: tuple[int, int, int]) -> float:
-    """The median step of a script under torchrun, in milliseconds."""
+    """Return the median step of a script under torchrun, in milliseconds."""
     result = folder / f"result_{ranks}"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(

@@ -29,7 +29,7 @@ RUN_S, OPEN_SHARE = 20.0, 0.55
 
 
 def waits_of(arrivals_ms: Sequence[float], service_ms: Sequence[float]) -> list[float]:
-    """Each request's wait for one server, event by event."""
+    """Return each request's wait for one server, event by event."""
     free, found = 0.0, []
     for arrival, service in zip(arrivals_ms, service_ms, strict=True):
         start = max(free, arrival)
@@ -98,11 +98,11 @@ def test_a_freeze_is_in_the_tail_of_an_open_run_and_hidden_by_a_closed_loop(figu
 # The highest rate
 
 
-#: The bound in service times: latency climbs steeply with the rate there, so 10 % of the rate can be told.
+#: The bound in service times: latency climbs steeply with the rate there, so 10 % of the rate can be distinguished.
 _BOUND = 12
 #: How much the median of a bare loop may change from one part of a round to the next, and the rounds tried.
 _SAME_PACE, _ROUNDS = 1.06, 2
-#: The widest interval of a rate that can be told from 0.9 and 1.1 of it.
+#: The widest interval of a rate that can be distinguished from 0.9 and 1.1 of it.
 _SURE = 0.3
 
 
@@ -132,12 +132,12 @@ def gpt2() -> tuple[Callable[[Any], Any], list[Any]]:
 
 
 def mode(fn: Callable[[Any], Any]) -> contextlib.AbstractContextManager[Any]:
-    """As perfnb serves it: a model in inference mode, a function as it is."""
+    """Serve it as perfnb does: a model in inference mode, a function unchanged."""
     return torch.inference_mode() if isinstance(fn, nn.Module) else contextlib.nullcontext()
 
 
 def pace_ms(fn: Callable[[Any], Any], requests: Sequence[Any]) -> float:
-    """Median of calls back to back for 1.5 s."""
+    """Return the median of calls back to back for 1.5 s."""
     times, end = [], time.perf_counter() + 1.5
     with mode(fn):
         while (begin := time.perf_counter()) < end:
@@ -164,8 +164,8 @@ def test_the_highest_rate_holds_in_a_run_of_its_own(make: Any, figure: Figures) 
     torch.manual_seed(0)
     fn, requests = make()
     pace_ms(fn, requests)
-    # Where 10 % of the rate matter, 10 % of the machine's speed do: a round in which that changed tells nothing. Nor
-    # does one in which the machine stopped for so long that the rate found is said to be uncertain.
+    # Where 10 % of the rate matter, 10 % of the machine's speed do: a round with such a change is not
+    # informative. Nor is a round when the machine stopped for so long that the rate is reported as uncertain.
     for seed in range(_ROUNDS):
         paces = [pace_ms(fn, requests)]
         found = perfnb.latency(fn, requests, budget_s=16)

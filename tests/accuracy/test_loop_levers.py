@@ -71,7 +71,7 @@ class Loop:
         return losses
 
     def seconds(self) -> float:
-        """The median time from one step to the next, once workers have started."""
+        """Return the median time from one step to the next, once workers have started."""
         stops: list[float] = []
 
         def timed() -> Iterator[Any]:

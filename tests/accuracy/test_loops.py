@@ -21,7 +21,7 @@ _STEP_US, _STEPS = 10_000, 100_000
 
 
 def per_step_us(batches: Iterable[Any]) -> float:
-    """Microseconds per step of an empty loop."""
+    """Return microseconds per step of an empty loop."""
     begin = time.perf_counter()
     for _ in batches:
         pass

@@ -42,7 +42,9 @@ print(time.process_time())
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[tuple[dict[str, float], float, HostSource]]:
-    """The host's integrals over a process that burns a core and writes 100 MB, and the CPU seconds that it got."""
+    """Yield the host's integrals over a process that burns a core and writes 100 MB, and the CPU seconds that it
+    got.
+    """
     source = HostSource()
     before = time.perf_counter_ns()
     source.read("host", before)

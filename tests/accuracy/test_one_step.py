@@ -105,7 +105,7 @@ def by_callback(main: Callable[..., None], callback: Any, folder: Path) -> tuple
 
 
 def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, work: Callable[[Any, Any], None]) -> tuple[Any, None]:
-    """As the cell that somebody writes who has only the parts of the script."""
+    """Run the cell that somebody writes who has only the parts of the script."""
 
     def forever() -> Iterator[Any]:
         while True:
@@ -127,7 +127,7 @@ def lit_work(model: Any, batch: Any) -> None:
 
 
 def rows_of(script: str, folder: Path) -> Iterator[Row]:
-    """Each way of profiling a script."""
+    """Yield each way of profiling a script."""
     yield row(script, "perfnb run", *by_run(script, folder / "kept"))
     module = importlib.import_module(f"tests.accuracy.scripts.{script}")
     yield row(script, "profiled", *by_profiled(module.main))
@@ -146,7 +146,7 @@ def rows_of(script: str, folder: Path) -> Iterator[Row]:
 
 
 def truth_ms() -> float:
-    """What the batches of a step take to make, by a loop that does nothing else."""
+    """Return what the batches of a step take to make, by a loop that does nothing else."""
     batches, times = iter(DataLoader(Slow(), batch_size=ROWS)), []
     for _ in range(15):
         begin = time.perf_counter()
@@ -156,13 +156,13 @@ def truth_ms() -> float:
 
 
 def apart(intervals: list[tuple[float, float, float]]) -> float:
-    """How far intervals are from having a value in common, of the median of their centres."""
+    """Return how far intervals are from having a value in common, of the median of their centres."""
     middle = statistics.median(centre for centre, _, _ in intervals)
     return max(0.0, max(low for _, low, _ in intervals) - min(high for _, _, high in intervals)) / middle
 
 
 def as_text(rows: list[Row], truth: float) -> str:
-    """All of it in one table."""
+    """Return all of it in one table."""
     lines = [
         f"{'script':<7}{'way':<16}{'step':>26}{'data share':>22}{'samples/s':>11}  {'verdict':<16}{'bound':>9}"
         f"{'run':>9}"

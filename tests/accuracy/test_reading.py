@@ -1,4 +1,4 @@
-"""What reading and judging large files takes, in CPU time, beside the least that it could."""
+"""Measure the CPU time of reading and judging large files, compared with the least that it could take."""
 
 from __future__ import annotations
 

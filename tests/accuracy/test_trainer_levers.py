@@ -73,7 +73,7 @@ def in_trainer(**planted: Any) -> Callable[..., Any]:
 
 
 def deep(**how: Any) -> Any:
-    """A class of many small layers, whose optimizer by default loops over their parameters."""
+    """Return a class of many small layers, whose optimizer by default loops over their parameters."""
     import lightning
 
     class Deep(lightning.LightningModule):

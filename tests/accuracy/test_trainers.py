@@ -1,4 +1,4 @@
-"""A callback in a trainer's run of 300 steps: weights, figures beside those of `profile_step`, cost per step."""
+"""A callback in a trainer's run of 300 steps: weights, figures compared with those of `profile_step`, cost per step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROWS, _TOKENS = 8, 64  # the rows are those of the trainings
 
 @functools.cache
 def wide() -> Any:
-    """The class of a module for Lightning that is not tiny."""
+    """Return the class of a module for Lightning that is not tiny."""
 
     class Wide(classifier()):  # type: ignore[misc]
         """Steps of some milliseconds, so that what the trainer itself does in each is a small part."""
@@ -174,7 +174,7 @@ def test_a_run_of_300_steps(
 
 
 def middle(profiles: list[perfnb.Profile], table: str, column: str, row: str) -> float:
-    """The median of a cell over profiles; a row that is not there took no time."""
+    """Return the median of a cell over profiles; a row that is not there took no time."""
     cells = [getattr(profile, table)[column].fillna(0.0).get(row, 0.0) for profile in profiles]
     return statistics.median(map(float, cells))
 

@@ -21,7 +21,7 @@ WITHIN = 0.2
 
 
 def sleeping(layers: int = 6) -> Callable[[], None]:
-    """A step of which rank 1 sleeps in forward."""
+    """Return a step of which rank 1 sleeps in forward."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -47,7 +47,7 @@ def sleeping(layers: int = 6) -> Callable[[], None]:
 
 
 def accumulating(synchronised: bool) -> Callable[[], Callable[[], None]]:
-    """A job whose step accumulates four micro-steps, with or without `no_sync`."""
+    """Return a job whose step accumulates four micro-steps, with or without `no_sync`."""
 
     def set_up() -> Callable[[], None]:
         model = nn.parallel.DistributedDataParallel(nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)]))

@@ -19,7 +19,7 @@ from tests.recordings import ByHand
 
 
 def calls_of(*rows: tuple[str, int | None, int, str]) -> pd.DataFrame:
-    """The counter's frame: op, FLOPs, bytes and dtype of call 0, 1, 2 ..."""
+    """Return the counter's frame: op, FLOPs, bytes and dtype of call 0, 1, 2 ..."""
     frame = pd.DataFrame(rows, columns=["op", "flops", "bytes", "dtype"]).rename_axis("number")
     return frame.assign(
         op=pd.Categorical(frame["op"]), flops=frame["flops"].astype("Int64"), dtype=pd.Categorical(frame["dtype"])
@@ -27,7 +27,7 @@ def calls_of(*rows: tuple[str, int | None, int, str]) -> pd.DataFrame:
 
 
 def one_layer() -> ByHand:
-    """A model with one layer inside, and the backward of an op of each."""
+    """Return a model with one layer inside, and the backward of an op of each."""
     run = ByHand().step(0, 100)
     model = run.layer("model")
     inner = run.layer("model.inner", model)

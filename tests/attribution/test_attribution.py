@@ -11,7 +11,9 @@ from tests.recordings import ByHand
 
 
 def training_step(steps: int = 1) -> ByHand:
-    """A model of two layers, in microseconds from the begin of each step: a sum of all that can be told apart."""
+    """Return a model of two layers, in microseconds from the start of each step, which contains everything that can be
+    distinguished.
+    """
     hand = ByHand()
     model = hand.layer("model")
     a, b = hand.layer("model.a", model), hand.layer("model.b", model)

@@ -20,7 +20,7 @@ def profile_of(step: Callable[[], None]) -> perfnb.Profile:
 
 
 def calls(p: perfnb.Profile, op: str, direction: str = "backward") -> dict[str, float]:
-    """How often an op ran in each layer, in one direction."""
+    """Return how often an op ran in each layer, in one direction."""
     rows = p.layer_ops[(p.layer_ops["op"] == op) & (p.layer_ops["direction"] == direction)]
     return dict(zip(rows["layer"], rows["calls"], strict=True))
 

@@ -1,4 +1,6 @@
-"""Every table adds up to the traced step; tests/accuracy tells what is left unattributed, and beside the clock."""
+"""Every table adds up to the traced step; tests/accuracy measures what is left unattributed, and compares with the
+clock.
+"""
 
 from __future__ import annotations
 

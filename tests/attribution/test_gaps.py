@@ -8,7 +8,7 @@ from tests.recordings import ByHand
 
 
 def phases(hand: ByHand) -> dict[str, int | None]:
-    """The phases that took any time."""
+    """Return the phases that took any time."""
     return {name: us for name, us in in_us(Profile(hand.recording()).phases["ms"]).items() if us != 0}
 
 

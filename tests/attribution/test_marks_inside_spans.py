@@ -55,7 +55,7 @@ def profile_of(trace: Written) -> Profile:
 
 
 def step_sums_ms(profile: Profile) -> list[float]:
-    """What the phases of each step add up to."""
+    """Return what the phases of each step add up to."""
     sums = profile._analysis.attribution.cells.groupby("step")["ns"].sum().div(1e6)
     return [float(sums.get(step, 0.0)) for step in range(len(profile.steps))]
 
@@ -67,7 +67,7 @@ def test_a_closure_in_an_optimizer_that_marks_cut_has_its_phases(modules: str, n
 
     assert step_sums_ms(profile) == profile.steps["wall_ms"].tolist() == [1.2, 1.2, 1.2, 1.2]
     cells = profile._analysis.attribution.cells
-    for step in (1, 2):  # the first one's `Optimizer.step` began before the recording, the last one's goes on after it
+    for step in (1, 2):  # the first one's `Optimizer.step` began before the recording, the last one's ends after it
         phases = cells[cells["step"] == step].groupby("phase", observed=True)["ns"].sum() // 1000
         assert phases[phases > 0].to_dict() == {
             **{"forward": 200, "loss": 150, "backward": 340, "optimizer": 310, "other": 200}

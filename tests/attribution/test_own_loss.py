@@ -1,4 +1,4 @@
-"""A model that computes its own loss, by operators that are called no loss: a note says where its time is."""
+"""A model computes its own loss, by operators whose names do not mention a loss: a note gives the place of its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.written_traces import Written
 
 
 def told(profile: object) -> str:
-    """The models that the note names; empty without the note."""
+    """Return the models that the note names; empty without the note."""
     text = " ".join(str(profile).split())
     if "Backward starts from what " not in text:
         return ""
@@ -26,7 +26,7 @@ def told(profile: object) -> str:
 
 
 def step_of(made_by: str, loss_op: str = "aten::mean", second: bool = False) -> ByHand:
-    """A model with one layer; backward starts from an op of the layer, of the model, or of neither."""
+    """Return a model with one layer; backward starts from an op of the layer, of the model, or of neither."""
     hand = ByHand()
     model = hand.layer("model")
     layer = hand.layer("model.layer", model)

@@ -24,7 +24,7 @@ BORDERS = {0: 5, 99: 5, 100: 6, 199: 6, 200: None, 249: None, 250: 7, 349: 7, 35
 
 
 def two_and_one() -> Written:
-    """Steps 5 and 6 back to back, and step 7 after a pause."""
+    """Return steps 5 and 6 back to back, and step 7 after a pause."""
     return Written().step(5, 0, 100).step(6, 100, 200).step(7, 250, 350)
 
 
@@ -38,13 +38,13 @@ def steps(table: pd.DataFrame, name: str) -> list[int | None]:
 
 
 def steps_of_work(p: Profile) -> list[int | None]:
-    """What the tables of GPUs use, in order of time."""
+    """Return what the tables of GPUs use, in order of time."""
     work = p._gpu_events().work
     return [None if step == -1 else step for step in work.step[np.argsort(work.start)].tolist()]
 
 
 def exported(p: Profile, path: Path) -> dict[tuple[str, int], Any]:
-    """The step of each piece of device work in an exported trace, by its name and correlation."""
+    """Return the step of each piece of device work in an exported trace, by its name and correlation."""
     events = json.loads(p.save_trace(path).read_text())["traceEvents"]
     work = [event for event in events if event.get("cat") in DEVICE_WORK]
     return {(one["name"], one["args"]["correlation"]): one["args"].get("step") for one in work}
@@ -97,7 +97,7 @@ def test_all_events_belong_to_the_step_that_stands_for_a_trace(tmp_path: Path) -
 
 
 def live(trace: Written, path: Path) -> pd.DataFrame:
-    """The events of a live profile's steps."""
+    """Return the events of a live profile's steps."""
     for event in trace.events:
         if event["name"].startswith("ProfilerStep#"):
             event |= {"name": event["name"].replace("ProfilerStep#", "pf_step#"), "cat": "cpu_op"}

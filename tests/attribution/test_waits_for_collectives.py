@@ -24,7 +24,7 @@ JOB: dict[str, Any] = {"pg_count": 1, "pg_config": [{"pg_name": "0", "ranks": [0
 
 
 def ddp_step(trace: Written, number: int, t: float, sleep: float = 0.0, wait: float = 0.0, end: float = 0.0) -> Written:
-    """Two buckets: the first is in flight during backward, the second ends 200 µs, and `wait` more, after it.
+    """Return two buckets: the first is in flight during backward, the second ends 200 µs, and `wait` more, after it.
 
     Forward takes 100 µs and `sleep` more.
     """

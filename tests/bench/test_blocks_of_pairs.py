@@ -1,4 +1,4 @@
-"""Steps for which something works while the other one runs: no gain that pairs alone would show is believed."""
+"""Something works for a step while the other one runs: gains that only pairs would show are not believed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Ahead(queue.Queue[float]):
 
 
 def stepping(clock: FakeClock, ms: float, ahead: Ahead | None = None) -> Callable[..., float]:
-    """A step that takes a batch, if it has a queue of its own, and so many milliseconds."""
+    """Return a step that takes a batch, if it has a queue of its own, and so many milliseconds."""
 
     def step(*_: Any) -> float:
         total = 1.0 if ahead is None else ahead.get()

@@ -1,4 +1,4 @@
-"""Timing and comparing real steps: verdicts, checks, and what is told beside them."""
+"""Timing and comparing real steps: verdicts, checks, and the notes next to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Busy = Callable[[float], Callable[..., float]]
 
 @pytest.fixture
 def busy(clock: FakeClock) -> Busy:
-    """Steps of a known length: times, verdicts and plans are the same on every machine."""
+    """Return steps of a known length: times, verdicts and plans are the same on every machine."""
 
     def make(ms: float) -> Callable[..., float]:
         def step(*_: Any) -> float:

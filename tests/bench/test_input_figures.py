@@ -28,7 +28,7 @@ def planted(
 
 
 def input_bound_text(figures: InputBound) -> str:
-    """The test as text, on one line."""
+    """Return the test as text, on one line."""
     return " ".join(document_text(input_bound_document(figures)).split())
 
 
@@ -66,7 +66,7 @@ def test_a_step_that_is_neither_is_bound_by_what_it_computes() -> None:
     assert "neither loader nor model" in input_bound_text(figures)
 
 
-def test_workers_that_take_the_models_cores_are_told() -> None:
+def test_workers_that_take_the_models_cores_are_noted() -> None:
     figures = planted(20, 20, overlap=-0.5)
 
     assert figures.hindered
@@ -145,11 +145,11 @@ def test_where_the_interval_holds_nothing_no_saving_is_claimed() -> None:
     assert "would save nothing measurable" in input_bound_text(ahead)
 
 
-@pytest.mark.parametrize(("batches_a_start", "told"), [(3.0, True), (300.0, False), (None, False)])
-def test_workers_that_start_again_and_again_are_told(batches_a_start: float | None, told: bool) -> None:
+@pytest.mark.parametrize(("batches_a_start", "noted"), [(3.0, True), (300.0, False), (None, False)])
+def test_workers_that_start_again_and_again_are_noted(batches_a_start: float | None, noted: bool) -> None:
     shown = input_bound_text(InputBound(planted(30, 5).rounds_ms, 4, 99, batches_a_start=batches_a_start))
 
-    assert ("restarted every 3 batches" in shown) == told
+    assert ("restarted every 3 batches" in shown) == noted
     assert "restarted every batch," in input_bound_text(
         InputBound(planted(30, 5).rounds_ms, 4, 99, batches_a_start=1.0)
     )
@@ -168,8 +168,8 @@ def test_how_loader_and_model_overlap_is_said_only_where_it_is_clear(overlap: fl
     noisy = planted(30, 4, overlap=overlap, noise=0.12)
     assert noisy.verdict == "input-bound"
     shown = input_bound_text(noisy)
-    told = [each for each in ("in sequence", "overlap partly", "overlap fully") if each in shown]
-    assert told in ([], [words.removesuffix(" (5")])
+    noted = [each for each in ("in sequence", "overlap partly", "overlap fully") if each in shown]
+    assert noted in ([], [words.removesuffix(" (5")])
 
 
 def test_where_nothing_can_load_meanwhile_no_overlap_is_seen() -> None:

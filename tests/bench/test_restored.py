@@ -1,4 +1,4 @@
-"""What steps change beside the model that was named: second models, nested states, generators, flags and dtypes."""
+"""What steps change in addition to the named model: second models, nested states, generators, flags and dtypes."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_large_sparse_tensors_are_compared_and_put_back_without_being_made_dense
 
 
 class Nested(torch.optim.Optimizer):
-    """Keeps its state in lists and dicts, and a count of its own beside the parameters' states."""
+    """Keeps its state in lists and dicts, and a count of its own in addition to the parameters' states."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"factors": [torch.ones(1)]})

@@ -151,7 +151,7 @@ def test_garbage_collections_are_recorded_with_their_step() -> None:
 
 
 def warm_up_of(series: list[float], fewest: int = 0) -> int | None:
-    """Where the warm-up ends when each step is looked at as it comes."""
+    """Return where the warm-up ends when each step is looked at as it comes."""
     found = (steady_from(series[:count], fewest) for count in range(1, len(series) + 1))
     return next((first for first in found if first is not None), None)
 

@@ -1,4 +1,4 @@
-"""What stands in for models: outputs of the right kind, backward without work; and all is put back after."""
+"""Stand-ins for models: outputs of the right kind, backward without work; everything is restored afterwards."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def step_of(clock: Clock, draw: Callable[[np.random.Generator], float]) -> Callable[[], None]:
-    """A step that takes as many microseconds as are drawn."""
+    """Return a step that takes as many microseconds as are drawn."""
     rng = np.random.default_rng(5)
 
     def step() -> None:

@@ -48,13 +48,13 @@ class JupyterLab:
     root: Path
 
     def page_of(self, notebook: str) -> str:
-        """The address at which `notebook` opens in a workspace of its own."""
+        """Return the address at which `notebook` opens in a workspace of its own."""
         return f"{self.url}/lab/workspaces/{Path(notebook).stem}-{time.monotonic_ns()}/tree/{notebook}"
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    """Headless Chromium."""
+    """Start headless Chromium."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed")
     with sync_playwright() as playwright:
@@ -65,7 +65,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(chromium: Browser) -> Iterator[Page]:
-    """An empty page in a context of its own."""
+    """Yield an empty page in a context of its own."""
     context = chromium.new_context(viewport={"width": 1400, "height": 900})
     context.set_default_timeout(PATIENCE_MS)
     yield context.new_page()
@@ -74,7 +74,9 @@ def page(chromium: Browser) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def windows(chromium: Browser) -> Callable[..., BrowserContext]:
-    """A window for each set of options, kept open by an empty page: it costs three times what a page in it does."""
+    """Return a window for each set of options, kept open by an empty page: it costs three times what a page in it
+    does.
+    """
     kept: dict[str, BrowserContext] = {}
 
     def window(**options: Any) -> BrowserContext:
@@ -89,7 +91,7 @@ def windows(chromium: Browser) -> Callable[..., BrowserContext]:
 
 @pytest.fixture
 def open_page(windows: Callable[..., BrowserContext], tmp_path: Path) -> Iterator[OpenPage]:
-    """Opens HTML as a page of its own, and fails if that asks for anything, says an error or opens a dialog."""
+    """Open HTML as a separate page, and fail if it requests anything, logs an error or opens a dialog."""
     pages: list[Page] = []
     said: list[str] = []
 
@@ -114,7 +116,7 @@ def open_page(windows: Callable[..., BrowserContext], tmp_path: Path) -> Iterato
 
 @pytest.fixture
 def opened(open_page: OpenPage) -> Callable[..., Any]:
-    """Opens a timeline in its report."""
+    """Open a timeline in its report."""
     from tests.browser.timeline_driver import opened_timeline  # which knows this file
 
     return functools.partial(opened_timeline, open_page)
@@ -122,7 +124,7 @@ def opened(open_page: OpenPage) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def jupyterlab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]:
-    """A running JupyterLab on a free port of this machine, with settings and files of its own."""
+    """Yield a running JupyterLab on a free port of this machine, with settings and files of its own."""
     pytest.importorskip("jupyterlab", reason="needs jupyterlab")
     home = tmp_path_factory.mktemp("jupyter")
     root = home / "root"

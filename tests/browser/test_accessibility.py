@@ -30,7 +30,9 @@ SAMPLES = [name for name in DOCUMENTS if "hostile" not in name]
 
 
 def violations(page: Page, but: tuple[str, ...] = ()) -> list[str]:
-    """Each rule that is broken, and where: in the light theme, then, where only colours differ, in the dark one."""
+    """Return each rule that is broken, and where: in the light theme, then, where only colours differ, in the dark
+    one.
+    """
     found = []
     for scheme, rules in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
         page.emulate_media(color_scheme=scheme)

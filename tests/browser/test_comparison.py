@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 
 
 def trace(path: Path, us: float) -> perfnb.Profile:
-    """Layers with long names, an op in each, and kernels with long names."""
+    """Return layers with long names, an op in each, and kernels with long names."""
     trace = Written(deviceProperties=[{"id": 0, "name": "Small GPU"}]).step(0, 0, 900)
     shapes = {"Input Dims": [[4, 12, 197, 64], [4, 12, 197, 64], [4, 12, 197, 64]]}
     trace.module("VisionTransformerModel_0", 1, 890).module("VisionTransformerEncoder_0", 2, 880)

@@ -54,7 +54,7 @@ def test_the_panel_draws_while_a_cell_runs_and_leaves_its_history(page: Page, ju
     expect(panel.get_by_role("status")).to_have_text("watching")
 
     _save(page)
-    page.reload()  # the kernel goes on: a page that is opened anew shows the history
+    page.reload()  # the kernel continues: a page that is opened anew shows the history
     expect(panel).to_be_visible(timeout=START_MS)
     expect(line).to_have_attribute("d", _longer_than(len(before)))
 

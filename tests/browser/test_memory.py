@@ -43,7 +43,7 @@ Open = Callable[..., Page]
 
 
 def standalone(kind: str, data: dict[str, Any]) -> str:
-    """A page with one tab and nothing else, under the policy that a report has."""
+    """Return a page with one tab and nothing else, under the policy that a report has."""
     script = assets.script("memory/js/memory.js") + START.replace("KIND", kind)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -58,7 +58,7 @@ def standalone(kind: str, data: dict[str, Any]) -> str:
 
 @pytest.fixture
 def opened(open_page: OpenPage) -> Open:
-    """Opens a tab on a page of its own."""
+    """Open a tab on a separate page."""
 
     def open_(kind: str, data: dict[str, Any], **options: Any) -> Page:
         page = open_page(standalone(kind, data), **{"viewport": {"width": 1300, "height": 900}, **options})
@@ -73,13 +73,13 @@ def memory(opened: Open, made: memory_samples.Memory, **options: Any) -> Page:
 
 
 def alive(page: Page) -> list[tuple[str, str]]:
-    """The listed allocations: name and size."""
+    """Return the listed allocations: name and size."""
     rows = page.locator(".pf-alive li").all()
     return [(row.locator("div > span").inner_text(), spaced(row.locator("> b").inner_text())) for row in rows]
 
 
 def alive_at(made: memory_samples.Memory, ms: float) -> list[tuple[str, str]]:
-    """What must be listed at an instant, by hand."""
+    """Return what must be listed at an instant, by hand."""
     rows = made.largest
     rows = rows[(rows["start_ms"] <= ms) & ((rows["end_ms"] > ms) | (rows["end_ms"] >= made.step_ms))]
     rows = rows.sort_values("bytes", ascending=False).head(8)

@@ -24,7 +24,7 @@ PICTURES = os.environ.get("PERFNB_PICTURES")
 
 @pytest.fixture
 def notebook(page: Page, jupyterlab: JupyterLab) -> Page:
-    """The quickstart, without its saved outputs, run from top to bottom."""
+    """Return the quickstart, without its saved outputs, run from top to bottom."""
     nbformat = pytest.importorskip("nbformat", reason="needs nbformat")
     book = nbformat.read(QUICKSTART, 4)
     for cell in book.cells:
@@ -54,7 +54,7 @@ def test_the_quickstart_shows_a_report_that_can_be_handled(notebook: Page) -> No
         _is_readable(report)
         if PICTURES:
             report.screenshot(path=f"{PICTURES}/quickstart-{theme.lower()}.png")
-    # The whole notebook ran: its last cell says that a saved profile came back as it was.
+    # The whole notebook ran: its last cell states that a saved profile came back unchanged.
     last = notebook.locator(".jp-Notebook .jp-CodeCell").last
     last.scroll_into_view_if_needed()
     expect(last.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]"), timeout=RUN_MS)  # it has run

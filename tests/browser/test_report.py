@@ -25,7 +25,7 @@ Open = Callable[..., Page]
 
 @pytest.fixture
 def report(open_page: OpenPage) -> Open:
-    """Opens a report from a file."""
+    """Open a report from a file."""
 
     def open_(summary: Summary, **options: object) -> Page:
         return open_page(standalone_page(summary), **{"viewport": {"width": 1400, "height": 900}, **options})
@@ -34,7 +34,7 @@ def report(open_page: OpenPage) -> Open:
 
 
 def row(page: Page, name: str) -> Locator:
-    """The first visible row whose name is `name`."""
+    """Return the first visible row whose name is `name`."""
     exactly = page.locator(".pf-name").filter(has_text=re.compile(f"^{re.escape(name)}$"))
     return page.locator("tr[data-row]:visible").filter(has=exactly).first
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 
 
 def patterned(t: Timeline, begin: float, end: float) -> bool:
-    """Whether the end of a phase, away from its word, has more than its colour."""
+    """Return whether the end of a phase, away from its word, has more than its colour."""
     (left, y), (right, _) = t.at("Phases", begin), t.at("Phases", end)
     seen = t.canvas.evaluate(READ, [round(right - min(14, (right - left) / 3)), round(y - 3), 8, 6, True])
     return len(set(zip(*[iter(seen)] * 4, strict=True))) > 1

@@ -1,4 +1,6 @@
-"""*Try it* in JupyterLab: pressed on a real step, it answers in place; without the kernel, a line says how."""
+"""*Try it* in JupyterLab: pressed on a real step, it answers in place; without the kernel, a line gives
+instructions.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture
 def panel(open_page: OpenPage) -> Open:
-    """Opens a panel."""
+    """Open a panel."""
     return opener(open_page)
 
 

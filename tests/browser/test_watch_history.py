@@ -16,7 +16,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture
 def panel(open_page: OpenPage) -> Open:
-    """Opens a panel."""
+    """Open a panel."""
     return opener(open_page)
 
 
@@ -79,7 +79,7 @@ def test_a_second_view_shows_the_whole_history(panel):
     assert len(points(page, "cpu")) == 89
     page.evaluate("first()")
     opened.push(samples.rows_of(5.0, start_s=45.0))
-    page.evaluate("another(), 1")  # the panel goes on collecting while it is not shown
+    page.evaluate("another(), 1")  # the panel continues to collect while it is not shown
     settled(page)
     assert len(points(page, "cpu")) == 99
     expect(page.locator(".perfnb-static")).to_be_hidden()

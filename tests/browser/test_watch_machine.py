@@ -40,7 +40,7 @@ def usual_page() -> str:
 
 @pytest.fixture
 def tab(open_page: OpenPage) -> Open:
-    """Opens the tab in a report."""
+    """Open the tab in a report."""
 
     def open_(made=None, **options) -> Page:
         html = page_of(made) if made else usual_page()

@@ -50,7 +50,7 @@ class Timeline:
         self.details = page.get_by_role("complementary", name="Timeline details")
 
     def measured(self) -> dict[str, Any]:
-        """Where things are once what was asked for is drawn."""
+        """Return where things are once what was asked for is drawn."""
         return self.canvas.evaluate(MEASURE)
 
     def window_us(self) -> tuple[float, float]:
@@ -67,12 +67,12 @@ class Timeline:
         self.page.mouse.click(*self.at(track, us, depth))
 
     def pixel(self, track: str, us: float, depth: int = 0) -> tuple[int, ...]:
-        """The colour at a place, away from words."""
+        """Return the colour at a place, away from words."""
         x, y = self.at(track, us, depth)
         return tuple(self.canvas.evaluate(READ, [round(x), round(y - 7), 1, 1, True])[:3])
 
     def partners(self, word: str) -> Locator:
-        """The events that are listed under a heading."""
+        """Return the events that are listed under a heading."""
         heading = self.page.locator("h4").filter(has_text=re.compile(rf"^{word}(?: \d.*)?$"))
         return self.details.locator("section").filter(has=heading).locator("li")
 
@@ -85,7 +85,7 @@ def rgb(colour: str) -> tuple[int, ...]:
 
 
 def hue_of(pixel: tuple[int, ...], kind: str) -> bool:
-    """Whether a pixel is one of the shades of a kind's colour, lighter or darker."""
+    """Return whether a pixel is one of the shades of a kind's colour, lighter or darker."""
     plain = np.array(rgb(MARKS[kind].colour), float)
     shades = [plain * 0.84, plain * 0.93, plain, plain + (255 - plain) * 0.12, plain + (255 - plain) * 0.24]
     return any(np.abs(shade - pixel).max() < 3 for shade in shades)
@@ -94,7 +94,7 @@ def hue_of(pixel: tuple[int, ...], kind: str) -> bool:
 def opened_timeline(
     open_page: OpenPage, data: bytes | None = None, whole: bytes = b"", before: str = "", **options: Any
 ) -> Timeline:
-    """A timeline in its report, without movement between two views."""
+    """Return a timeline in its report, without movement between two views."""
     html = page_with(samples.step() if data is None else data, whole, before=before)
     page = open_page(html, **{"viewport": {"width": 1400, "height": 1000}, "reduced_motion": "reduce", **options})
     page.get_by_role("tab", name="Timeline").click()

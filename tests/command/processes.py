@@ -17,13 +17,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a process that finds this checkout, whose text is 100 columns wide."""
+    """Return the environment of a process that finds this checkout, whose text is 100 columns wide."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "100", "PYTHONIOENCODING": "utf-8", **more}
 
 
 def command(*words: object) -> list[str]:
-    """What starts ``perfnb WORDS``."""
+    """Return what starts ``perfnb WORDS``."""
     return [sys.executable, "-m", "perfnb", *map(str, words)]
 
 

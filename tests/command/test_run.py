@@ -23,7 +23,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def python(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """What Python alone does with a script."""
+    """Return what Python alone does with a script."""
     return subprocess.run(
         [sys.executable, *map(str, words)], capture_output=True, text=True, cwd=cwd, env=environment(), check=False
     )

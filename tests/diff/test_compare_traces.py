@@ -159,7 +159,7 @@ def test_several_ranks_are_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def launched_in(name: str, op: str) -> tuple[list[float], Counter[str]]:
-    """Work on the GPU of each call of an operator, and its kernels, by comparing every launch with every call."""
+    """Find the GPU work of each call to an operator, and its kernels, by comparing every launch with every call."""
     events = events_of(f"kineto/{name}.json.gz")
     calls = [e for e in events if e["name"] == op and e["cat"] == "cpu_op"]
     launches = {e["args"]["correlation"]: e for e in events if e["cat"] in ("cuda_runtime", "cuda_driver")}

@@ -7,7 +7,7 @@ from tests.recordings import ByHand
 
 
 def training() -> ByHand:
-    """A step of 400 µs: one layer with a convolution, its backward on another thread, an optimizer."""
+    """Return a step of 400 µs: one layer with a convolution, its backward on another thread, an optimizer."""
     hand = ByHand().step(0, 400)
     hand.call(hand.layer("net"), 10, 110)
     hand.op("aten::conv2d", 20, 100, 1).op("aten::convolution", 30, 90, 1).op("aten::lib_convolution", 40, 80, 1)

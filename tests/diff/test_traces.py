@@ -29,7 +29,7 @@ def diff(a: Recording, b: Recording) -> TraceDiff:
 
 
 def quick(a: Recording, b: Recording) -> TraceDiff:
-    """The same where layers of one name are one."""
+    """Return the same where layers of one name are one."""
     names = sorted(set(a.modules["name"]) & set(b.modules["name"]))
     found = diff_traces(a, b, pd.DataFrame({"a": names, "b": names}, dtype="str"))
     assert found is not None
@@ -61,7 +61,7 @@ def row(table: pd.DataFrame, op: str) -> dict[str, Any]:
 
 
 def conv(library: str, kernels: list[str], us: float, helper: bool = False, steps: int = 1) -> Recording:
-    """A step with a convolution in a layer; what the library's operator launches takes `us` each."""
+    """Return a step with a convolution in a layer; what the library's operator launches takes `us` each."""
     hand = ByHand()
     layer = hand.layer("net.conv", hand.layer("net"))
     for t in (1000.0 * step for step in range(steps)):
@@ -169,7 +169,7 @@ def test_a_trace_without_shapes_is_matched_by_name_and_layer() -> None:
     assert found.ops["matched"].tolist() == ["layer"] * 3
     assert found.ops["grew_ms"].tolist() == pytest.approx([0.002, 0.001, 0])
     assert found.ops["shapes_b"].isna().all()
-    # Without layers the calls of an operator that nothing tells apart are one.
+    # Without layers, calls to an operator that nothing distinguishes are one.
     found = diff(flat(("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[3, 4]]", 2)), flat(("aten::mm", None, 4)))
     assert found.ops[["matched", "calls_a", "calls_b", "gpu_ms_a"]].to_numpy().tolist() == [
         ["name", 2, 1, pytest.approx(0.003)]
@@ -291,7 +291,7 @@ def test_the_time_of_the_gpu_is_of_a_step() -> None:
 
 @st.composite
 def recordings(draw: st.DrawFn) -> Recording:
-    """Steps of random trees of few names, on two threads, with and without layers, shapes and kernels."""
+    """Return steps of random trees of few names, on two threads, with and without layers, shapes and kernels."""
     hand = ByHand()
     layers, with_shapes = draw(st.booleans()), draw(st.booleans())
     clock = [0.0]

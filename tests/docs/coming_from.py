@@ -71,7 +71,7 @@ _COLUMNS = {column for columns in SCHEMA.values() for column in columns}
 
 
 def typed_here() -> list[str]:
-    """The code in the right column of the tables and the calls in the text around them; each once, in order."""
+    """Return the code in the right column of the tables and the calls in the text around them; each once, in order."""
     lines = PAGE.read_text("utf-8").splitlines()
     cells = [line.rpartition(" | ")[2] for line in lines if line.startswith("|")]
     beside = " ".join(line for line in lines if not line.startswith("|"))
@@ -80,7 +80,7 @@ def typed_here() -> list[str]:
 
 
 def runnable() -> list[str]:
-    """The code among it, with placeholders filled in; without columns, options, commands of a terminal, and what
+    """Return the code among it, with placeholders filled in; without columns, options, commands of a terminal, and what
     another page runs.
 
     A semicolon hides the output: other tests draw the dozen reports.

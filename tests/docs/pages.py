@@ -34,7 +34,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(path: Path) -> list[Block]:
-    """The code of a page, in order.
+    """Return the code of a page, in order.
 
     Raises
     ------
@@ -70,18 +70,18 @@ def blocks_of(path: Path) -> list[Block]:
 
 
 def first_block(path: Path) -> str:
-    """The first code of a page."""
+    """Return the first code of a page."""
     return blocks_of(path)[0].code
 
 
 def prose(text: str) -> str:
-    """A page without blocks of code and hidden parts."""
+    """Return a page without blocks of code and hidden parts."""
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def _until(lines: list[tuple[int, str]], place: int, end: str) -> tuple[list[str], int]:
-    """The lines from a place up to `end`, and the place after it."""
+    """Return the lines from a place up to `end`, and the place after it."""
     begin = place
     while lines[place][1].strip() != end:
         place += 1

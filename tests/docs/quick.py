@@ -58,12 +58,12 @@ def shorten() -> None:
 
 
 def with_short_budgets(code: str) -> str:
-    """A page's code, where each budget that it gives is a small share of it."""
+    """Return a page's code, where each budget that it gives is a small share of it."""
     return _BUDGET.sub(lambda found: f"{found[1]}{float(found[2]) * SHARE_OF_BUDGET:g}", code)
 
 
 def write_files(folder: Path) -> None:
-    """Files for a page that loads those of the reader."""
+    """Write files for a page that loads those of the reader."""
     for name in ("trace.json.gz", "v100.json.gz", "mi300.json.gz"):
         training().write(folder / name)
     for rank, late in enumerate((0, 150)):

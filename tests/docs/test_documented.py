@@ -51,13 +51,13 @@ _TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
 
 
 def named(path: str) -> object:
-    """The object with a dotted name."""
+    """Return the object with a dotted name."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def public(cls: type) -> Iterator[tuple[str, object]]:
-    """The public properties and methods of a class, its bases' included."""
+    """Yield the public properties and methods of a class, its bases' included."""
     for name in dir(cls):
         value = inspect.getattr_static(cls, name)
         if not name.startswith("_") and isinstance(value, (property, cached_property, FunctionType)):

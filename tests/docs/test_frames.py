@@ -44,7 +44,7 @@ BYTES = {*SCHEMA["memory"]} - {"t_ms", "device"}
 
 
 def unit_of(column: str, frame: str) -> str:
-    """The unit that a column has by its name; empty if it has none."""
+    """Return the unit that a column has by its name; empty if it has none."""
     name = re.sub("_[ab]$", "", column)
     if frame == "memory" and name in BYTES:
         return "bytes"
@@ -52,7 +52,7 @@ def unit_of(column: str, frame: str) -> str:
 
 
 def rows(section: str) -> Iterator[tuple[list[str], str]]:
-    """The columns and the unit of each row of a section's table."""
+    """Yield the columns and the unit of each row of a section's table."""
     for line in SECTIONS[section].splitlines():
         if line.startswith("| `"):
             _, names, unit, _ = line.split("|", 3)

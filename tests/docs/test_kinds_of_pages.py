@@ -22,7 +22,7 @@ ONE, ALL, README_WORDS = 60_000, 1_000_000, 950
 
 
 def words(text: str) -> int:
-    """How many words a page has, without code and the lines of tables."""
+    """Return how many words a page has, without code and the lines of tables."""
     return len(re.findall(r"[^\s|]*\w[^\s|]*", prose(text)))
 
 
@@ -31,7 +31,7 @@ def test_there_are_four_kinds() -> None:
 
 
 def without_figures(text: str) -> str:
-    """A page without the table that `make accuracy` writes."""
+    """Return a page without the table that `make accuracy` writes."""
     return text.partition(BEGIN)[0] + text.partition(END)[2]
 
 

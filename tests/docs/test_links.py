@@ -26,7 +26,7 @@ _EXTERNAL = ("https://", "http://", "mailto:")
 
 
 def text_of(path: Path) -> str:
-    """The prose of a page, or of a notebook's cells."""
+    """Return the prose of a page, or of a notebook's cells."""
     if path.suffix != ".ipynb":
         return prose(path.read_text("utf-8"))
     cells = json.loads(path.read_text("utf-8"))["cells"]
@@ -34,12 +34,12 @@ def text_of(path: Path) -> str:
 
 
 def links(text: str) -> list[str]:
-    """The targets of the links in a text, except in code."""
+    """Return the targets of the links in a text, except in code."""
     return [next(filter(None, found)) for found in _LINK.findall(_CODE.sub("", text))]
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors of a page as GitHub and MyST name them, and of a notebook as JupyterLab does."""
+    """Return the anchors of a page as GitHub and MyST name them, and of a notebook as JupyterLab does."""
     heads = [re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", head) for head in _HEADING.findall(text_of(path))]
     if path.suffix == ".ipynb":
         return {head.replace(" ", "-") for head in heads}
@@ -47,7 +47,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def broken(path: Path) -> list[str]:
-    """The links of a page whose file or heading does not exist."""
+    """Return the links of a page whose file or heading does not exist."""
     found = []
     for link in links(text_of(path)):
         target, _, place = link.partition("#")

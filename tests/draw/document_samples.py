@@ -48,7 +48,7 @@ from tests.samples import HOSTILE
 
 
 def sections(name: str) -> tuple[Section, ...]:
-    """One section of each kind, in which `name` stands wherever a name may."""
+    """Return one section of each kind, with `name` wherever a name may be."""
     forward, backward = mark("forward"), Mark(name, "#D55E00", "▓", "hatch")
     time, size = Axis("step", "count"), Axis(name, "bytes")
     return (
@@ -141,7 +141,7 @@ def sections(name: str) -> tuple[Section, ...]:
 
 
 def tree(name: str, breadth: int = 12) -> Table:
-    """Layers below each other, more than a page holds."""
+    """Return layers below each other, more than a page holds."""
     parents = [-1, *([0] * breadth), *[place + 1 for place in range(breadth) for _ in range(3)]]
     weights = [float(len(parents) - row) for row in range(len(parents))]
     rows = [(name if row == 1 else f"layer {row}", weight, weight / weights[0]) for row, weight in enumerate(weights)]
@@ -171,7 +171,7 @@ def everything(name: str = "block.0") -> Document:
 
 
 def unknown() -> Document:
-    """Nothing was measured."""
+    """Return a result without measurements."""
     forward = mark("forward")
     nothing: tuple[Section, ...] = (
         Bars("No parts", "ms", (Bar("", ()),)),

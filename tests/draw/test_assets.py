@@ -1,4 +1,4 @@
-"""Scripts are ES modules that are joined to one: each says what it uses, and no name is defined twice."""
+"""Scripts are ES modules that are joined into one: each imports everything it uses, and no name is defined twice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _IMPORTED = re.compile(r'^import \{([^}]*)\} from "([^"]+)";$', re.M)
 
 
 def defined(path: str, *, exported: bool = False) -> list[str]:
-    """What a script defines at its top level, or exports."""
+    """Return what a script defines at its top level, or exports."""
     found = _DEFINED.findall(assets.read(path))
     return list(chain.from_iterable(re.findall(r"\w+", names) for export, names in found if export or not exported))
 

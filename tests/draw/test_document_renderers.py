@@ -61,7 +61,7 @@ class _Page(HTMLParser):
 
 
 def flat(text: str) -> str:
-    """A text without lines, in which spaces that do not break are spaces."""
+    """Return a text without line breaks, with non-breaking spaces as plain spaces."""
     return " ".join(text.replace("\u00a0", " ").split())
 
 
@@ -146,14 +146,14 @@ def _texts(data: Any) -> Iterator[str]:
 
 
 def _is_listed_whole(table: dict[str, Any]) -> bool:
-    """Whether text and HTML show every row and column of a table."""
+    """Return whether text and HTML show every row and column of a table."""
     return (
         table["nesting"] is None and len(table["columns"]) < 20 and len(table["rows"]) <= min(table["budget"].values())
     )
 
 
 def _figures(data: dict[str, Any]) -> Iterator[str]:
-    """The numbers of a document, in words, from its JSON alone: what text at a great width and HTML must show."""
+    """Yield the numbers of a document, in words, from its JSON alone: what text at a great width and HTML must show."""
     for figure in data["figures"]:
         yield fmt.with_interval(words(figure["value"], figure["unit"]), figure["value"], figure["interval"])
     for section in data["sections"]:

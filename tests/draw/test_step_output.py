@@ -13,7 +13,7 @@ from perfnb.draw.step_output import StepOutput
 
 @pytest.fixture
 def out() -> io.StringIO:
-    """A standard output of the test's own."""
+    """Return a standard output of the test's own."""
     return io.StringIO()
 
 

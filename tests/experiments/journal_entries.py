@@ -77,7 +77,7 @@ def history(*entries: JournalEntry) -> pd.DataFrame:
 def shown(
     *entries: JournalEntry | SavedEntry, damaged: Mapping[str, str] | None = None, where: str = "experiments"
 ) -> Document:
-    """The journal of entries that were added or saved, in chronological order."""
+    """Return the journal of entries that were added or saved, in chronological order."""
     saved = {
         f"e{number}": of_added(entry) if isinstance(entry, JournalEntry) else entry
         for number, entry in enumerate(entries, start=1)

@@ -25,7 +25,7 @@ from tests.experiments.ab_samples import SAME, experiment, profiles_of
 def profiled(
     median_ms: float, utilisation: float | None, flops: int | None, peak: int | None, dtype: str = "float32"
 ) -> Any:
-    """A summary of a profile that found this."""
+    """Return a summary of a profile that found this."""
     roofline = RooflineLevels("", {}, None, pd.DataFrame(), utilisation, flops, dtype=dtype)
     memory = None if peak is None else type("Memory", (), {"peak_bytes": peak})()
     timing = StepTimes((median_ms,) * 3)

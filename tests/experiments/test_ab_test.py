@@ -1,4 +1,4 @@
-"""Reports on changes of which it is known what they do: to time, to the answer, to memory."""
+"""Reports on changes with a known effect: on time, on the answer, on memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sleeping(ms: float, result: Any = X) -> Callable[..., Any]:
 
 
 def holding(ms: float, count: int) -> Callable[[], Tensor]:
-    """A step of so many milliseconds that holds so many numbers meanwhile."""
+    """Return a step of so many milliseconds that holds so many numbers meanwhile."""
 
     def step() -> Tensor:
         held = torch.empty(count)

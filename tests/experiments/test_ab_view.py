@@ -76,7 +76,7 @@ def test_without_a_decision_the_verdict_comes_first(
 
 
 def timed(ratio: float, pairs: int = 60, noise: float = 0.01) -> Document:
-    """A test of which only the time is known."""
+    """Return a test of which only the time is known."""
     return ABTest(**vars(experiment(ratio, pairs, noise)), quality=NOT_COMPARED)._document()
 
 

@@ -45,7 +45,7 @@ class Submits:
 
 @pytest.fixture
 def traces(tmp_path: Path) -> list[Path]:
-    """Two runs of one process, a job of two ranks, a folder that is a job, and two files that are no traces."""
+    """Return two runs of one process, a job of two ranks, a folder that is a job, and two files that are no traces."""
     for place in ("a", "b", "job"):
         (tmp_path / "raw" / place).mkdir(parents=True)
     alone = [

@@ -48,13 +48,13 @@ def test_what_is_added_comes_back(journal: perfnb.results.Journal) -> None:
     names = [
         journal.add(timing(6.0), hypothesis="where we begin"),
         journal.add(report, hypothesis="less sleep is faster"),
-        journal.add(profile, hypothesis="as it is now", change="nothing"),
+        journal.add(profile, hypothesis="current state", change="nothing"),
     ]
 
     history = journal.history
     assert history.index.tolist() == names
     assert history["kind"].tolist() == ["timing", "report", "profile"]
-    assert history["hypothesis"].tolist() == ["where we begin", "less sleep is faster", "as it is now"]
+    assert history["hypothesis"].tolist() == ["where we begin", "less sleep is faster", "current state"]
     assert history["change"].tolist() == ["", "sleeps less", "nothing"]
     assert history["accepted"].tolist() == [False, True, False]
     assert history.loc[names[1], "reason"] == report.reason

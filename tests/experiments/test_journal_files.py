@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def read_entries(journal: Path) -> tuple[dict[str, JournalEntry], dict[str, str]]:
-    """What was added, and what is wrong with what cannot be read."""
+    """Return what was added, and what is wrong with what cannot be read."""
     entries = Catalogue(journal).entries()
     damaged = {name: entry.damaged for name, entry in entries.items() if entry.damaged}
     return {name: entry.added for name, entry in entries.items() if entry.added is not None}, damaged

@@ -32,7 +32,7 @@ def timing(ms: float = 10.0) -> perfnb.Timing:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One thing of each kind, at several depths."""
+    """Return one thing of each kind, at several depths."""
     tmp_path = tmp_path_factory.mktemp("made")
     folder = tmp_path / "saved"
     timing().save(folder / "timing")
@@ -52,7 +52,7 @@ def saved(made: Path, tmp_path: Path) -> Path:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders that are read from now on."""
+    """Return the folders that are read from now on."""
     read: list[str] = []
     reads: Callable[..., Any] = journal_index._read
 

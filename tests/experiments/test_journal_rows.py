@@ -20,7 +20,7 @@ TABLES = ("layers", "phases", "ops", "kernels", "gpu_time")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A profile, a job, and a profile that was added."""
+    """Return a profile, a job, and a profile that was added."""
     folder = tmp_path_factory.mktemp("made")
     paths = written(folder, [rank_trace(0), rank_trace(50)])
     one = perfnb.load(paths[0])

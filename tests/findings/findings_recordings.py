@@ -1,4 +1,4 @@
-"""Small recordings in which most rules find something, and what must hold of every finding."""
+"""Small recordings where most rules find something, and conditions that every finding must meet."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PARTS: dict[str, Any] = {
 
 
 def live_cpu(steps: int = 2) -> Recording:
-    """A training step on the CPU with most that can be wrong with one."""
+    """Return a training step on the CPU with most that can be wrong with one."""
     hand = ByHand()
     net = hand.layer("net")
     emb, body = hand.layer("net.emb", net), hand.layer("net.body", net)
@@ -119,7 +119,7 @@ def live_cpu(steps: int = 2) -> Recording:
 
 
 def live_gpu(steps: int = 2) -> Recording:
-    """A step on a GPU that waits for its host, copies, and communicates."""
+    """Return a step on a GPU that waits for its host, copies, and communicates."""
     hand = ByHand()
     net = hand.layer("net")
     for number in range(steps):
@@ -155,7 +155,7 @@ def small_region(hand: ByHand, begin: float) -> None:
 def compiled_cpu(
     steps: int = 1, *, late: float = 0, broke: str = "Failed to trace builtin operator: print(h)"
 ) -> Recording:
-    """A step of 0.6 ms with a graph break, two small regions after it, and compilations in two timed steps.
+    """Return a step of 0.6 ms with a graph break, two small regions after it, and compilations in two timed steps.
 
     The break costs 116 µs in the code around it: 48 until the next region, 38 at the end, 30 in backward. Entering the
     second region takes 21, and kernels next to the break 30 in forward and 80 in backward. The small regions take 52 to
@@ -188,14 +188,14 @@ def compiled_cpu(
 
 
 def loaded(folder: Path, trace: Written | None = None) -> Recording:
-    """The recording of a trace that was read from a file, with the layers that it tells."""
+    """Return the recording of a trace that was read from a file, with the layers that it tells."""
     profile = perfnb.load((trace or training(3)).write(folder / "trace.json"))
     assert isinstance(profile, perfnb.Profile)
     return profile._recording
 
 
 def facts(recording: Recording) -> Facts:
-    """What the rules are asked about."""
+    """Return what the rules are asked about."""
     analysis = Analysis(recording)
     assert analysis.attribution is not None
     figures = StepFigures(analysis.timing, analysis.phases, analysis.slowdown, analysis.roofline, analysis.memory)
@@ -203,7 +203,7 @@ def facts(recording: Recording) -> Facts:
 
 
 def unfolded(recording: Recording) -> tuple[Facts, pd.DataFrame]:
-    """The same, and the table of findings that a user sees."""
+    """Return the same, and the table of findings that a user sees."""
     analysis = Analysis(recording)
     summary = summarize(recording, analysis)
     assert analysis.attribution is not None
@@ -233,7 +233,7 @@ def obeys_the_laws(recording: Recording) -> list[Finding]:
 
 
 def unbound(code: str) -> set[str]:
-    """The names that a line of code reads and neither imports nor makes, nor Python has."""
+    """Return the names that a line of code reads and neither imports nor makes, nor Python has."""
     tree = ast.parse(code)
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     made = {one.asname or one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}

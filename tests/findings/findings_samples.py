@@ -12,7 +12,7 @@ STEP_MS = 12.3
 
 
 def three() -> Findings:
-    """Two that cost time and one that costs memory, of `summaries.small_cnn`."""
+    """Return two that cost time and one that costs memory, of `summaries.small_cnn`."""
     found = [
         Finding(
             "The step waits 6.15 ms for its batch.",
@@ -63,13 +63,13 @@ def none() -> Findings:
 
 
 def at_instant(ms: str) -> Findings:
-    """One that speaks of an instant of memory."""
+    """Return one that speaks of an instant of memory."""
     found = Finding("It grows.", None, "Less.", "low", "Why.", "Blind.", (Row("memory", ms),), bottleneck="memory")
     return Findings(finding_table([found], STEP_MS), Conclusion("Grows.", "It does.", "Less.", 0), STEP_MS)
 
 
 def growing() -> Findings:
-    """One of memory that a step adds, with advice in words alone."""
+    """Return one of memory that a step adds, with advice in words alone."""
     found = Finding(
         "It grows.", None, "Keep less.", "low", "Why.", "Blind.", bound_bytes=5 * 2**19, bottleneck="memory may grow"
     )
@@ -77,14 +77,14 @@ def growing() -> Findings:
 
 
 def hostile(name: str) -> Findings:
-    """Every text that may hold a stranger's name is one."""
+    """Return one where every text that may hold a stranger's name is one."""
     rows = (Row("layer", name), Row("op", name))
     found = Finding(name, 1.0, name, "low", name, name, rows, code=name, bottleneck=name)
     return Findings(finding_table([found], STEP_MS), Conclusion(name, name, name, 0), STEP_MS)
 
 
 def with_remedy(call: object = None) -> Findings:
-    """One that a lever may cure, in a profile that was asked for by `call`."""
+    """Return one that a lever may cure, in a profile that was asked for by `call`."""
     found = Finding(
         "269 ops are short.",
         4.0,

@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 def roofline(flops: int, moved: int, ms: float, **peaks: float) -> RooflineLevels:
-    """One layer; by default the machine does 1 GFLOP and moves 1 GB in a millisecond."""
+    """Return one layer; by default the machine does 1 GFLOP and moves 1 GB in a millisecond."""
     work = pd.DataFrame(
         {"flops": [flops], "bytes": [moved], "uncounted": [0], "dtype": ["float32"], "ms": [ms]}, index=["model"]
     ).astype({"flops": "Int64", "bytes": "Int64", "ms": "Float64"})
@@ -54,13 +54,13 @@ def test_arithmetic_is_bound_by_what_the_roof_still_leaves(gflop: float, near: b
     assert [row.name for row in found.rows] == ["model"]
 
 
-@pytest.mark.parametrize(("gflop", "told"), [(0.8, True), (0.4, False)])
-def test_what_other_programs_took_is_not_laid_to_small_products(gflop: float, told: bool) -> None:
+@pytest.mark.parametrize(("gflop", "noted"), [(0.8, True), (0.4, False)])
+def test_what_other_programs_took_is_not_laid_to_small_products(gflop: float, noted: bool) -> None:
     known = facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0))
     noise = {"noise": {"load_after": 5.0, "cpus": 2}}
     busy = replace(known, recording=replace(known.recording, meta={**known.meta, **noise}))
 
-    assert bool(compute(busy)) == told
+    assert bool(compute(busy)) == noted
 
 
 @pytest.mark.parametrize("gflop", [0.99, 0.2])
@@ -98,7 +98,7 @@ def test_reading_weights_counts_less_the_arithmetic_that_stays() -> None:
 
     assert found.bound_ms == pytest.approx(0.9, rel=0.01)
     assert "larger batch" in found.advice
-    assert memory_bandwidth(with_weights(reading, 10**8)) == []  # it reads its samples, and no other layer would not
+    assert memory_bandwidth(with_weights(reading, 10**8)) == []  # it reads its samples, as any other layer would
     slow = facts(roofline=roofline(10**7, 10**8, 1.0))
     assert memory_bandwidth(with_weights(slow, 10**8)) == []  # far from the bandwidth
 
@@ -149,11 +149,11 @@ def memory(**known: Any) -> MemorySummary:
     return MemorySummary(**base | known)
 
 
-@pytest.mark.parametrize(("held", "told"), [(90 * MIB, True), (40 * MIB, False)])
-def test_activations_dominate_from_half_of_the_peak_on(held: int, told: bool) -> None:
+@pytest.mark.parametrize(("held", "noted"), [(90 * MIB, True), (40 * MIB, False)])
+def test_activations_dominate_from_half_of_the_peak_on(held: int, noted: bool) -> None:
     found = activation_memory(facts(memory=memory(by_category={"activations": held})))
 
-    assert [(one.bound_bytes, one.bound_ms) for one in found] == ([(held, None)] if told else [])
+    assert [(one.bound_bytes, one.bound_ms) for one in found] == ([(held, None)] if noted else [])
 
 
 def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
@@ -167,7 +167,7 @@ def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
     assert "MiB that were alive when memory ran out, " in held.evidence
 
 
-def test_an_allocator_that_tried_again_is_told_of() -> None:
+def test_an_allocator_that_tried_again_is_reported() -> None:
     strained = memory(retries=3, reserved_peak_bytes=1000 * MIB, fragmentation=0.4)
     (found,) = allocator(facts(memory=strained))
 
@@ -178,14 +178,14 @@ def test_an_allocator_that_tried_again_is_told_of() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("left", "told"), [(5 * MIB, True), (MIB // 8, False), (0, False), (None, False)])
-def test_memory_may_grow_where_every_watched_step_left_something(left: int | None, told: bool) -> None:
+@pytest.mark.parametrize(("left", "noted"), [(5 * MIB, True), (MIB // 8, False), (0, False), (None, False)])
+def test_memory_may_grow_where_every_watched_step_left_something(left: int | None, noted: bool) -> None:
     line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, 9 * MIB], "other": [5, 5], "total": [5, 9 * MIB + 5]})
     found = growth(facts(memory=memory(timeline=line, kept_bytes=left, kept_by="encoder, aten::mm")))
 
     assert [(one.bottleneck, one.bound_bytes, one.confidence) for one in found] == (
-        [("memory may grow", left, "low")] if told else []
+        [("memory may grow", left, "low")] if noted else []
     )
-    if told:
+    if noted:
         assert "left 5.00 MiB each that nothing freed, most of it allocated by encoder, aten::mm" in found[0].evidence
         assert "perfnb.find_leaks" in found[0].advice

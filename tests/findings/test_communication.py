@@ -18,7 +18,7 @@ ACCUMULATE = NODE + "torch::autograd::AccumulateGrad"
 
 
 def ddp(passes: int = 1, buckets: int = 1, wait: float = 300, size: int = 1000, **parallel: Any) -> Recording:
-    """Two steps of backward passes, each followed by a wait for its buckets."""
+    """Return two steps of backward passes, each followed by a wait for its buckets."""
     hand = ByHand()
     net = hand.layer("net")
     hand.modules[net]["module"] = "DistributedDataParallel"

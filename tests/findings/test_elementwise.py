@@ -18,7 +18,7 @@ def facts(hand: ByHand) -> Facts:
 
 
 def trained(elsewhere: bool = False) -> ByHand:
-    """Attention of 1 ms, and 3 ms in which nodes of its ops, or of an op before it, go backward."""
+    """Attention of 1 ms, and 3 ms of backward nodes of its ops, or of an op before it."""
     hand = ByHand()
     model = hand.layer("model")
     for number in range(STEPS):
@@ -48,7 +48,9 @@ def test_attention_counts_its_backward_nodes_less_what_the_fused_one_computes() 
 
 
 def chain(pause: float = 0.0, last: str = "aten::add", nodes: bool = False) -> ByHand:
-    """A product of 1 ms, then mul, add and tanh of 1, 2 and 3 ms with pauses between them; or their backward nodes."""
+    """Return a product of 1 ms, then mul, add and tanh of 1, 2 and 3 ms with pauses between them; or their backward
+    nodes.
+    """
     hand = ByHand()
     model = hand.layer("model")
     for number in range(STEPS):

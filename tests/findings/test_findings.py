@@ -26,7 +26,7 @@ def found(recording: Recording) -> pd.DataFrame:
 
 
 def timed(recording: Recording, wall_ms: list[float], data_ms: list[float] | float = 0.0, **meta: Any) -> Recording:
-    """The recording with these timed steps."""
+    """Return the recording with these timed steps."""
     traced = recording.steps[recording.steps["pass"] == "traced"]
     passes = pd.DataFrame(
         {
@@ -41,7 +41,7 @@ def timed(recording: Recording, wall_ms: list[float], data_ms: list[float] | flo
 
 
 def one_long_op(hand: ByHand | None = None, length: int = 1000, steps: int = STEPS) -> ByHand:
-    """Steps of one layer that computes in one op, in microseconds."""
+    """Return steps of one layer that computes in one op, in microseconds."""
     hand = hand or ByHand()
     model = hand.layer("model")
     for number in range(steps):
@@ -123,8 +123,8 @@ def test_a_loop_over_parameters_counts_less_what_an_update_at_once_costs() -> No
     assert loop["rows"][0] == {"kind": "phase", "name": "optimizer"}
 
 
-@pytest.mark.parametrize(("updates", "told"), [(1, True), (2, True), (8, False)])
-def test_several_updates_in_a_step_cost_what_each_of_them_does_at_once(updates: int, told: bool) -> None:
+@pytest.mark.parametrize(("updates", "noted"), [(1, True), (2, True), (8, False)])
+def test_several_updates_in_a_step_cost_what_each_of_them_does_at_once(updates: int, noted: bool) -> None:
     hand = ByHand()
     model = hand.layer("model")
     for number in range(STEPS):
@@ -141,8 +141,8 @@ def test_several_updates_in_a_step_cost_what_each_of_them_does_at_once(updates: 
 
     loops = found(recording)
 
-    assert ("optimizer" in loops.index) == told
-    if told:
+    assert ("optimizer" in loops.index) == noted
+    if noted:
         assert loops.loc["optimizer", "bound_ms"] == pytest.approx(2.0 - 200 * 1.2e-3, rel=0.01)
         assert ("in 2 updates" in loops.loc["optimizer", "evidence"]) == (updates == 2)
 
@@ -215,7 +215,7 @@ def test_a_classifier_s_softmax_is_no_attention() -> None:
 
 
 def gpu_step(call: str, begin: float, end: float, *, inside: str | None = None) -> ByHand:
-    """Two kernels of 100 µs in each step, and a call of the host in the idle time between them."""
+    """Return two kernels of 100 µs in each step, and a host call in the idle time between them."""
     hand = ByHand()
     for number in range(STEPS):
         t = 10_000 * number
@@ -266,7 +266,7 @@ def test_communication_that_nothing_hides_is_found() -> None:
 
 
 def test_the_cost_of_tracing_is_no_finding() -> None:
-    # 100 ops of 4 µs, of which tracing took 3.9 each, beside a long one.
+    # 100 ops of 4 µs, of which tracing took 3.9 each, next to a long one.
     hand = ByHand()
     model = hand.layer("model")
     for number in range(STEPS):
@@ -312,7 +312,7 @@ def test_what_disturbs_one_traced_step_counts_little() -> None:
 
 
 def test_what_lasts_longer_than_a_call_can_is_no_overhead_of_calls() -> None:
-    # 100 ops of 4 µs, and 300 µs around each for which other programs had the core, or memory was given back.
+    # 100 ops of 4 µs, and 300 µs around each while other programs had the core, or memory was returned.
     hand = ByHand()
     model = hand.layer("model")
     for number in range(STEPS):

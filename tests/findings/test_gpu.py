@@ -29,7 +29,7 @@ def verdict(hand: ByHand) -> str:
 
 
 def two_kernels(between: float, stream_wait: bool = False, launched_at: float | None = None) -> ByHand:
-    """Steps with a kernel of 100 µs at their begin, and one after so many microseconds."""
+    """Return steps with a kernel of 100 µs at their begin, and one after so many microseconds."""
     hand = ByHand()
     for number in range(STEPS):
         t = 20_000 * number
@@ -110,7 +110,7 @@ def test_many_short_gaps_are_launches_however_much_of_the_step_they_are() -> Non
 @pytest.mark.parametrize(
     ("place", "name", "said"),
     [
-        ("cuda_runtime", "cudaGetDevice", "4.00 ms in calls of the GPU's runtime (most in cudaGetDevice)"),
+        ("cuda_runtime", "cudaGetDevice", "4.00 ms in calls to the GPU's runtime (most in cudaGetDevice)"),
         ("cpu_op", "aten::slow", "4.00 ms in ops (most in aten::slow)"),
         ("python_function", "train.py(7): collate", "4.00 ms in Python functions (most in train.py(7): collate)"),
     ],
@@ -232,8 +232,8 @@ def test_a_step_is_no_longer_than_the_host_s_for_work_that_comes_much_later() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("busy", "told"), [(False, True), (True, False)])
-def test_a_loop_over_parameters_costs_nothing_while_the_gpu_works(busy: bool, told: bool) -> None:
+@pytest.mark.parametrize(("busy", "noted"), [(False, True), (True, False)])
+def test_a_loop_over_parameters_costs_nothing_while_the_gpu_works(busy: bool, noted: bool) -> None:
     hand = ByHand()
     for number in range(STEPS):
         t = 20_000 * number
@@ -248,8 +248,8 @@ def test_a_loop_over_parameters_costs_nothing_while_the_gpu_works(busy: bool, to
 
     table = Profile(hand.recording()).findings.set_index("bottleneck")
 
-    assert ("optimizer" in table.index) == told
-    if told:
+    assert ("optimizer" in table.index) == noted
+    if noted:
         # 6 of each 79 µs are the GPU's.
         assert table.loc["optimizer", "bound_ms"] == pytest.approx(4.0 - 50 * 0.006, abs=0.1)
 

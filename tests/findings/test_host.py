@@ -1,4 +1,4 @@
-"""Rules about what the host does beside torch's ops, and what is no rule yet after one time."""
+"""Rules about host work outside torch's ops, and work that does not count after one occurrence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.recordings import ByHand
 
 
 def with_pause(after: str, pause: float = 2000.0) -> ByHand:
-    """A layer of two ops, and code of the host's: in the layer, after a read, or after all."""
+    """Return a layer of two ops, and code of the host's: in the layer, after a read, or after all."""
     hand = ByHand()
     model = hand.layer("model")
     for number in range(STEPS):

@@ -46,7 +46,7 @@ def metric(rounds: int, reads: bool) -> Recording:
 
 
 def sampled(recording: Recording, *calls: tuple[int, str, str, str, int, str, int]) -> Recording:
-    """The recording with sampled calls: parent, kind, name, file, line, code, milliseconds of its own."""
+    """Return the recording with sampled calls: parent, kind, name, file, line, code, milliseconds of its own."""
     rows = [(*call[:6], call[6] * 10**6, call[6]) for call in calls]
     names = ["parent", "kind", "name", "file", "line", "code", "self_ns", "samples"]
     tree = pd.DataFrame(rows, columns=names)
@@ -79,6 +79,16 @@ def test_a_loop_of_reads_counts_as_a_whole_and_once() -> None:
 
 def test_a_few_reads_are_no_loop() -> None:
     assert found(metric(9, reads=True)).loc["synchronisation", "bound_ms"] < 9 * 0.03
+
+
+def test_reads_inside_an_operator_are_torchs_own() -> None:
+    """``aten::std`` of a small tensor calls ``aten::item``, which no line of the user asks for."""
+    own, others = metric(100, reads=True), metric(100, reads=True)
+    around = others.events["name"] == "aten::argmax"
+    others.events.loc[around, "duration_ns"] = 45_000  # it now contains the read
+
+    assert "synchronisation" in found(own).index
+    assert "synchronisation" not in found(others).index
 
 
 def test_a_loop_of_small_ops_outside_the_model_is_host_code_with_its_ops() -> None:

@@ -52,7 +52,7 @@ def stacked(samples: list[torch.Tensor]) -> torch.Tensor:
 def waiting_for(
     loader: Any, name: str = "train_loader", loop: dict[str, Any] | None = None, **environment: Any
 ) -> dict[str, Any]:
-    """The finding of a step that waits for batches from this loader."""
+    """Return the finding of a step that waits for batches from this loader."""
     parts = named_parts({name: loader}, loader, [])
     if loop and loop.get("trainer") == "prepared":  # by an Accelerator, which gives the loop no name
         parts["optimizers"], loop = [prepared_optimizer()], {}
@@ -69,7 +69,7 @@ def waiting_for(
 
 
 def prepared_optimizer() -> dict[str, Any]:
-    """What is recorded of an optimizer that Accelerate has prepared."""
+    """Return what is recorded of an optimizer that Accelerate has prepared."""
 
     class AcceleratedOptimizer(torch.optim.SGD):
         pass
@@ -149,7 +149,7 @@ def loaders() -> dict[str, DataLoader[Any]]:
 
 
 def in_this_process(line: str) -> str:
-    """The line without its workers, which would take their time, and cannot be sent functions without a name."""
+    """Return the line without its workers, which would take their time, and cannot be sent functions without a name."""
     return re.sub(r", num_workers=\d+", "", line)
 
 
@@ -207,7 +207,7 @@ def test_a_data_set_that_iterates_must_share_its_samples() -> None:
 
 
 def loop(kind: str = "SGD", **meta: Any) -> Recording:
-    """Steps in which an optimizer updates one parameter after the other."""
+    """Return steps with an optimizer that updates one parameter after the other."""
     hand = ByHand()
     net = hand.layer("net")
     for number in range(STEPS):
@@ -268,7 +268,7 @@ def test_the_line_for_optimizers_keeps_their_state_and_results(name: str) -> Non
         torch.testing.assert_close(mine, other)
 
 
-def test_an_optimizer_of_the_user_s_own_is_told_of_the_functions_for_lists() -> None:
+def test_an_optimizer_of_the_user_s_own_gets_the_functions_for_lists() -> None:
     net = nn.Linear(4, 2)
     parts = named_parts({"opt": Mine(net.parameters())}, None, [net])
     advice = found(loop("Mine", parts=parts)).loc["optimizer"]

@@ -41,7 +41,9 @@ OPTIONAL = {
 
 
 def without(frame: pd.DataFrame, column: str, rows: Any) -> pd.DataFrame:
-    """The frame with nothing known in some rows of a column: -1 where it holds numbers of events, else missing."""
+    """Return the frame with nothing known in some rows of a column: -1 where it holds numbers of events, else
+    missing.
+    """
     values = frame[column]
     if isinstance(values.dtype, pd.CategoricalDtype) or values.dtype == object or str(values.dtype) == "str":
         changed = values.copy()
@@ -58,7 +60,7 @@ def without(frame: pd.DataFrame, column: str, rows: Any) -> pd.DataFrame:
 
 
 def frames(recording: Recording) -> Iterator[tuple[str, pd.DataFrame, Any]]:
-    """Each frame with its name and what puts another in its place."""
+    """Yield each frame with its name and what puts another in its place."""
     for name in ("events", "steps", "modules", "spans"):
         yield name, getattr(recording, name), lambda frame, name=name: replace(recording, **{name: frame})
     for part in ("memory", "arithmetic", "compiled"):
@@ -74,7 +76,7 @@ def frames(recording: Recording) -> Iterator[tuple[str, pd.DataFrame, Any]]:
 
 
 def variants(recording: Recording) -> Iterator[tuple[str, Recording]]:
-    """The recording with each column missing in turn, in all rows, in one, and altogether where that may be."""
+    """Yield the recording with each column missing in turn, in all rows, in one, and altogether where that may be."""
     for name, frame, put in frames(recording):
         for column in frame.columns:
             if column in ALWAYS[name]:

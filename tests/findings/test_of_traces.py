@@ -31,7 +31,7 @@ def calls_ms(name: str, *calls: str) -> float:
 
 
 def covered_ms(spans: Iterable[tuple[int, int]]) -> float:
-    """Milliseconds in at least one of the spans."""
+    """Return milliseconds in at least one of the spans."""
     total, reached = 0, None
     for start, end in sorted(spans):
         total += max(0, end - (start if reached is None else max(start, reached)))
@@ -60,7 +60,7 @@ def steps_of(name: str) -> list[tuple[int, int]]:
 
 
 def busy_ms(name: str) -> float:
-    """How long the GPU works within the host's steps."""
+    """Return how long the GPU works within the host's steps."""
     return covered_ms(
         (max(a, start), min(b, end))
         for start, end in steps_of(name)
@@ -69,7 +69,7 @@ def busy_ms(name: str) -> float:
     )
 
 
-#: Of every trace: length of its steps in ms and the share of it in which the GPU works, both computed in these tests;
+#: For every trace: length of its steps in ms and the share of it when the GPU works, both computed in these tests;
 #: then what holds the step back most, and the verdict's first words.
 GPU_WAITS, HOST = "Bound by launch overhead", "Host-bound (the GPU waits"
 SENDS, COUNTS = "Communication-bound: ", "Compute-bound: doing this work faster"
@@ -97,7 +97,7 @@ ARGUED = {
     "compare_test": (222.447, 0.008, "unexplained idle time", "The GPU is idle for 99 % of the step"),
     "rank_not_found": (75.473, 0.0, "synchronisation", "Nothing stands out. The step is bound by the host's work"),
 }
-#: What cannot be more than the time in which the GPU does not work.
+#: Bounds that cannot exceed the time when the GPU does not work.
 WAITS = {"launch overhead", "host work", "input pipeline", "allocator", "synchronisation", "unexplained idle time"}
 
 

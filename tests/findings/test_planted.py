@@ -16,7 +16,7 @@ from tests.planted_steps import loader
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads wait for each other where others use the cores too."""
+    """Run torch on one thread: threads wait for each other while other processes use the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

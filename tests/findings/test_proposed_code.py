@@ -190,7 +190,7 @@ def test_a_line_that_does_anything_else_is_not(line: object) -> None:
 
 
 def unnamed(recording: Recording, **parts: Any) -> Recording:
-    """The recording with other, or no, knowledge of what the user calls things."""
+    """Return the recording with other, or no, knowledge of what the user calls things."""
     return replace(recording, meta={**recording.meta, "parts": parts})
 
 
@@ -222,7 +222,7 @@ def test_one_line_switches_two_existing_optimizers() -> None:
 
 
 def looping(kind: str, steps: int = 3) -> Written:
-    """A trace of the CPU with layers, where an optimizer loops over its parameters."""
+    """Return a trace of the CPU with layers, where an optimizer loops over its parameters."""
     trace = Written()
     for number in range(steps):
         t = 10_000.0 * number
@@ -270,7 +270,7 @@ def test_sparse_gradients_are_not_proposed_for_a_table_that_another_layer_has(ti
 
 
 def small_ops(called: bool | None, compiled: bool = False, **meta: Any) -> pd.Series:
-    """The finding of a model of small ops."""
+    """Return the finding of a model of small ops."""
     hand = ByHand()
     model = hand.layer("net", compiled=compiled)
     for number in range(STEPS):
@@ -363,7 +363,7 @@ def test_what_a_gpu_can_do_is_known_by_its_number(name: str, facts: dict[str, An
 
 
 def copying(kind: str, moved: int, count: int = 1) -> pd.Series:
-    """The finding of steps whose host is held in calls that copy."""
+    """Return the finding of steps whose host is held in calls that copy."""
     hand = ByHand()
     for number in range(STEPS):
         t = 10_000 * number

@@ -114,7 +114,9 @@ KINDS = ["op", "read", "layer", "optimizer", "data", "node", "other", "kernel", 
 
 @st.composite
 def recordings(draw: Any) -> Recording:
-    """Steps of nested layers, ops, reads, backward nodes, optimizers and kernels at random times, timed at random."""
+    """Return steps of nested layers, ops, reads, backward nodes, optimizers and kernels at random times, timed at
+    random.
+    """
     hand = ByHand()
     model = hand.layer("net")
     hand.layer("net.a", model)
@@ -212,7 +214,7 @@ test_no_share_of_a_trace_is_above_the_step = holds_of(st.lists(SPANS, min_size=1
 
 
 def one_step_held_up(where: str) -> ByHand:
-    """Steps of 0.3 ms forward, 0.6 ms backward and 0.1 ms outside; one was held up for 2 ms."""
+    """Return steps of 0.3 ms forward, 0.6 ms backward and 0.1 ms outside; one was held up for 2 ms."""
     hand = ByHand()
     model = hand.layer("model")
     for number, more in enumerate((0, 2000, 0)):

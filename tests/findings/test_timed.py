@@ -71,16 +71,16 @@ def test_pauses_of_the_garbage_collector_are_a_mean_over_the_steps() -> None:
     assert "uneven steps" not in found(recording).index  # explained already
 
 
-@pytest.mark.parametrize(("load", "told"), [(0.5, True), (9.0, False)])
-def test_slow_steps_are_told_of_unless_the_machine_was_busy_with_other_work(load: float, told: bool) -> None:
+@pytest.mark.parametrize(("load", "noted"), [(0.5, True), (9.0, False)])
+def test_slow_steps_are_reported_unless_the_machine_was_busy_with_other_work(load: float, noted: bool) -> None:
     wall = [1.0 + 0.001 * (n % 7) for n in range(40)]
     wall[3] = wall[20] = wall[21] = 9.0
     recording = timed(one_long_op().recording(), wall, noise={"load_after": load, "cpus": 2, "gc_pauses": []})
 
     table = found(recording)
 
-    assert ("uneven steps" in table.index) == told
-    if told:
+    assert ("uneven steps" in table.index) == noted
+    if noted:
         assert table.loc["uneven steps", "bound_ms"] == pytest.approx(3 * 8 / 40, rel=0.01)
         assert table.loc["uneven steps", "confidence"] == "low"
 
@@ -96,10 +96,10 @@ def test_stalls_that_come_regularly_are_told_of_with_their_period() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tried_ms", "told"),
+    ("tried_ms", "noted"),
     [([4.0, 4.1, 3.9, 4.2], True), ([9.8, 10.1, 9.9, 10.2], False), ([1.0, 2.0, 3.0, 30.0, 40.0], False)],
 )
-def test_threads_are_judged_by_steps_that_were_tried_with_others(tried_ms: list[float], told: bool) -> None:
+def test_threads_are_judged_by_steps_that_were_tried_with_others(tried_ms: list[float], noted: bool) -> None:
     environment = {"processor": "made up", "threads": 64, "cpus": 16, "cpu_limit": 2.0, "gpus": []}
     recording = timed(
         one_long_op().recording(),
@@ -110,8 +110,8 @@ def test_threads_are_judged_by_steps_that_were_tried_with_others(tried_ms: list[
 
     table = found(recording)
 
-    assert ("threads and cores" in table.index) == told
-    if told:
+    assert ("threads and cores" in table.index) == noted
+    if noted:
         assert table.loc["threads and cores", "bound_ms"] == pytest.approx(10 - 4.05)
         assert "16 cores, limited to 2 by its cgroup" in table.loc["threads and cores", "evidence"]
         assert table.loc["threads and cores", "code"] == "import torch; torch.set_num_threads(2)"
@@ -176,8 +176,8 @@ def test_a_surer_finding_that_is_not_much_less_is_the_verdict(bounds: list[tuple
     assert found[place].confidence == verdict
 
 
-@pytest.mark.parametrize(("load", "told"), [(5.0, True), (1.0, False)])
-def test_a_busy_machine_is_told_of_where_nothing_else_is(load: float, told: bool) -> None:
+@pytest.mark.parametrize(("load", "noted"), [(5.0, True), (1.0, False)])
+def test_a_busy_machine_is_reported_where_nothing_else_is(load: float, noted: bool) -> None:
     environment = {"processor": "made up", "threads": 2, "cpus": 2, "gpus": []}
     recording = timed(
         one_long_op().recording(), [1.0] * 9, environment=environment, noise={"load_after": load, "cpus": 2}
@@ -186,8 +186,8 @@ def test_a_busy_machine_is_told_of_where_nothing_else_is(load: float, told: bool
     verdict = Profile(recording)._summary.findings.verdict
 
     assert verdict.verdict.startswith("Nothing stands out")
-    assert ("the CPU was busy with other work. Bounds can be off by half" in verdict.why) == told
-    assert ("torch.set_num_threads(1)" in verdict.why) == told
+    assert ("the CPU was busy with other work. Bounds can be off by half" in verdict.why) == noted
+    assert ("torch.set_num_threads(1)" in verdict.why) == noted
 
 
 @pytest.mark.slow
@@ -241,5 +241,5 @@ def test_only_batches_made_beside_the_step_explain_timed_steps_longer_than_trace
 
     assert is_held_up(known) == held_up
     assert summary.findings is not None
-    # A wait that is most of the timed step is told of all the same.
+    # A wait that is most of the timed step is reported all the same.
     assert summary.findings.verdict.verdict.startswith("No verdict") == (held_up and wait_ms < 5)

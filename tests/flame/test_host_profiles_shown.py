@@ -1,4 +1,4 @@
-"""Host profiles as they are shown: what took most, what changed most, and by package."""
+"""The display of host profiles: what took most, what changed most, and by package."""
 
 from __future__ import annotations
 

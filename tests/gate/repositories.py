@@ -70,6 +70,6 @@ def write_step(folder: Path, ms: float) -> None:
 
 
 def nothing_is_left(folder: Path, temporary: Path) -> bool:
-    """Whether neither a worktree, nor its folder, nor a process is there any more."""
+    """Return whether neither a worktree, nor its folder, nor a process is there any more."""
     alone = len(git(folder, "worktree", "list").splitlines()) == 1
     return alone and not any(temporary.glob("perfnb_gate_*"))

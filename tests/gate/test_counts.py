@@ -18,7 +18,7 @@ SIZE = 1000
 
 
 def sums(extra: int = 0, read: bool = False) -> Callable[[], Any]:
-    """A step that has 2 × SIZE + extra floats at its peak, in 4 ops with 6 calls inside, and perhaps a read."""
+    """Return a step that has 2 × SIZE + extra floats at its peak, in 4 ops with 6 calls inside, and perhaps a read."""
 
     def step() -> None:
         with torch.no_grad():

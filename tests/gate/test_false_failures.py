@@ -23,13 +23,13 @@ class Replayed:
         self._times, self._next, self._slower = times, start, slower
 
     def turn(self, lead: int, steps: int) -> float:
-        """Milliseconds per step."""
+        """Return milliseconds per step."""
         self._next += 1
         return self._times[self._next % len(self._times)] * self._slower
 
 
 def fails(generator: np.random.Generator, slower: float = 1.0) -> bool:
-    """Whether the gate fails on two random sets of recorded processes, one of which is slower."""
+    """Return whether the gate fails on two random sets of recorded processes, one of which is slower."""
 
     def measure() -> object:
         chosen = RECORDED[generator.integers(len(RECORDED))]

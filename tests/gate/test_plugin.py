@@ -62,13 +62,13 @@ class Sides:
         self._ms, self._noise = ms, random.Random(0)
 
     def turn(self, lead: int, steps: int) -> float:
-        """Milliseconds per step."""
+        """Return milliseconds per step."""
         return self._ms * (1 + self._noise.uniform(-0.01, 0.01))
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
-    """The counts of every step, and no other: counting takes a second."""
+    """Return the counts of every step and of nothing else: counting takes a second."""
     counts: dict[str, int | None] = {"peak_bytes": 100, "ops": 3, "kernels": None}
     monkeypatch.setattr(perfnb.gate.gating, "counts_of", lambda *_: (dict(counts), "torch 2, CPU"))
     return counts
@@ -185,7 +185,7 @@ def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.Mo
     result = run(runs, "--perf-against=elsewhere/main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: --perf-against: elsewhere/main is no revision of the repository *; a shallow clone needs its history*"]
+        ["ERROR: --perf-against: elsewhere/main is not a revision of the repository *; a shallow clone needs*"]
     )
 
 

@@ -11,7 +11,7 @@ from tests.written_traces import Written
 
 
 def two_gpus() -> Written:
-    """Three steps on two GPUs: computing, communicating, copying, and idle for each reason."""
+    """Return three steps on two GPUs: computing, communicating, copying, and idle for each reason."""
     trace = Written(deviceProperties=[{"id": n, "name": "Small GPU"} for n in range(2)])
     for t in (0, 1000, 2000):
         trace.step(4 + t // 1000, t, t + 1000)
@@ -36,7 +36,7 @@ def two_gpus() -> Written:
 
 
 def hostile() -> Written:
-    """Every hostile name as an op, a kernel, its shapes and a module."""
+    """Return every hostile name as an op, a kernel, its shapes and a module."""
     trace = Written().step(1, 0, 5000)
     for place, name in enumerate(HOSTILE):
         t = 10 + 100 * place
@@ -47,7 +47,7 @@ def hostile() -> Written:
 
 
 def unlaunched() -> Written:
-    """A kernel whose launch is not in the trace, and no step."""
+    """Return a kernel whose launch is not in the trace, and no step."""
     return Written().event("gemm", 10, 30, "kernel", 7, 0, device=0, stream=7)
 
 

@@ -12,7 +12,9 @@ from perfnb.gpu.path_savings import By, savings_in
 def window_in(
     graph: WaitGraph, step: int | None = None, window: tuple[int, int] | None = None, tail: bool = False
 ) -> Window:
-    """A given interval or that of a step, which ends with the host unless its tail counts; or the whole trace."""
+    """Return a given interval or that of a step, which ends with the host unless its tail counts; or the whole
+    trace.
+    """
     if step is None and window is None:
         return window_of(graph, None)
     steps = step_windows(graph.events)

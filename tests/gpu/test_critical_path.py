@@ -16,14 +16,14 @@ def step(trace: Trace, end: float = 100) -> pd.DataFrame:
 
 
 def in_us(path: pd.DataFrame) -> list[tuple[str, str, int, int]]:
-    """Kind, name, begin and duration of each segment."""
+    """Return the kind, name, begin and duration of each segment."""
     names = path["name"].astype("object").where(path["name"].notna(), "")
     columns = (path["kind"], names, path["start_ns"] // 1000, path["duration_ns"] // 1000)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def waiting() -> Trace:
-    """The host waits for a kernel: 10 to launch, 5 until it begins, 75 of it, 5 to return."""
+    """Return a host that waits for a kernel: 10 to launch, 5 until it begins, 75 of it, 5 to return."""
     trace = Trace().event("aten::mm", 2, 20).work("gemm", 15, 90, (10, 12))
     return trace.event("cudaDeviceSynchronize", 50, 95, "cuda_runtime")
 
@@ -84,7 +84,7 @@ def test_a_kernel_launched_after_the_one_before_it_had_ended_waits_for_its_launc
 
 
 def streams(with_event: bool) -> Trace:
-    """A kernel on stream 9 that waits for one on stream 7, as the trace says or as its times show."""
+    """Return a kernel on stream 9 that waits for one on stream 7, as the trace says or as its times show."""
     trace = Trace().work("a", 5, 60, (1, 3))
     trace.event("cudaEventRecord", 6, 7, "cuda_runtime", correlation=50)
     if with_event:

@@ -36,7 +36,7 @@ ALEXNET = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
 
 @pytest.fixture(scope="module")
 def alexnet() -> pd.DataFrame:
-    """The path of the measured forward pass; times in us after the second 43 of the trace."""
+    """Return the path of the measured forward pass; times in us after the second 43 of the trace."""
     events = public_trace("a100_alexnet.json.gz")
     begin, length = events.loc[events["name"] == ALEXNET, ["start_ns", "duration_ns"]].iloc[1]
     path = critical_path(events, window=(int(begin), int(begin + length)))
@@ -116,7 +116,7 @@ def test_the_path_of_the_kernels_on_three_streams() -> None:
     assert sums["launch"] == 15
     assert sums["host"] == 84 + 18_558 + 10 + 71
     assert path["duration_ns"].sum() == 19_930_000
-    # What stream 24 was told to wait for (1389): the last kernel on stream 20 before the event was recorded there.
+    # The work that stream 24 had to wait for (1389): the last kernel on stream 20 before the event was recorded there.
     work = device_work(events)
     awaited = held_up(events, work).awaited
     first = int(((work.stream == 24) & (work.start == work.start[work.stream == 24].min())).argmax())

@@ -171,7 +171,7 @@ def test_communication_behind_computation_in_a_public_trace() -> None:
 
 
 def _first_microsecond(name: str) -> str:
-    """The first time in the file, as it stands there."""
+    """Return the first time in the file, unchanged."""
     data = (FOLDER / "kineto" / name).read_bytes()
     data = gzip.decompress(data) if name.endswith(".gz") else data
     found = re.search(rb'"ts"\s*:\s*([0-9.eE+]+)', data[data.find(b'"X"') :])

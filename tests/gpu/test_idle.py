@@ -10,13 +10,13 @@ from tests.traces_by_hand import Trace, expected, public, public_trace
 
 
 def gap_after(begin: float, launch: tuple[float, float] | None, **rest: int) -> pd.Series:
-    """The gap between work that ends at 100 and work that begins at the given time."""
+    """Return the gap between work that ends at 100 and work that begins at the given time."""
     trace = Trace().work("before", 0, 100, (-50, -40)).work("after", begin, begin + 10, launch, **rest)
     return idle_gaps(trace.frame()).iloc[0]
 
 
 def parts(gap: pd.Series) -> tuple[int, int, int]:
-    """Microseconds by reason."""
+    """Return microseconds by reason."""
     return tuple(int(gap[f"{reason}_ns"]) // 1000 for reason in REASONS)  # type: ignore[return-value]
 
 

@@ -18,7 +18,7 @@ from tests.traces_by_hand import Trace, expected, public, public_trace
 
 
 def saved(events: pd.DataFrame, by: Literal["kind", "op", "name"] = "kind") -> dict[str, tuple[float, float]]:
-    """Microseconds on the path and saved, by part."""
+    """Return microseconds on the path and saved, by part."""
     table = path_savings(events, 1, by=by)
     pairs = zip(table[by].tolist(), table["path_ms"], table["saves_ms"], strict=True)
     return {part: (round(path * 1000, 6), round(saves * 1000, 6)) for part, path, saves in pairs}
@@ -27,7 +27,7 @@ def saved(events: pd.DataFrame, by: Literal["kind", "op", "name"] = "kind") -> d
 def test_a_kernel_saves_no_more_than_the_host_had_to_wait_for_it() -> None:
     parts = saved(step(waiting()))
 
-    # The host comes to its waiting call at 50 and waits for the kernel until 90. Without the kernel it goes on at once;
+    # The host comes to its waiting call at 50, where it waits for the kernel until 90. Without the kernel it continues;
     # then 50 of the host and 5 of returning are left, and 5 after it.
     assert parts["computation"] == (75, 40)
     assert parts["launch"] == (5, 5)

@@ -44,7 +44,7 @@ def framed(rows: list[dict[str, object]], scale: int) -> pd.DataFrame:
     columns = ["name", "category", "start_ns", "duration_ns", *COLUMNS]
     frame = pd.DataFrame(rows, columns=columns)
     frame = frame.astype({"name": "category", "category": "category"} | dict.fromkeys(columns[2:], "int64"))
-    frame[["start_ns", "duration_ns"]] *= scale  # small, and large beside what handing over or launching takes
+    frame[["start_ns", "duration_ns"]] *= scale  # small, and large compared with the time of handing over or launching
     return frame
 
 

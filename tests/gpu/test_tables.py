@@ -18,7 +18,7 @@ public = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no folder of public tr
 
 
 def overlapping() -> Written:
-    """Two steps of 1000 µs; the second one's last kernel ends 100 µs after it."""
+    """Return two steps of 1000 µs; the second one's last kernel ends 100 µs after it."""
     trace = Written(deviceProperties=[{"id": 0, "name": "Small GPU"}], distributedInfo={"rank": 1, "world_size": 2})
     for t in (0, 1000):
         trace.step(7 + t // 1000, t, t + 1000)

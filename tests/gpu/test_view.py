@@ -1,4 +1,4 @@
-"""What the GPU tab says of what the GPUs did."""
+"""The GPU tab's account of the GPUs' work."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ FEW_RUNS = 20
 
 
 def back_to_back(times_ms: np.ndarray) -> pd.DataFrame:
-    """Samples of requests that one server served without a pause."""
+    """Return samples of requests that one server served without a pause."""
     count = len(times_ms)
     return pd.DataFrame(
         {
@@ -43,7 +43,7 @@ def fake(
     in_run_ms: np.ndarray | None = None,
     **measured: Any,
 ) -> Latency:
-    """A latency of known service times, in runs at a rate `in_run_ms`; `asked` is the highest rate asked for."""
+    """Return a latency of known service times, in runs at a rate `in_run_ms`; `asked` is the highest rate asked for."""
     closed = measured.pop("closed", back_to_back(times_ms))
     asked_bound = None if asked is None else (asked.bound_ms, asked.quantile)
     paused = closed.iloc[:0].assign(pause_ms=0.0)
@@ -60,7 +60,7 @@ def lognormal(count: int) -> np.ndarray:
 
 
 def with_everything(name: str = "model") -> Latency:
-    """A highest rate for a bound, a run at a rate, batches, costs and a machine that was busy."""
+    """Return a highest rate for a bound, a run at a rate, batches, costs and a machine that was busy."""
     times = lognormal(400)
     run = OpenRun(20.0, back_to_back(times + 1).assign(latency_ms=times + 4, wait_ms=3.0), 0, 0.02)
     asked = HighestRate(70.0, 60.0, 80.0, 40.0, 0.99, 38.0, (35.0, 42.0), 700, 694, (90.0,))
@@ -79,7 +79,7 @@ def with_everything(name: str = "model") -> Latency:
 
 
 def with_tokens() -> Latency:
-    """A request that waited 30 ms, with tokens after 50 and 5 and 5 ms, in a run at a rate."""
+    """Return a request that waited 30 ms, with tokens after 50 and 5 and 5 ms, in a run at a rate."""
     closed = [("closed", 0, 0, 7.0, 7.0)]
     opened = [("open", 0, 0, 80.0, 50.0), ("open", 0, 1, 85.0, 55.0), ("open", 0, 2, 90.0, 60.0)]
     tokens, opened_tokens = (

@@ -32,7 +32,7 @@ def small_cnn() -> tuple[nn.Module, Tensor]:
 
 
 def small_bert() -> tuple[nn.Module, dict[str, Any]]:
-    """A BertModel with two layers; its inputs in another order than the model's own."""
+    """Return a BertModel with two layers; its inputs in another order than the model's own."""
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def small_bert() -> tuple[nn.Module, dict[str, Any]]:
 
 
 def small_gpt2(layers: int = 1, seed: int = 0) -> Any:
-    """A random GPT-2 that never ends an answer by itself."""
+    """Return a random GPT-2 that never ends an answer by itself."""
     import pytest
 
     transformers = pytest.importorskip("transformers")

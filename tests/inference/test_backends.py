@@ -1,4 +1,4 @@
-"""Each backend: what it computes, its size, what it refuses, and that the model stays as it was."""
+"""Each backend: its results, its size, what it refuses, and that the model stays unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOW = ("compile", "int8", "onnxruntime")
 
 
 def tried(name: str, model: nn.Module, example: Any) -> BackendTrial:
-    """One backend, made and checked."""
+    """Return one backend, made and checked."""
     for package in PACKAGES.get(name, ()):
         pytest.importorskip(package)
     call, backend, base = call_of(example), by_name()[name], copy.deepcopy(model).eval()

@@ -17,7 +17,7 @@ from tests.inference.test_latency import words_of
 
 
 def linear(fixed_ms: float, each_ms: float) -> Batching:
-    """Batches whose time is a constant and so much a request."""
+    """Return batches whose time is a constant and so much a request."""
     return Batching({size: np.full(100, fixed_ms + each_ms * size) for size in (1, 2, 4, 8, 16)})
 
 

@@ -20,7 +20,7 @@ from tests.inference.models import small_bert, small_cnn
 
 
 def planted(name: str, change: Callable[[Tensor], Tensor], clock: FakeClock, ms: float) -> Backend:
-    """A backend that changes what the model returns, and takes a while."""
+    """Return a backend that changes what the model returns, and takes a while."""
 
     def make(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
         def run(*args: Any, **kwargs: Any) -> Any:

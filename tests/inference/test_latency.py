@@ -23,7 +23,7 @@ from tests.inference.latency_samples import back_to_back, fake, lognormal
 
 
 def words_of(found: object) -> str:
-    """All that a result says, in one line."""
+    """Return all that a result says, in one line."""
     return " ".join(str(found).split())
 
 

@@ -66,7 +66,7 @@ def test_token_ids_of_the_input_are_counted_where_a_batch_names_them() -> None:
         ((torch.zeros(2, 6, dtype=torch.int32), torch.zeros(2, dtype=torch.long)), 12),
         ({"input_ids": torch.zeros(2, 6, dtype=torch.long), "pixels": torch.zeros(2, 3)}, 12),
         ({"input_ids": torch.zeros(2, 6)}, None),
-        ((torch.zeros(2, 6, dtype=torch.long), torch.zeros(2, 3)), None),  # categories beside other features
+        ((torch.zeros(2, 6, dtype=torch.long), torch.zeros(2, 3)), None),  # categories next to other features
         ((torch.zeros(2, 6), torch.zeros(2, 6, dtype=torch.long)), None),
         (torch.zeros(2, 6, dtype=torch.uint8), None),
         (torch.zeros(2, 1, dtype=torch.long), None),

@@ -22,7 +22,7 @@ def waits(arrivals_ms: np.ndarray, service_ms: np.ndarray) -> np.ndarray:
 
 
 def estimate(loads: queueing.Loads, busy: float, quantile: float) -> tuple[float, float]:
-    """The quantile of latency and the mean wait at a utilization."""
+    """Return the quantile of latency and the mean wait at a utilization."""
     found = loads.at(loads.rate(busy), [quantile])[0]
     return float(found[0]), float(found[1])
 
@@ -113,7 +113,7 @@ def test_requests_are_served_as_in_a_simulation_by_events() -> None:
 
 
 def _by_events(arrivals: np.ndarray, service: np.ndarray) -> list[float]:
-    """Latencies of one server, by a heap of events: 0 a request arrives, 1 the server has finished."""
+    """Simulate latencies of one server by a heap of events: 0 a request arrives, 1 the server has finished."""
     events = [(float(at), 0, place) for place, at in enumerate(arrivals)]
     heapq.heapify(events)
     queue: list[int] = []

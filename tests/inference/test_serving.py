@@ -173,9 +173,9 @@ async def answered_later(request: int) -> int:
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (answered_later, "returned a coroutine, before its result was there"),
-        (lambda _: concurrent.futures.Future(), "returned a Future, before its result was there"),
-        (lambda _: torch.futures.Future(), "returned a Future, before its result was there"),
+        (answered_later, "returned a coroutine, before its result was ready"),
+        (lambda _: concurrent.futures.Future(), "returned a Future, before its result was ready"),
+        (lambda _: torch.futures.Future(), "returned a Future, before its result was ready"),
         (lambda request: (request for _ in range(3)), "returned a generator, which computes nothing until"),
         (lambda request: map(str, [request]), "returned a map, which computes nothing until"),
     ],

@@ -118,7 +118,7 @@ def test_prefill_is_told_apart_from_decoding(clock: FakeClock) -> None:
 
 
 def tensors_of(cache: Any) -> int:
-    """Bytes of all tensors of a cache, whatever they are."""
+    """Return the bytes of all tensors of a cache, whatever they are."""
     if isinstance(cache, torch.Tensor):
         return cache.nbytes
     return sum(tensors_of(layer.__dict__.get(name)) for layer in cache.layers for name in ("keys", "values"))

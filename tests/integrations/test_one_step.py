@@ -49,7 +49,7 @@ class Sleepy:
 
 
 def descent() -> type[torch.optim.Optimizer]:
-    """A class of its own, whose steps a script's profiler can see even if torch's were used before."""
+    """Return a class of its own, whose steps a script's profiler can see even if torch's were used before."""
 
     class Descent(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:

@@ -61,7 +61,7 @@ def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scheduled() -> Any:
-    """A class with a learning rate that falls in every step, an optimizer that loops, and batch statistics."""
+    """Return a class with a learning rate that falls in every step, an optimizer that loops, and batch statistics."""
 
     class Scheduled(classifier()):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -77,12 +77,12 @@ def scheduled() -> Any:
 
 
 def options_of(callback: Any) -> dict[str, Any]:
-    """An optimizer that loops over the parameters, and a learning rate that changes."""
+    """Return an optimizer that loops over the parameters, and a learning rate that changes."""
     return {"module": scheduled()} if callback is for_lightning else {"optim": "adamw_torch", "warmup_steps": 5}
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """A digest of every file of a training, but for the folder's name, which its arguments hold too."""
+    """Return a digest of every file of a training, but for the folder's name, which its arguments hold too."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "training_args.bin"):
         if path.suffix in (".pt", ".pth", ".ckpt"):
@@ -94,7 +94,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def without(value: Any, folder: str) -> Any:
-    """A value of a checkpoint without the folder's name."""
+    """Return a value of a checkpoint without the folder's name."""
     if isinstance(value, dict):
         return {without(name, folder): without(inner, folder) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -314,7 +314,7 @@ class Points:
         optimizer.register_step_post_hook(self)
 
     def lever(self) -> Lever:
-        """One that does nothing, with points in its parts."""
+        """Return one that does nothing, with points in its parts."""
 
         @contextmanager
         def prepared(_: Any) -> Iterator[Any]:

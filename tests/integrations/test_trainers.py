@@ -1,4 +1,4 @@
-"""A callback has some steps of a trainer's run profiled; the run does what it does without."""
+"""A callback has some steps of a trainer's run profiled; the run itself is unchanged."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_failure_reaches_the_user_after_everything_was_removed(
 
 
 def failing(callback: Any, where: str, place: int, error: BaseException) -> dict[str, Any]:
-    """Options of a training that fails while it waits for data, or in its step, after so many steps."""
+    """Return options of a training that fails while it waits for data, or in its step, after so many steps."""
     from transformers import Trainer
 
     done = [0]

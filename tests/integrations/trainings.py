@@ -20,14 +20,14 @@ ROWS = 8
 
 
 def for_lightning(**options: Any) -> Any:
-    """The callback for Lightning."""
+    """Return the callback for Lightning."""
     from perfnb.integrations.lightning import ProfileCallback
 
     return ProfileCallback(**options)
 
 
 def for_transformers(**options: Any) -> Any:
-    """The callback for Hugging Face's Trainer."""
+    """Return the callback for Hugging Face's Trainer."""
     from perfnb.integrations.transformers import ProfileCallback
 
     return ProfileCallback(**options)
@@ -35,7 +35,7 @@ def for_transformers(**options: Any) -> Any:
 
 @functools.cache
 def classifier() -> Any:
-    """The class of a module for Lightning."""
+    """Return the class of a module for Lightning."""
     import lightning
 
     class Classifier(lightning.LightningModule):
@@ -81,7 +81,7 @@ def fitted(
     loader: Any = None,
     **options: Any,
 ) -> Any:
-    """The module, after `steps` optimizer steps with Lightning in so many epochs."""
+    """Return the module, after `steps` optimizer steps with Lightning in so many epochs."""
     import lightning
 
     torch.manual_seed(0)
@@ -145,7 +145,7 @@ def made_trainer(
     batches: Any = None,
     **options: Any,
 ) -> Any:
-    """A Trainer, or an instance of another class, of a small GPT-2 for `steps` optimizer steps."""
+    """Return a Trainer, or an instance of another class, of a small GPT-2 for `steps` optimizer steps."""
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
@@ -164,7 +164,7 @@ def made_trainer(
 
 
 def trained(folder: Path, *callbacks: Any, **options: Any) -> nn.Module:
-    """The model, after `steps` optimizer steps with Hugging Face's Trainer."""
+    """Return the model, after `steps` optimizer steps with Hugging Face's Trainer."""
     trainer = made_trainer(folder, *callbacks, **options)
     trainer.train()
     model: nn.Module = trainer.model
@@ -176,6 +176,6 @@ def weights(module: nn.Module) -> list[Tensor]:
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
-    """Whether two modules have the same weights, bit for bit."""
+    """Return whether two modules have the same weights, bit for bit."""
     pairs = zip(weights(a), weights(b), strict=True)
     return all(torch.equal(x, y) for x, y in pairs)

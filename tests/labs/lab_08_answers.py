@@ -14,7 +14,7 @@ CALLS = ["cuda_runtime", "cuda_driver"]
 
 #: Right by the facts of `VERDICT` in the tests, and no figures of the lab's own traces.
 SAID = {
-    "encoder_a": ["fewer launches", 6.33],
+    "reader_a": ["fewer launches", 6.33],
     "training_b": ["no allocation", 3010.0],
     "rank_0": ["hidden communication", 168.5],
 }

@@ -84,13 +84,13 @@ def hostile() -> dict[str, Any]:
 
 #: The keys of every dictionary that an exercise asks for.
 NAMES = (
-    *("forward", "backward", "optimizer", "rest", "stem", "body", "layer", "at_most", "arithmetic", "time"),
+    *("forward", "backward", "optimizer", "rest", "stem", "up", "layer", "at_most", "arithmetic", "time"),
     *("not_arithmetic", "most", "sum_of_most", "phase", "memory", "kib_per_step", "per_flop", "off_by", "inside"),
     *("perfect_loader", "perfect_model", "batch_bytes", "written", "speedup", "shown", "fused", "bf16", "compile"),
     *("larger batches", "int8", "product", "iterations", "batch", "ranks", "op", "share", "saves_ms", "call"),
     *("per_iteration", "rank", "waits_ms", "op_ratio", "busy_ratio", "smallest_percent", "sees_one_percent"),
     *("half", "nine_tenths", "cached", "utilization", "inside", "row_product", "numpy", "torch", "all_rungs"),
-    *("balance_ms", "network_ms"),
+    *("balance_ms", "network_ms", "pageable", "pinned", "transfers", "overlap"),
     *("model", "waste", "faster", "brightness", "padded", "ratio", "low", "high", "unnamed", "text"),
 )
 
@@ -218,9 +218,14 @@ def test_empty_facts_verify_nothing(exercise: Exercise) -> None:
         ("8.2", {"cases": {}}),
         ("8.8", {"said": {}}),
         ("8.9", {"said": {"balance_ms": 0.0, "network_ms": 0.0}, "ranks": {}}),
+        ("8.10", {"said": {"pageable": 0.0, "pinned": 0.0, "saves_ms": 0.0}, "copied": {}, "back": []}),
         ("9.3", {"cases": []}),
         ("9.6", {"cases": []}),
         ("9.9", {"cases": {}}),
+        ("10.2", {"cases": []}),
+        ("10.4", {"cases": []}),
+        ("10.5", {"cases": []}),
+        ("10.7", {"said": {"rank": 0.0, "waits_ms": 0.0}, "waits": {}}),
         ("12.2", {"profiles": []}),
         ("12.3", {"said": {}}),
         (

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -19,22 +20,27 @@ from tests.labs.judging import expect, expect_of, hint, said_of
 from tests.labs.lab_02_answers import Rescale
 
 
-class Net(nn.Module):
+class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential()
-        self.stem.add_module("conv", nn.Conv2d(1, 4, 3, padding=1))
-        self.body = nn.Sequential()
-        self.body.add_module("conv", nn.Conv2d(4, 8, 3, padding=1))
-        self.rescale = Rescale()
-        self.head = nn.Linear(8 * 36, 10)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.rescale(self.body(self.stem(x)).flatten(1)))
+        return x + self.down(self.up(x))
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks = nn.Linear(64, 16), nn.Sequential(Block(), Block())
+        self.rescale, self.head = Rescale(), nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rescale(self.blocks(self.stem(x))))
 
 
 def profiled(*frozen: str, batch: int = 16, learns: bool = True) -> Profile:
-    model, x = Net(), torch.randn(batch, 1, 6, 6)
+    model, x = Reader(), torch.randn(batch, 64)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(frozen))
 
@@ -197,19 +203,21 @@ def test_the_tree_is_named_where_a_time_is_wrong(profile: Profile) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stem", "body", "says"),
+    ("stem", "up", "says"),
     [
         (1, 2, ""),
+        (np.int64(1), 2.0, ""),
+        (torch.tensor(1.0), np.float64(2.0), ""),
         (2, 2, "does this layer not need"),
-        (1, 1, "body: "),
+        (1, 1, "up: "),
         (2, 1, "swapped"),
         (1, 0.5, "inverse"),
         (1, 4, "twice"),
         (1, ..., "no value"),
     ],
 )
-def test_arithmetic_of_backward(profile: Profile, stem: Any, body: Any, says: str) -> None:
-    expect("2.4", says, {"stem": stem, "body": body}, profile=profile)
+def test_arithmetic_of_backward(profile: Profile, stem: Any, up: Any, says: str) -> None:
+    expect("2.4", says, {"stem": stem, "up": up}, profile=profile)
 
 
 @pytest.mark.parametrize(
@@ -217,14 +225,14 @@ def test_arithmetic_of_backward(profile: Profile, stem: Any, body: Any, says: st
     [
         ((1.0, 2.0), (1, 2), ""),
         ((2.0, 1.0), (1, 2), "swapped"),
-        ((1.0, 1.0), (1, 2), "body: "),
+        ((1.0, 1.0), (1, 2), "up: "),
         ((2.0, 2.0), (1, 2), "does this layer not need"),
         ((2.0, 2.0), (2, 2), ""),
-        ((2.0, 1.0), (2, 2), "body: "),
+        ((2.0, 1.0), (2, 2), "up: "),
     ],
 )
 def test_ratios_are_judged_by_their_counts(said: tuple[float, float], counted: tuple[int, int], words: str) -> None:
-    names = ("stem", "body")
+    names = ("stem", "up")
     facts = {
         "said": dict(zip(names, said, strict=True)),
         "flops": {name: [100, 100 * ratio] for name, ratio in zip(names, counted, strict=True)},
@@ -233,26 +241,41 @@ def test_ratios_are_judged_by_their_counts(said: tuple[float, float], counted: t
         lab_02.judge_arithmetic(facts)
 
 
+def test_ratios_of_another_model() -> None:
+    other = nn.Linear(4, 4)
+    profile = profile_step(
+        lambda: other(torch.ones(2, 4)).sum().backward(),
+        model={"other": other},
+        warmup=1,
+        steps=1,
+        traced=1,
+        memory=False,
+    )
+
+    assert "no model.stem and model.blocks.0.up" in hint("2.4", {"stem": 1, "up": 2}, profile=profile)
+
+
 @pytest.mark.slow
-def test_backward_of_a_frozen_body(profile: Profile) -> None:
-    assert hint("2.5", profiled("stem", "body"), profile=profile) == ""
+def test_backward_of_frozen_blocks(profile: Profile) -> None:
+    assert hint("2.5", profiled("stem", "blocks"), profile=profile) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "stem.conv still"),
-        ({"frozen": ["stem"]}, "body.conv still"),
-        ({"frozen": ["body"]}, "stem.conv still"),
+        ({}, "stem still"),
+        ({"frozen": ["stem"]}, "blocks still"),
+        ({"frozen": ["blocks"]}, "stem still"),
+        ({"frozen": ["stem", "blocks.0"]}, "blocks still"),
         (
-            {"frozen": ["stem.conv.weight", "body"]},
-            "body.conv still has a backward pass: which parameter in or before its block",
+            {"frozen": ["stem.weight", "blocks"]},
+            "blocks still has a backward pass: which parameter in it or before it",
         ),
-        ({"frozen": ["stem", "head"]}, "body.conv still"),
-        ({"frozen": ["stem", "body"], "batch": 8}, "same batch"),
-        ({"frozen": ["stem", "body", "head.bias"]}, "its bias"),
-        ({"frozen": ["stem", "body", "head.weight"]}, "The weights of the head have no backward pass"),
+        ({"frozen": ["stem", "head"]}, "blocks still"),
+        ({"frozen": ["stem", "blocks"], "batch": 8}, "same batch"),
+        ({"frozen": ["stem", "blocks", "head.bias"]}, "its bias"),
+        ({"frozen": ["stem", "blocks", "head.weight"]}, "The weights of the head have no backward pass"),
         ({"learns": False}, "Nothing is trained"),
     ],
 )
@@ -260,6 +283,22 @@ def test_what_is_not_frozen_right(profile: Profile, options: dict[str, Any], say
     frozen = options.pop("frozen", ())
 
     assert says in hint("2.5", profiled(*frozen, **options), profile=profile)
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        ({"stem": [10, 0], "blocks": [20, 0], "head": [4, 4]}, ""),
+        ({"stem": [10, 10], "blocks": [20, 0], "head": [4, 4]}, "stem still"),
+        ({"stem": [10, 0], "blocks": [20, 0], "head": [4, 8]}, "as much as before"),
+        ({"stem": [10, 0], "blocks": [30, 0], "head": [4, 4]}, "The forward pass of blocks differs"),
+    ],
+)
+def test_frozen_blocks_by_their_counts(after: dict[str, list[int]], says: str) -> None:
+    before = {"stem": [10, 10], "blocks": [20, 40], "head": [4, 8]}
+
+    expect_of("2.5", says, {"before": before, "after": after, "learned": 2})
+    assert "incomplete" in said_of("2.5", {"before": {"head": [4, 8]}, "after": after, "learned": 2})
 
 
 def test_a_profile_is_needed() -> None:
@@ -336,8 +375,8 @@ def test_the_suspect_of_a_profile(profile: Profile) -> None:
     )
 
 
-@pytest.mark.parametrize(("body", "says"), [(2.0, ""), (1.9, "body: this is not the counted")])
-def test_ratios_of_counts_are_exact(body: float, says: str) -> None:
-    facts = {"flops": {"stem": [100, 100], "body": [100, 200]}, "said": {"stem": 1.0, "body": body}}
+@pytest.mark.parametrize(("up", "says"), [(2.0, ""), (1.9, "up: this is not the counted")])
+def test_ratios_of_counts_are_exact(up: float, says: str) -> None:
+    facts = {"flops": {"stem": [100, 100], "up": [100, 200]}, "said": {"stem": 1.0, "up": up}}
 
     expect_of("2.4", says, facts)

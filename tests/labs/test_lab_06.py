@@ -147,7 +147,8 @@ TOGETHER, LOADER, MODEL = 17.0, 5.0, 12.0
     [
         ({}, ""),
         ({"loader": 0.005}, "seconds"),
-        ({"model": 12 * MODEL}, "all batches"),
+        ({"model": 12 * MODEL}, "time of all batches"),
+        ({"model": 12 * MODEL / 1e3}, "seconds of all batches"),
         ({"loader": TOGETHER}, "loader takes as long as together: does the step"),
         ({"model": TOGETHER}, "model takes as long as together: does the loader"),
         ({"together": 2 * TOGETHER}, "twice"),

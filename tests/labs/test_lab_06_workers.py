@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+import json
 import math
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from notebooks.labs import build
 from perfnb.labs import lab_06
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
@@ -238,3 +243,24 @@ def test_facts_hold_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("6.7", facts_of("6.7", FromFile)),
     )
     assert {number: said_of(number, facts) for number, facts in every} == {"6.3": "", "6.5": "", "6.7": ""}
+
+
+def test_the_picture_of_the_night_is_as_the_text_has_it() -> None:
+    """Planted: 60 ms to fetch a batch and 25 ms to use it; the law of 6.6 holds in what is drawn."""
+    text = build.built()[build.HERE / "06_feeding_the_model.ipynb"]
+    (cell,) = [
+        "".join(cell["source"]) for cell in json.loads(text)["cells"] if "def at_work(" in "".join(cell["source"])
+    ]
+    names: dict[str, Any] = {"plt": SimpleNamespace(subplots=lambda **_: (None, MagicMock()), show=lambda: None)}
+    with suppress(ValueError):  # a picture that is not drawn has no legend
+        exec(cell, names)
+    at_work = names["at_work"]
+
+    def ends(workers: int, make_ms: float = 60, use_ms: float = 25) -> list[float]:
+        return [end for who, what, _, end in at_work(workers, make_ms, use_ms, 8) if (who, what) == ("model", "use")]
+
+    assert ends(0) == [85.0 * number for number in range(1, 9)]
+    assert ends(3) == ends(4) == [60 + 25.0 * number for number in range(1, 9)]
+    for workers in (1, 2, 3):
+        times = ends(workers, make_ms=40, use_ms=10)
+        assert times[-1] - times[-1 - workers] == pytest.approx(max(40, 10 * workers))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from notebooks.labs import build
 from perfnb.labs import lab_07
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
@@ -114,7 +117,7 @@ def test_a_compiled_training_is_accepted_when_it_has_a_report() -> None:
         (lambda s, ms, ratio, verdict: pays_after(s, ms, ratio, "faster" if ratio < 1 else ""), "no gain was shown"),
         (lambda *given: math.inf, "pays off eventually"),
         (lambda *given: None, "The result of pays_after(30.0, 10.0, 0.8, 'faster')"),
-        (lambda s, ms, ratio, verdict: 1e3 * s / (ms * (ratio - 1)), "a negative number of steps"),
+        (lambda s, ms, ratio, verdict: 1e3 * s / (ms * (ratio - 1)), "this is a negative number of steps"),
         (3000, "function itself"),
     ],
 )
@@ -300,3 +303,33 @@ def test_a_decision_that_flipped_is_told() -> None:
     facts = best_facts(FusedBf16, product=1.25, speedup=1.333)
     assert "An earlier report" not in said_of("7.8", facts)
     assert "An earlier report said 'accept'" in said_of("7.8", with_earlier(facts, "bf16", "accept"))
+
+
+def test_the_night_is_what_the_planted_figures_make() -> None:
+    """The first picture and the table of the last one; by the rules of the text, one change is left."""
+    cells = json.loads(build.built()[build.HERE / "07_the_optimisation_loop.ipynb"])["cells"]
+    known: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code" and any(
+            name in "".join(cell["source"]) for name in ("all_at_once =", "one_by_one =")
+        ):
+            for node in ast.parse("".join(cell["source"])).body:
+                if isinstance(node, ast.Assign) and not any(
+                    isinstance(each, ast.Call) for each in ast.walk(node.value)
+                ):
+                    names = ast.unparse(node.targets[0]).strip("()").split(", ")
+                    value = ast.literal_eval(node.value)
+                    known |= dict(zip(names, value if len(names) > 1 else [value], strict=True))
+    before, at_once, changes = known["before_tom"], known["all_at_once"], known["one_by_one"]
+    hours = known["SHAPES"] * known["STEPS"] * known["STEP_MS"] / 3.6e6
+
+    assert before["steps"] == pytest.approx(hours, abs=0.01)
+    assert at_once["steps"] == pytest.approx(hours * math.prod(each["ratio"] for each in changes.values()), abs=0.01)
+    assert at_once["compiling"] == pytest.approx(known["SHAPES"] * 35 / 3600, abs=0.01)
+    assert at_once["wrong"] == pytest.approx(before["wrong"] + sum(each["added"] for each in changes.values()))
+    assert known["LIMIT"] == pytest.approx(before["wrong"] + 0.03)
+    assert sum(at_once[name] for name in ("steps", "compiling")) > before["steps"]
+    pays = {name: each["first_s"] * 1000 / (known["STEP_MS"] * (1 - each["ratio"])) for name, each in changes.items()}
+    kept = [name for name, each in changes.items() if 0 <= pays[name] <= known["STEPS"] and each["added"] <= 0.03]
+    assert [name for name in kept if changes[name]["ratio"] < 1] == ["fused"]
+    assert before["steps"] * (1 - changes["fused"]["ratio"]) > 1

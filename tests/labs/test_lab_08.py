@@ -49,7 +49,7 @@ def test_what_ran_it(change: dict[str, float], says: str) -> None:
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Profile, Ranks]:
     """Two traces that are called as those of the lab, and two ranks."""
     folder = tmp_path_factory.mktemp("traces")
-    for name in ("encoder_a", "encoder_b"):
+    for name in ("reader_a", "reader_b"):
         trace = Written().step(1, 0, 1000)
         trace.kernel("a", 10, 20, 50).kernel("b", 40, 50, 60).kernel("c", 100, 110, 130).write(folder / f"{name}.json")
     for rank in (0, 1):
@@ -57,8 +57,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Profile, R
         trace.kernel("a", 10, 20, 80).kernel("nccl", 15, 30, 60, stream=9).kernel("b", 90, 100, 120)
         trace.write(folder / f"rank{rank}.json")
     first, second, ranks = (
-        perfnb.load(folder / "encoder_a.json"),
-        perfnb.load(folder / "encoder_b.json"),
+        perfnb.load(folder / "reader_a.json"),
+        perfnb.load(folder / "reader_b.json"),
         perfnb.load([folder / "rank0.json", folder / "rank1.json"]),
     )
     assert isinstance(ranks, Ranks)
@@ -76,7 +76,7 @@ def spanned(work: pd.DataFrame) -> float:
         (lambda work: work["duration_ns"].sum() / 1e6, "It is the sum"),
         (spanned, "gaps included"),
         (lambda work: union(work, latest=False), "latest end so far"),
-        (lambda work: union(work, sort=False), "not sorted by start"),
+        (lambda work: union(work, sort=False), "sort them by their start"),
         (lambda work: union(work) * 1e6, "million times too large"),
         (lambda work: union(work) / 1e3, "thousand times too small"),
         (lambda work: union(work) * 2, "twice"),
@@ -136,7 +136,7 @@ def test_late_launches(small: tuple[Profile, Profile, Ranks], answer: Any, says:
 
 
 def test_the_traces_of_the_exercise_are_needed(small: tuple[Profile, Profile, Ranks]) -> None:
-    assert "Pass the profile of encoder_a" in hint("8.3", late, profile=small[1], other=small[0])
+    assert "Pass the profile of reader_a" in hint("8.3", late, profile=small[1], other=small[0])
     assert "Pass the ranks" in hint("8.2", union, ranks=small[0])
     assert "no profile yet" in hint("8.3", late, profile=None, other=small[1])
 

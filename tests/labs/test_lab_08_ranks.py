@@ -117,12 +117,12 @@ def test_two_machines(change: dict[str, Any], says: str) -> None:
 
 VERDICT: Facts = {
     "bounds": {
-        "encoder_a": bounds(0.0, 6.326, 0.0, 0.0),
+        "reader_a": bounds(0.0, 6.326, 0.0, 0.0),
         "training_b": bounds(0.0, 0.0, 3032.3, 0.0),
         "rank_0": bounds(0.67, 141.6, 0.0, 168.49),
     },
-    "idle_ms": {"encoder_a": 6.669, "training_b": 3034.2, "rank_0": 341.3},
-    "wall_ms": {"encoder_a": 7.894, "training_b": 3393.19, "rank_0": 615.12},
+    "idle_ms": {"reader_a": 6.669, "training_b": 3034.2, "rank_0": 341.3},
+    "wall_ms": {"reader_a": 7.894, "training_b": 3393.19, "rank_0": 615.12},
     "communication_ms": 198.1,
     "steps": 2,
 }
@@ -132,11 +132,11 @@ VERDICT: Facts = {
     ("change", "says"),
     [
         ({}, ""),
-        ({"encoder_a": ["fewer launches", 6.66]}, ""),
-        ({"encoder_a": ["faster kernels", 1.2]}, "What does the GPU do"),
-        ({"encoder_a": ["fewer launches", 0.84]}, "bound is not"),
-        ({"encoder_a": ["fewer launches", 7.894]}, "What would remain"),
-        ({"encoder_a": ["fewer launches", 3.25]}, "half"),
+        ({"reader_a": ["fewer launches", 6.66]}, ""),
+        ({"reader_a": ["faster kernels", 1.2]}, "What does the GPU do"),
+        ({"reader_a": ["fewer launches", 0.84]}, "bound is not"),
+        ({"reader_a": ["fewer launches", 7.894]}, "What would remain"),
+        ({"reader_a": ["fewer launches", 3.25]}, "half"),
         ({"training_b": ["fewer launches", 3032.0]}, "In which call"),
         ({"training_b": ["no allocation", 3346.0]}, "that work remains"),
         ({"training_b": ["no allocation", 3.0323]}, "thousand times too small"),
@@ -162,11 +162,11 @@ def test_a_verdict(change: dict[str, Any], says: str) -> None:
 )
 def test_the_right_lever_follows_from_the_bounds(lever: str, says: str) -> None:
     """Whichever of them is the largest in the trace."""
-    largest = {"encoder_a": bounds(1, 1, 1, 1) | {lever: 6.326}}
+    largest = {"reader_a": bounds(1, 1, 1, 1) | {lever: 6.326}}
     facts = VERDICT | {"bounds": VERDICT["bounds"] | largest}
 
     for other in LEVERS:
-        said = SAID | {"encoder_a": [other, 6.326]}
+        said = SAID | {"reader_a": [other, 6.326]}
         expect_of("8.8", "" if other == lever else says, facts | {"said": said})
 
 
@@ -177,7 +177,7 @@ def test_the_bounds_are_those_of_the_traces(tmp_path: Path) -> None:
     trace.kernel("b", 480, 490, 500).kernel("nccl", 485, 495, 520, stream=9)
     trace.event("hipDeviceSynchronize", 530, 531, "cuda_runtime")
     paths = {name: trace.write(tmp_path / f"{name}.json") for name in SAID}
-    profile, training = (perfnb.load(paths[name]) for name in ("encoder_a", "training_b"))
+    profile, training = (perfnb.load(paths[name]) for name in ("reader_a", "training_b"))
     ranks = perfnb.load([paths["rank_0"], Written(distributedInfo={"rank": 1, "world_size": 4}).step(1, 0, 1000)
                          .kernel("a", 10, 20, 80).write(tmp_path / "rank_1.json")])  # fmt: skip
 
@@ -194,7 +194,7 @@ def test_the_bounds_are_those_of_the_traces(tmp_path: Path) -> None:
         ("8.4", {"share": 0.6, "saves_ms": 0}, "missing op"),
         ("8.5", ("hipFree", 272, 0.99), "dictionary with the keys call"),
         ("8.7", {"op": ...}, "no answer yet"),
-        ("8.8", {"encoder_a": ("fewer launches", 6.3)}, "dictionary with encoder_a, training_b"),
+        ("8.8", {"reader_a": ("fewer launches", 6.3)}, "dictionary with reader_a, training_b"),
         ("8.8", dict.fromkeys(SAID, 6.3), "give two things"),
         ("8.8", dict.fromkeys(SAID, ("a faster GPU", 6.3)), "no lever"),
         ("8.8", dict.fromkeys(SAID, ("fewer launches", "much")), "must be a number"),

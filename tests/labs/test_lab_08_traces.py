@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import perfnb
 from notebooks.labs import build
@@ -19,7 +20,7 @@ from perfnb import Profile
 from perfnb.errors import LabError
 from perfnb.labs.ledger import exercise_of, judged
 from perfnb.labs.made_traces import NOTE, TRACES, trace_file
-from tests.labs.judging import hint
+from tests.labs.judging import expect, hint
 from tests.labs.lab_08_answers import WORK, bounds, late, union
 
 Event = dict[str, Any]
@@ -31,7 +32,7 @@ class Made:
     def __init__(self) -> None:
         files = {name: trace_file(name) for name in TRACES}
         self.json = {name: json.loads(gzip.decompress(path.read_bytes())) for name, path in files.items()}
-        self.a, self.b, self.training = (perfnb.load(files[n]) for n in ("encoder_a", "encoder_b", "training_b"))
+        self.a, self.b, self.training = (perfnb.load(files[n]) for n in ("reader_a", "reader_b", "training_b"))
         self.ranks = perfnb.load([files["rank_0"], files["rank_1"]])
 
     def events(self, name: str, *categories: str) -> list[Event]:
@@ -70,14 +71,14 @@ CALLED = {"call": "hipFree", "per_iteration": 24, "share": 0.983}
 
 
 def faster(made: Made, **change: Any) -> dict[str, Any]:
-    gpu_ms = made.gpu_ms("encoder_a")
+    gpu_ms = made.gpu_ms("reader_a")
     return {"op": "aten::addmm", "share": gpu_ms["aten::addmm"] / sum(gpu_ms.values()), "saves_ms": 0} | change
 
 
 def machines(made: Made, **change: Any) -> dict[str, Any]:
     op = "aten::scaled_dot_product_attention"
-    busy = [sum(made.gpu_ms(name).values()) for name in ("encoder_a", "encoder_b")]  # one stream: nothing overlaps
-    ratio = made.gpu_ms("encoder_b")[op] / made.gpu_ms("encoder_a")[op]
+    busy = [sum(made.gpu_ms(name).values()) for name in ("reader_a", "reader_b")]  # one stream: nothing overlaps
+    ratio = made.gpu_ms("reader_b")[op] / made.gpu_ms("reader_a")[op]
     return {"op": op, "op_ratio": ratio, "busy_ratio": busy[1] / busy[0]} | change
 
 
@@ -105,7 +106,7 @@ def waits(made: Made) -> list[float]:
 def verdict(made: Made, **change: Any) -> dict[str, Any]:
     own = made.ranks.times.query("rank == 0")
     return {
-        "encoder_a": ("fewer launches", made.a.gpu_idle["host_ms"].sum()),
+        "reader_a": ("fewer launches", made.a.gpu_idle["host_ms"].sum()),
         "training_b": ("no allocation", made.training.gpu_idle["host_ms"].sum()),
         "rank_0": ("hidden communication", own["exposed_ms"].mean()),
     } | change
@@ -155,7 +156,7 @@ def test_right_answers_from_the_traces(made: Made, number: str, answer: Answer) 
         ("8.1", lambda made: FIRST | {"iterations": 1}, "single step"),
         ("8.1", lambda made: FIRST | {"batch": 64}, "another dimension"),
         ("8.1", lambda made: FIRST | {"ranks": 2}, "loaded"),
-        ("8.2", lambda made: lambda work: 547.656, "made up"),
+        ("8.2", lambda made: lambda work: 547.656, "On the made-up frame"),
         ("8.2", lambda made: lambda work: work["duration_ns"].sum() / 1e6, "It is the sum"),
         ("8.3", lambda made: lambda e: late(e, calls=["cuda_runtime"]), "one is missing"),
         ("8.4", lambda made: faster(made, op="aten::scaled_dot_product_attention"), "took longer"),
@@ -174,9 +175,9 @@ def test_right_answers_from_the_traces(made: Made, number: str, answer: Answer) 
         ("8.6", lambda made: straggler(made, waits_ms=talked(made, 0) - talked(made, 1)), "is not waiting"),
         ("8.7", lambda made: machines(made, op="aten::linear", op_ratio=1.2), "grew less"),
         ("8.7", lambda made: machines(made, op="aten::native_layer_norm", op_ratio=0.72), "shrank"),
-        ("8.7", lambda made: machines(made, busy_ratio=made.step_ms("encoder_b") / a_ms(made)), "step lengths"),
-        ("8.8", lambda made: verdict(made, encoder_a=("faster kernels", 0.685)), "What does the GPU do"),
-        ("8.8", lambda made: verdict(made, encoder_a=("fewer launches", a_ms(made))), "What would remain"),
+        ("8.7", lambda made: machines(made, busy_ratio=made.step_ms("reader_b") / a_ms(made)), "step lengths"),
+        ("8.8", lambda made: verdict(made, reader_a=("faster kernels", 0.685)), "What does the GPU do"),
+        ("8.8", lambda made: verdict(made, reader_a=("fewer launches", a_ms(made))), "What would remain"),
         ("8.8", lambda made: verdict(made, training_b=("fewer launches", 273.0)), "In which call"),
         ("8.8", lambda made: verdict(made, training_b=("no allocation", 364.9)), "that work remains"),
         ("8.8", lambda made: verdict(made, rank_0=("fewer launches", 5.0)), "mostly does one kind of work"),
@@ -188,11 +189,11 @@ def test_wrong_answers_from_the_traces(made: Made, number: str, answer: Answer, 
 
 
 def a_ms(made: Made) -> float:
-    return made.step_ms("encoder_a")
+    return made.step_ms("reader_a")
 
 
 def on_gpu(made: Made, op: str = "") -> float:
-    found = made.gpu_ms("encoder_a")
+    found = made.gpu_ms("reader_a")
     return found[op] if op else sum(found.values())
 
 
@@ -211,13 +212,64 @@ def test_another_trace_is_not_taken(made: Made) -> None:
     assert "Pass the profile of training_b" in hint("8.5", CALLED, profile=made.a)
 
 
+def on_their_way(made: Made, **change: Any) -> dict[str, Any]:
+    """Sums over the plain JSON."""
+    said, us = {}, {}
+    for kind in ("Pageable", "Pinned"):
+        found = [event for event in made.events("copies") if event["name"] == f"Memcpy HtoD ({kind} -> Device)"]
+        us[kind] = sum(event["dur"] for event in found)
+        said[kind.lower()] = sum(event["args"]["bytes"] for event in found) / us[kind] / 1e3
+    return said | {"saves_ms": (us["Pageable"] - us["Pinned"]) / 3e3} | change
+
+
+def pinned_by_name(made: Made, word: str, least: int = 0) -> float:
+    """GB/s of all copies with a word in their names, and of some size."""
+    found = [event for event in made.events("copies", "gpu_memcpy") if word in event["name"]]
+    found = [event for event in found if event["args"]["bytes"] >= least]
+    return float(sum(event["args"]["bytes"] for event in found) / sum(event["dur"] for event in found) / 1e3)
+
+
+def mean_rate(made: Made, kind: str) -> float:
+    found = [event for event in made.events("copies") if event["name"] == f"Memcpy HtoD ({kind} -> Device)"]
+    return float(np.mean([event["args"]["bytes"] / event["dur"] for event in found])) / 1e3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda made: {}, ""),
+        (lambda made: {"pageable": np.float32(11.9), "pinned": torch.tensor(51), "saves_ms": np.float64(0.542)}, ""),
+        (lambda made: {"pageable": 51.0, "pinned": 11.9}, "pageable: that is the bandwidth from the other kind"),
+        (lambda made: {"pinned": 11.9}, "pinned: that is the bandwidth from the other kind"),
+        (lambda made: {"pageable": mean_rate(made, "Pageable")}, "mean of the copies' bandwidths"),
+        (lambda made: {"pinned": mean_rate(made, "Pinned")}, "mean of the copies' bandwidths"),
+        (lambda made: {"pinned": pinned_by_name(made, "Pinned")}, "their names have DtoH"),
+        (lambda made: {"pinned": pinned_by_name(made, "HtoD (Pinned", least=4096)}, "without the labels"),
+        (lambda made: {"pageable": on_their_way(made)["pageable"] / 1.073741824}, "GiB/s"),
+        (lambda made: {"pageable": on_their_way(made)["pageable"] * 8}, "gigabits"),
+        (lambda made: {"pageable": on_their_way(made)["pageable"] * 1e3}, "a thousand times too large"),
+        (lambda made: {"pinned": 40.0}, "divided by their time"),
+        (lambda made: {"saves_ms": on_their_way(made)["saves_ms"] * 3}, "all three steps"),
+        (lambda made: {"saves_ms": on_their_way(made)["saves_ms"] / 2}, "only three of the six steps"),
+        (lambda made: {"saves_ms": 0.706}, "pinned ones take time, too"),
+        (lambda made: {"saves_ms": 0.766}, "that is a share"),
+        (lambda made: {"saves_ms": 542.0}, "a thousand times too large"),
+        (lambda made: {"saves_ms": 1.104}, "by how much the step gets shorter"),
+        (lambda made: {"saves_ms": 0.9}, "difference between the two kinds"),
+        (lambda made: {"saves_ms": ...}, "no value yet"),
+    ],
+)
+def test_cards_on_their_way(made: Made, change: Answer, words: str) -> None:
+    expect("8.10", words, on_their_way(made, **change(made)))
+
+
 @pytest.mark.slow
 def test_the_levers_bounds_in_the_traces(made: Made) -> None:
     """By other tables than those of the check: the ranks' and the findings'."""
     found = exercise_of("8.8").measure(verdict(made), **evidence(made, "8.8"))["bounds"]
     own = made.ranks.times.query("rank == 0")
 
-    assert found["encoder_a"] == pytest.approx(bounds(0.004, 3.46, 0.0, 0.0), abs=0.01)
+    assert found["reader_a"] == pytest.approx(bounds(0.004, 3.51, 0.0, 0.0), abs=0.01)
     assert found["training_b"]["no allocation"] == pytest.approx(
         made.training.findings.set_index("bottleneck")["bound_ms"]["allocator"], rel=0.01
     )
@@ -228,15 +280,15 @@ def test_the_levers_bounds_in_the_traces(made: Made) -> None:
 
 def test_what_the_text_says_of_the_traces(made: Made) -> None:
     a, training, ranks = made.a, made.training, made.ranks
-    assert (made.step_ms("encoder_a"), made.step_ms("encoder_b")) == (
+    assert (made.step_ms("reader_a"), made.step_ms("reader_b")) == (
         pytest.approx(4.3, abs=0.05),
-        pytest.approx(3.9, abs=0.05),
+        pytest.approx(4.0, abs=0.05),
     )
     assert a.gpu_time["idle_pct"].sum() == pytest.approx(84, abs=0.6)
     assert training.gpu_time["idle_pct"].sum() == pytest.approx(74, abs=0.5)
     assert a.launches["call_ms"].sum() < 1 < 3 < a.gpu_idle["host_ms"].sum()
-    kernels = made.events("encoder_a", "kernel")
-    assert made.step_ms("encoder_a") / len(kernels) == pytest.approx(0.024, abs=0.001)
+    kernels = made.events("reader_a", "kernel")
+    assert made.step_ms("reader_a") / len(kernels) == pytest.approx(0.024, abs=0.001)
     assert np.mean([kernel["dur"] for kernel in kernels]) == pytest.approx(4, abs=0.4)
     assert faster(made)["share"] == pytest.approx(2 / 3, abs=0.02)
     frees = [event for event in made.events("training_b", "cuda_runtime") if event["name"] == "hipFree"]
@@ -259,25 +311,64 @@ def test_some_launches_come_in_time(made: Made) -> None:
         assert 0.5 < late(profile.events) < 0.9
 
 
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", sorted(TRACES.keys() - {"copies"}))
 def test_a_trace_says_that_it_is_made_up_and_is_small(made: Made, name: str) -> None:
     assert made.json[name]["note"] == NOTE
     assert "(made up)" in made.json[name]["deviceProperties"][0]["name"]
     assert trace_file(name).stat().st_size < 50_000
     ids = Counter(event["args"]["correlation"] for event in made.events(name, *WORK))
-    assert set(ids.values()) == {1}
+    assert set(ids.values()) == ({1, 184} if name == "reader_a_again" else {1})
+
+
+def test_the_same_work_launched_as_one_graph(made: Made) -> None:
+    """Every kernel takes as long as before, and the step a fraction of the time."""
+    before, after = (made.events(name, "kernel") for name in ("reader_a", "reader_a_again"))
+    assert [(each["name"], each["dur"]) for each in before] == [
+        (each["name"], pytest.approx(each["dur"], abs=0.001)) for each in after
+    ]
+    assert made.step_ms("reader_a_again") < made.step_ms("reader_a") / 4
+    launches = [event for event in made.events("reader_a_again", "cuda_runtime") if "Launch" in event["name"]]
+    assert [event["name"] for event in launches] == ["cudaGraphLaunch"]
+    again = perfnb.load(trace_file("reader_a_again"))
+    assert late(again.events) == 0.0
+    assert again.gpu_time["busy_ms"].sum() == pytest.approx(0.69, abs=0.005)
+    assert made.a.gpu_time["busy_ms"].sum() == pytest.approx(0.69, abs=0.005)
+
+
+def test_the_recorded_trace_is_as_the_text_has_it(made: Made) -> None:
+    assert "H100" in made.json["copies"]["note"]
+    assert trace_file("copies").stat().st_size < 10_000
+    steps = [event for event in made.events("copies") if event["name"].startswith("ProfilerStep")]
+    assert [event["name"] for event in steps] == [f"ProfilerStep#{number}" for number in range(4, 10)]
+    kinds = []
+    for step in steps:
+        here = [
+            (event["name"], event["args"]["bytes"])
+            for event in made.events("copies", "gpu_memcpy")
+            if step["ts"] <= event["ts"] < step["ts"] + step["dur"]
+        ]
+        kind = "Pageable" if "Pageable" in here[0][0] else "Pinned"
+        kinds.append(kind)
+        to_gpu, back = f"Memcpy HtoD ({kind} -> Device)", "Memcpy DtoH (Device -> Pinned)"
+        assert here == [(to_gpu, 256 * 128 * 64 * 4), (to_gpu, 256 * 8), (back, 8)]
+    assert kinds == ["Pageable"] * 3 + ["Pinned"] * 3
+    slow, fast = np.mean([step["dur"] for step in steps[:3]]), np.mean([step["dur"] for step in steps[3:]])
+    assert slow - fast == pytest.approx(1000, rel=0.15)
+    calls = [event["dur"] for event in made.events("copies", "cuda_runtime") if "Memcpy" in event["name"]]
+    assert min(calls[0:9:3]) > 700
+    assert max(calls[9:]) < 15
 
 
 def test_the_same_trace_is_written_each_time(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = trace_file("encoder_b").read_bytes()
+    first = trace_file("reader_b").read_bytes()
     monkeypatch.setenv("PERFNB_CACHE", str(tmp_path / "another folder"))
 
-    path = trace_file("encoder_b")
+    path = trace_file("reader_b")
 
-    assert path == tmp_path / "another folder" / "lab_traces" / "encoder_b.json.gz"
+    assert path == tmp_path / "another folder" / "lab_traces" / "reader_b.json.gz"
     assert path.read_bytes() == first
-    assert [each.name for each in path.parent.iterdir()] == ["encoder_b.json.gz"]
-    assert trace_file("encoder_b").read_bytes() == first
+    assert [each.name for each in path.parent.iterdir()] == ["reader_b.json.gz"]
+    assert trace_file("reader_b").read_bytes() == first
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +377,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
 
     with pytest.raises(LabError, match=r"rank_0 could not be written to .*lab_traces .*PERFNB_CACHE\.$"):
         trace_file("rank_0")
-    with pytest.raises(LabError, match="There is no trace 'h100'; there are encoder_a, "):
+    with pytest.raises(LabError, match="There is no trace 'h100'; there are reader_a, "):
         trace_file("h100")
 
 

@@ -17,7 +17,7 @@ FAST = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False}
 
 
 def small() -> tuple[Callable[[Any], None], list[Any]]:
-    """A step of a small model under DDP, and its batches."""
+    """Return a step of a small model under DDP, and its batches."""
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)
@@ -33,7 +33,7 @@ def small() -> tuple[Callable[[Any], None], list[Any]]:
 
 
 def endless(folder: Path) -> Callable[[], Callable[[], None]]:
-    """A job whose ranks tell of each of their steps in a folder."""
+    """Return a job whose ranks tell of each of their steps in a folder."""
 
     def set_up() -> Callable[[], None]:
         step, (batch,) = small()
@@ -69,7 +69,7 @@ class Ones(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def with_workers(folder: Path, count: int) -> Callable[[], Any]:
-    """A job whose batches come from a worker process of a loader."""
+    """Return a job whose batches come from a worker process of a loader."""
 
     def set_up() -> Any:
         step, _ = small()
@@ -81,7 +81,7 @@ def with_workers(folder: Path, count: int) -> Callable[[], Any]:
 
 
 def processes_of_jobs() -> list[psutil.Process]:
-    """The processes of any job that this process has started."""
+    """Return the processes of any job that this process has started."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -100,7 +100,7 @@ def _ancestors(process: psutil.Process) -> list[int]:
 
 
 def interrupt_soon(delay_s: float) -> Callable[[], None]:
-    """What sends this process an interrupt after a delay, in a thread."""
+    """Return what sends this process an interrupt after a delay, in a thread."""
 
     def send() -> None:
         time.sleep(delay_s)
@@ -110,7 +110,7 @@ def interrupt_soon(delay_s: float) -> Callable[[], None]:
 
 
 def jobs_of(kernel: Any) -> list[psutil.Process]:
-    """The processes of jobs that a kernel has started."""
+    """Return the processes of jobs that a kernel has started."""
     pid = kernel.value("__import__('os').getpid()")
     found = []
     for process in psutil.Process(pid).children(recursive=True):

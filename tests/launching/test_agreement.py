@@ -19,7 +19,7 @@ from perfnb.step.budget import Plan
 
 
 def passes(plan: Plan, step_ns: int, gpu: bool) -> list[Any]:
-    """What a rank whose steps take so long runs, decided as a session does."""
+    """Return what a rank whose steps take so long runs, decided as a session does."""
     spent, warm = 0.0, []
     while plan.goes_on_warming(warm, spent, gpu):
         warm.append(step_ns)

@@ -39,7 +39,7 @@ ENDLESS = f"%%profile_step --ranks 2 --ddp --steps 100000 --budget 600 for x, y 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel with a model of a class of its own."""
+    """Yield a kernel with a model of a class of its own."""
     with started(tmp_path_factory.mktemp("kernel")) as one:
         one.ok("%load_ext perfnb")
         one.ok(SETUP)

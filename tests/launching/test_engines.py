@@ -1,4 +1,4 @@
-"""Ranks on two engines of ipyparallel, which go on afterwards; and what is no executor."""
+"""Ranks on two engines of ipyparallel, which continue afterwards; and things that are not executors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def state() -> Any:
-    """What an engine must have again afterwards."""
+    """Return what an engine must have again afterwards."""
     import os
     import signal
     import sys
@@ -90,7 +90,7 @@ def state() -> Any:
 
 @pytest.fixture
 def engines(client: Any) -> Iterator[Any]:
-    """The engines' client; afterwards they are as before, and can run something."""
+    """Yield the engines' client; afterwards they are as before, and can run something."""
     before = client[:].apply_sync(state)
     folders = set(Path(tempfile.gettempdir()).glob("perfnb-job-*"))
     yield client

@@ -44,7 +44,7 @@ class Ranks(FollowedRanks):
 
 
 def followed(folder: Path) -> tuple[list[Any], list[str]]:
-    """What is shown of ranks, until they end."""
+    """Return what is shown of ranks, until they end."""
     progress: list[Any] = []
     shown: list[str] = []
     Ranks(folder, "order", 2, "gloo").follow(lambda *told: progress.append(told), shown.append)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_a_rank_that_lost_another_one_is_not_to_blame(blamed: bool, tmp_path: Pa
 
 @pytest.fixture
 def of_processes(tmp_path: Path) -> Callable[..., str]:
-    """How a job of processes says that it ended, by the exit codes of its ranks."""
+    """Return how a job of processes says that it ended, by the exit codes of its ranks."""
 
     def ended(*codes: int | None, log: str = "") -> str:
         made = Job.__new__(Job)

@@ -21,7 +21,7 @@ from perfnb.step.namespace import names_in
 
 
 def notebook(code: str) -> dict[str, Any]:
-    """The variables of a notebook after a cell."""
+    """Return the variables of a notebook after a cell."""
     variables: dict[str, Any] = {"__name__": "__main__"}
     exec(code, variables)
     return variables

@@ -174,7 +174,9 @@ def test_an_interrupt_ends_the_workers_of_loaders_too(tmp_path: Path) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process does: what has ended stays visible until the system's first process takes note of it."""
+    """Return whether a process runs: one that has ended stays visible until the system's first process takes note of
+    it.
+    """
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

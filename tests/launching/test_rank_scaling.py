@@ -18,13 +18,13 @@ OF_TWO = {"input": 0.2, "communication": 0.15, "imbalance": 0.05, "compute": 0.6
 
 
 def job(kind: str, ranks: int, ms: float, shares: dict[str, Any], threads: int = 1) -> ScalingJob:
-    """A job that ran twice, with steps that differ by 10 %."""
+    """Return a job that ran twice, with steps that differ by 10 %."""
     steps = [ms * factor for factor in (0.95, 1.0, 1.05)] * 7
     return ScalingJob(kind, ranks, threads, [JobRun(steps, shares), JobRun(steps, shares)])
 
 
 def jobs(**others: Any) -> list[ScalingJob]:
-    """One rank takes 100 ms, two take 80, one without DDP takes 90, and all cores take 60."""
+    """Return a study where one rank takes 100 ms, two take 80, one without DDP takes 90, and all cores take 60."""
     return [
         job("ranks", 1, 100.0, ALONE),
         job("ranks", 2, 80.0, {**OF_TWO, **others}),

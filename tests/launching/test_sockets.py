@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def listening_of(process: psutil.Process) -> list[str]:
-    """The addresses at which a process listens, from the kernel's own tables."""
+    """Return the addresses at which a process listens, from the kernel's own tables."""
     inodes = set()
     for one in Path(f"/proc/{process.pid}/fd").iterdir():
         target = os.readlink(one) if one.is_symlink() else ""

@@ -56,7 +56,7 @@ class Accumulating:
         time.sleep(WORK_MS / 1000)
 
     def fresh(self) -> Iterator[Any]:
-        """Batches without end."""
+        """Yield batches without end."""
         while True:
             yield from self.loader
 

@@ -38,7 +38,7 @@ class Training:
         return {"model": self.model, "optimizer": self.optimizer}
 
     def weights(self) -> list[torch.Tensor]:
-        """Copies of the parameters."""
+        """Return copies of the parameters."""
         return [parameter.detach().clone() for parameter in self.model.parameters()]
 
 

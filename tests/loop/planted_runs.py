@@ -21,7 +21,7 @@ class _Process:
         self._of_step, self._recorder = of_step, recorder
 
     def memory_info(self) -> _Process:
-        """The process itself stands for its readings."""
+        """Return the process itself as its readings."""
         return self
 
     @property
@@ -31,7 +31,7 @@ class _Process:
 
 
 def usual(count: int, ms: float = 10.0, seed: int = 1) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Milliseconds of steps as on a quiet machine: each depends a little on the one before."""
+    """Return milliseconds of steps as on a quiet machine: each depends a little on the one before."""
     noise = np.random.default_rng(seed).standard_normal(count)
     for place in range(1, count):
         noise[place] += 0.3 * noise[place - 1]
@@ -39,7 +39,7 @@ def usual(count: int, ms: float = 10.0, seed: int = 1) -> np.ndarray[Any, np.dty
 
 
 def steady_memory(step: int) -> int:
-    """A gibibyte, give or take a page or so."""
+    """Return a gibibyte, give or take a page or so."""
     return 2**30 + 4096 * (step * 7919 % 13)
 
 
@@ -54,7 +54,7 @@ def recorder_of(
     window_ms: float = 0.0,
     name: str = "train.py",
 ) -> RunRecorder:
-    """A recorder that was told of these steps; steps in `windows` are profiled, and each takes `window_ms` to end."""
+    """Return a recorder of these steps; steps in `windows` are profiled, and each takes `window_ms` to end."""
     recorder = RunRecorder(name)
     recorder._process = _Process(memory, recorder)  # type: ignore[assignment]
     nothing = np.zeros(len(wall_ms))
@@ -75,14 +75,14 @@ def recorder_of(
 
 
 def recorded(*args: Any, **options: Any) -> Recorded:
-    """What `recorder_of` recorded, with a load of the machine that is not known."""
+    """Return what `recorder_of` recorded, with a load of the machine that is not known."""
     found = recorder_of(*args, **options).recorded()
     found.facts["load"] = None
     return found
 
 
 def run(*args: Any, **options: Any) -> RunSummary:
-    """The summary of such a run, on a machine with 64 GiB."""
+    """Return the summary of such a run, on a machine with 64 GiB."""
     found = recorded(*args, **options)
     found.facts["memory_bytes"] = 64 * 2**30
     return RunSummary(found)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def run(training: Training, *args: Any, waits: bool = True, recorder: Any = None, **options: Any) -> LoopProfiler:
-    """A whole training run under a profiler."""
+    """Return a whole training run under a profiler."""
     profiler = LoopProfiler(*args, namespace=lambda: training.namespace, **options)
     profiler.recorder = recorder or profiler.recorder
     for batch in driven(profiler, training.batches, waits=waits):
@@ -45,7 +45,7 @@ def hooks() -> int:
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
-    """The part of a table that is the same in every run; peaks without what else was alive."""
+    """Return the part of a table that is the same in every run; peaks without what else was alive."""
     if "peak_bytes" in table:
         table = table.assign(peak_bytes=table["peak_bytes"] - table["peak_bytes"].min())
     wanted = [name for name in table.columns if not name.endswith(("_ms", "_us")) and not name.endswith("share")]
@@ -238,7 +238,7 @@ def test_the_users_function_is_called_and_its_errors_are_theirs() -> None:
 
 
 class Recorder:
-    """Notes what it is told."""
+    """Notes every call."""
 
     by_batch, batches = False, 1
 
@@ -262,7 +262,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_recorder_is_told_of_every_step(waits: bool) -> None:
+def test_a_recorder_gets_every_step(waits: bool) -> None:
     recorder = Recorder()
     run(Training(), at=10, steps=3, recorder=recorder, waits=waits)
     assert len(recorder.steps) == 60

@@ -1,4 +1,4 @@
-"""A loop's run is saved beside its profiles, and told of in one line when the process ends."""
+"""A loop's run is saved next to its profiles, and reported in one line when the process ends."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run_through(loop: ProfiledLoop[Any], training: Training) -> None:
 
 
 def told(loop: ProfiledLoop[Any], capsys: pytest.CaptureFixture[str]) -> str:
-    """What the end of the process would say of a loop."""
+    """Return what the end of the process would say of a loop."""
     capsys.readouterr()
     loop._kept_run._tell()
     return capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_nothing_is_told_without_a_profile(capsys: pytest.CaptureFixture[str]) -
     assert told(loop, capsys) == ""
 
 
-def test_of_several_loops_the_last_is_told_of(tmp_path: Path) -> None:
+def test_of_several_loops_the_last_is_reported(tmp_path: Path) -> None:
     from perfnb.loop import kept_run
 
     before = list(kept_run._to_tell)

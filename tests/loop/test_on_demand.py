@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 def looped(
     folder: Path | None, ask: Callable[[int], None], steps: int = 40, at: Any = 10**6, **options: Any
 ) -> list[int]:
-    """Steps before each profile of a loop whose own window, by default, never opens."""
+    """Return steps before each profile of a loop whose own window, by default, never opens."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loop = perfnb.profiled(

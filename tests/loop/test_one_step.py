@@ -20,7 +20,7 @@ SHORT: dict[str, Any] = {"steps": 8, "traced": 2}
 
 
 def as_script(made: type[Accumulating] = Accumulating, by: str = "first") -> tuple[Profile, RunSummary]:
-    """As `perfnb run` drives a script."""
+    """Profile as `perfnb run` drives a script."""
     drivers = list[LoopProfiler]()
 
     def start(loader: Any) -> LoopProfiler:
@@ -54,7 +54,7 @@ def by_its_optimizer() -> tuple[Profile, RunSummary]:
 
 
 def by_hand() -> tuple[Profile, None]:
-    """As a cell that takes its batches from an iterator."""
+    """Profile as a cell that takes its batches from an iterator."""
     training = Accumulating()
     batches = training.fresh()
 

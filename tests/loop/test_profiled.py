@@ -272,7 +272,7 @@ def test_the_last_profile_shows_itself_in_a_notebook(monkeypatch: pytest.MonkeyP
         training(batch)
         at += [len(shown)]
     assert at[8] == 0
-    assert at[9] == 1  # at once: the loop goes on
+    assert at[9] == 1  # at once: the loop continues
     assert len(shown) == 1
     shown.clear()
     loop = perfnb.profiled(training.batches, at=3, every=20, **SMALL)

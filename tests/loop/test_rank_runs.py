@@ -21,7 +21,7 @@ N = 600
 
 
 def ranks(*waits: float, work: float = 10.0, count: int = N) -> RankRuns:
-    """Runs whose ranks wait so long for data, and then for each other: all steps take the same."""
+    """Return runs whose ranks wait so long for data, then for each other: all steps take the same time."""
     longest = max(waits)
     runs = []
     for rank, wait in enumerate(waits):

@@ -16,7 +16,7 @@ from tests.loop.planted_runs import recorder_of, usual
 
 
 class Event:
-    """An event that a device passes when a test says so."""
+    """An event that a device passes when a test wants."""
 
     passed_until = 0
     now_ms = 0.0
@@ -31,11 +31,11 @@ class Event:
         self.number, self.at_ms = Event.count, Event.now_ms
 
     def query(self) -> bool:
-        """Whether the device has come so far."""
+        """Return whether the device has come so far."""
         return self.number <= Event.passed_until
 
     def elapsed_time(self, later: Event) -> float:
-        """Milliseconds between two events."""
+        """Return milliseconds between two events."""
         return later.at_ms - self.at_ms
 
     def synchronize(self) -> None:
@@ -105,7 +105,7 @@ def test_looking_changes_nothing_and_the_run_goes_on(clock: object) -> None:
     assert recorder.recorded().facts["steps"] == 101
 
 
-def test_a_window_that_is_still_open_is_told_of(clock: object) -> None:
+def test_a_window_that_is_still_open_is_reported(clock: object) -> None:
     recorder = recorder_of(usual(100), windows=[(90, 200)])
     assert recorder.recorded().windows[:, :2].tolist() == [[90, 10]]
     recorder.leave()

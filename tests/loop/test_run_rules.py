@@ -21,13 +21,13 @@ NOTHING = RunMemory(None, None, None)
 
 
 def slow_steps(*steps: int, data_ms: tuple[float, ...] = ()) -> pd.DataFrame:
-    """Steps of 100 ms, and how long they waited."""
+    """Return steps of 100 ms, and how long they waited."""
     waits = data_ms or (0.0,) * len(steps)
     return pd.DataFrame({"step": steps, "wall_ms": 100.0, "data_ms": waits, "lost_ms": 90.0})
 
 
 def found(**changes: Any) -> Any:
-    """What the rules find in a run of 100 steps of 10 ms."""
+    """Return what the rules find in a run of 100 steps of 10 ms."""
     usual: dict[str, Any] = {
         "enough": True, "load": None, "wait": Centre(0.0, 0.0, 0.0), "mean_ms": 10.0, "between_ms": 0.0, "batches": 1,
         "slow": slow_steps(), "has_device": False, "counted": 100, "lost_ms": 0.0, "changes": None, "count": 100,

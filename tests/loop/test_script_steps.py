@@ -1,4 +1,4 @@
-"""Which steps of a script are seen: what its loaders and optimizers do, and what the driver is told."""
+"""Which steps of a script are seen: the calls to its loaders and optimizers, and those that reach the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.command.processes import environment
 
 
 class Told:
-    """A driver that keeps what it is told: w(ait), b(egin), e(nd), s(kip)."""
+    """A driver that keeps its calls: w(ait), b(egin), e(nd), s(kip)."""
 
     trial = None
 
@@ -58,7 +58,7 @@ def asked(steps: ScriptSteps, loader: Thing, *, empty: bool) -> None:
 
 
 def told(script: str, by: str = "first") -> str:
-    """What the driver is told of a script: a capital asks the loader of that name, which has a batch for it, or with
+    """Return the driver's calls for a script: a capital asks the loader of that name, which has a batch for it, or with
     ``!`` none; a digit is a step of the optimizer of that name."""
     driver, things = Told(), {name: Thing() for name in "ABV123"}
     steps = ScriptSteps(lambda loader: driver, by)  # type: ignore[arg-type, return-value]

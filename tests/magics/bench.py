@@ -32,7 +32,7 @@ def step():
 
 def short_step():
     train_deep()
-    time.sleep(0.01)  # beside it, the moments that other programs take are short
+    time.sleep(0.01)  # compared with it, interruptions by other programs are short
 """
 PROFILE = "%%profile_step --steps 5 --warmup 3 --into p\nstep()"
 WARMUP, TIMED, ALL = 3, 8, 12
@@ -51,7 +51,7 @@ class Bench:
         return self.kernel.send(cell), self.kernel.send("after = True")
 
     def begun(self) -> int:
-        """How many steps have begun."""
+        """Return how many steps have begun."""
         return int(self.board[0])
 
     def reach(self, steps: int) -> None:

@@ -41,7 +41,7 @@ class SharedKernel:
         self._kernel: Kernel | None = None
 
     def get(self) -> Kernel:
-        """The kernel, started where there is none."""
+        """Return the kernel, started where there is none."""
         if self._kernel is None:
             self._open = ExitStack()
             kernel = self._open.enter_context(started(self._make_folder()))
@@ -88,20 +88,22 @@ def checked(shared: SharedKernel, failed: Callable[[], bool] = lambda: False) ->
     with shared.lent(failed) as kernel:
         kernel.inside("look()")
         yield kernel
-        if not failed():  # it says what went wrong by itself
+        if not failed():  # its own message names the fault
             assert kernel.inside("left()") == []
 
 
 @pytest.fixture
 def kernel(shared_kernel: SharedKernel, failed: Callable[[], bool]) -> Iterator[Kernel]:
-    """The kernel, with a small model in it; fails the test if something of perfnb stays in it."""
+    """Yield the kernel, with a small model in it; fails the test if something of perfnb stays in it."""
     with checked(shared_kernel, failed) as kernel:
         yield kernel
 
 
 @pytest.fixture
 def bench(shared_kernel: SharedKernel, failed: Callable[[], bool]) -> Iterator[Bench]:
-    """A slow step to interrupt; fails the test if something of perfnb stays, or if the next profile is not whole."""
+    """Yield a slow step to interrupt; fails the test if something of perfnb stays, or if the next profile is not
+    whole.
+    """
     with shared_kernel.lent(failed) as kernel:
         path = kernel.folder / "board"
         path.write_bytes(bytes(1))

@@ -37,7 +37,7 @@ def look() -> None:
 
 
 def left() -> list[str]:
-    """What is there now and was not when `look` was called, in words."""
+    """Return what is there now and was not when `look` was called, in words."""
     changed = Surroundings.now().changed_since(_remembered["surroundings"])
     hooks = module_hooks() - _remembered["hooks"]
     levels = [name for name in os.environ if name == "KINETO_LOG_LEVEL"]
@@ -45,7 +45,7 @@ def left() -> list[str]:
 
 
 def names() -> list[str]:
-    """The user's variables, without those that IPython adds for each cell."""
+    """Return the user's variables, without those that IPython adds for each cell."""
     shell = sys.modules["IPython"].get_ipython()
     numbered = {"_", "__", "___", "_i", "_ii", "_iii", "_exit_code", "__warningregistry__"}
     return [
@@ -56,12 +56,12 @@ def names() -> list[str]:
 
 
 def new_names() -> list[str]:
-    """The variables that have come since `look`."""
+    """Return the variables that have come since `look`."""
     return sorted(set(names()) - _remembered["names"])
 
 
 def module_hooks() -> set[str]:
-    """Every hook on a module of the user's."""
+    """Return every hook on the user's modules."""
     torch = sys.modules.get("torch")
     shell = sys.modules["IPython"].get_ipython()
     models = [value for value in shell.user_ns.values() if torch and isinstance(value, torch.nn.Module)]
@@ -76,7 +76,7 @@ def module_hooks() -> set[str]:
 
 
 def unwhole(profile: Any, model: str = "model") -> list[str]:
-    """What is wrong with a profile of a step that runs `model` forward and backward and updates it."""
+    """Return what is wrong with a profile of a step that runs `model` forward and backward and updates it."""
     wrong = []
     user = sys.modules["IPython"].get_ipython().user_ns
     wanted = [f"{model}.{path}" if path else model for path, _ in user[model].named_modules()]
@@ -101,7 +101,7 @@ def unwhole(profile: Any, model: str = "model") -> list[str]:
 
 
 def interrupted_in() -> list[str]:
-    """The functions that the last error in a cell passed through, outermost first."""
+    """Return the functions that the last error in a cell passed through, outermost first."""
     trace: TracebackType | None = sys.last_traceback
     functions = []
     while trace is not None:

@@ -44,18 +44,18 @@ class Reply:
     outputs: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, output: dict[str, Any]) -> None:
-        """Keep an output; a stream goes on where it stopped, as a notebook shows it, however it was cut."""
+        """Keep an output; a stream continues where it stopped, as a notebook shows it, however it was cut."""
         if "name" in output and self.outputs and self.outputs[-1].get("name") == output["name"]:
             self.outputs[-1]["text"] += output["text"]
         else:
             self.outputs.append(output)
 
     def text(self, stream: str = "stdout") -> str:
-        """All that was written to a stream."""
+        """Return all that was written to a stream."""
         return "".join(output["text"] for output in self.outputs if output.get("name") == stream)
 
     def shown(self, kind: str = "text/plain") -> list[Any]:
-        """What stands in the cell's outputs of one mime type, without what is empty."""
+        """Return the cell's outputs of one mime type, without empty ones."""
         return [output["data"][kind] for output in self.outputs if output.get("data", {}).get(kind)]
 
 
@@ -83,7 +83,7 @@ class Kernel:
         return self.client.execute(code, **options)
 
     def wait(self, request: str) -> Reply:
-        """The reply to a queued cell; requests are waited for in the order in which they were sent."""
+        """Return the reply to a queued cell; requests are awaited in the order of sending."""
         reply = Reply()
         for message in self._published(request):
             kind, content = message["header"]["msg_type"], message["content"]
@@ -101,7 +101,7 @@ class Kernel:
         return reply
 
     def value(self, expression: str) -> Any:
-        """An expression's value, which must be a literal; leaves no trace in the kernel's history."""
+        """Return an expression's value, which must be a literal; leaves no trace in the kernel's history."""
         request = self.client.execute("", silent=True, user_expressions={"value": expression})
         found = self._reply(request)["content"]["user_expressions"]["value"]
         assert found["status"] == "ok", (expression, found.get("evalue"))
@@ -112,12 +112,12 @@ class Kernel:
         return self.value(f"__import__('tests.magics.inside', fromlist=['look']).{call}")
 
     def help(self, code: str) -> str:
-        """The text that the pager shows for ``%magic?``."""
+        """Return the text that the pager shows for ``%magic?``."""
         (page,) = self._reply(self.send(code))["content"]["payload"]
         return _ANSI.sub("", page["data"]["text/plain"])
 
     def completions(self, code: str) -> list[str]:
-        """What the Tab key offers at the end of `code`."""
+        """Return what the Tab key offers at the end of `code`."""
         request = self.client.complete(code, len(code))
         return list(self._reply(request)["content"]["matches"])
 
@@ -139,14 +139,14 @@ class Kernel:
 
 # Both take seconds to import, which processes without a notebook to run do not spend.
 def notebook_of(*sources: str) -> Any:
-    """A notebook of cells of code."""
+    """Return a notebook of cells of code."""
     import nbformat
 
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
 
 
 def client_of(notebook: Any, kernel: Kernel) -> Any:
-    """What runs a notebook's cells in a kernel that runs already."""
+    """Return what runs a notebook's cells in a kernel that runs already."""
     from nbclient import NotebookClient
 
     client = NotebookClient(notebook, km=kernel.manager, timeout=CELL_TIMEOUT_S)
@@ -171,7 +171,7 @@ def started(folder: Path) -> Iterator[Kernel]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment of a kernel: perfnb from this checkout, no files in the user's home."""
+    """Return the environment of a kernel: perfnb from this checkout, no files in the user's home."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     temporary = folder / "temporary"  # other tests make files of perfnb's too
     temporary.mkdir(exist_ok=True)

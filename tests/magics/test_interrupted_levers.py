@@ -1,4 +1,6 @@
-"""Interrupts of ``%%try_levers`` at random instants in a real kernel: training goes on as if nothing had been tried."""
+"""Interrupts of ``%%try_levers`` at random instants in a real kernel: training continues as if nothing had been
+tried.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def interrupted(bench: Bench, levers: tuple[str, ...], steps: int, delay_s: floa
         assert after.status == "aborted", f"{at}: the next cell ran"
         where = passed_through(kernel)
     kernel.ok("after = train(net, adam, feed, 50)")
-    assert kernel.value("after == alone"), f"{at}, in {where}: training goes on differently"
+    assert kernel.value("after == alone"), f"{at}, in {where}: training continues differently"
     # The second are the threads that torch.compile keeps from its first compilation on.
     kept = ("QueueFeederThread", "ThreadPoolExecutor")
     left = [each for each in kernel.inside("left()") if not any(name in each for name in kept)]
@@ -101,7 +103,7 @@ def training(bench: Bench) -> Bench:
     bench.kernel.ok(AGAIN)
     bench.kernel.ok(f"%%try_levers --quiet --budget 30 --levers gc_freeze for images, labels in feed{BODY}")
     bench.kernel.ok("after = train(net, adam, feed, 50)")
-    assert bench.kernel.value("after == alone"), "it goes on differently without an interrupt"
+    assert bench.kernel.value("after == alone"), "it continues differently without an interrupt"
     bench.kernel.inside("look()")
     return bench
 

@@ -11,7 +11,7 @@ from tests.tracebacks import frames_of_perfnb
 
 pytestmark = pytest.mark.slow
 
-#: Waits, as a clean-up does, until the test has done what it has to do meanwhile.
+#: Waits, as a clean-up does, until the test has finished its own work.
 RELEASED = """
 import os, time
 def released():

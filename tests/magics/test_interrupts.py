@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def where(functions: list[str]) -> str:
-    """The part of a profile that the functions belong to."""
+    """Return the part of a profile that the functions belong to."""
     for name in ("warm_up", "time", "trace", "_ipython_display_", "recording_of"):
         if name in functions:
             return name
@@ -23,7 +23,9 @@ def where(functions: list[str]) -> str:
 
 
 def instants(count: int, chance: random.Random, step_s: float, tail_s: float) -> Iterator[tuple[int, float, bool]]:
-    """When to interrupt: so many steps have begun, and so many seconds later; whether that is after the last step."""
+    """Yield when to interrupt: so many steps have begun, and so many seconds later; whether that is after the last
+    step.
+    """
     for number in range(count):
         if number % 4 == 3:
             yield ALL, step_s + chance.uniform(0.0, tail_s), True
@@ -60,7 +62,7 @@ def test_at_random_instants(bench: Bench, count: int) -> None:
 
 
 def durations(bench: Bench) -> tuple[float, float]:
-    """Seconds that a step takes, and all that comes after the last one."""
+    """Return seconds that a step takes, and all that comes after the last one."""
     profile, queued = bench.begin()
     bench.reach(ALL)
     begin = time.monotonic()

@@ -29,7 +29,7 @@ optimizer.step()"""
 
 @pytest.fixture(scope="module")
 def saved(shared_kernel: SharedKernel, tmp_path_factory: pytest.TempPathFactory) -> NotebookNode:
-    """A notebook of one profile, run by nbclient, written and read again; only looked at afterwards."""
+    """Return a notebook of one profile, run by nbclient, written and read again; only looked at afterwards."""
     path = tmp_path_factory.mktemp("notebook") / "saved.ipynb"
     with checked(shared_kernel) as kernel:
         notebook = notebook_of(CELL)

@@ -1,4 +1,4 @@
-"""Bad lines and bad cells: one message that says what is wrong, and nothing has run."""
+"""Bad lines and bad cells: one message names the fault, and nothing has run."""
 
 from __future__ import annotations
 

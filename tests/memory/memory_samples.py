@@ -24,7 +24,7 @@ _OPS = {"Linear": "aten::addmm", "GELU": "aten::gelu", "LayerNorm": "aten::nativ
 def transformer(
     blocks: int = 6, step_ms: float = 412.0, *, instants: int = 1500, gpu: bool = False, scale: float = 1.0
 ) -> MemorySummary:
-    """A step of a transformer with Adam: activations grow in forward and go in backward."""
+    """Return a step of a transformer with Adam: activations grow in forward and go in backward."""
     phases = _phases(step_ms)
     rows = _allocations(blocks, {name: (start, end) for name, start, end in phases}, step_ms, scale)
     made = summarise(rows, phases, step_ms, instants, "cpu")
@@ -36,7 +36,7 @@ def transformer(
 
 
 def many(count: int = 100_000, life_ms: float = 60.0) -> MemorySummary:
-    """A step with `count` allocations of odd sizes and life times, thinned as a summary's are."""
+    """Return a step with `count` allocations of odd sizes and life times, thinned as a summary's are."""
     rng = np.random.default_rng(0)
     step = 5000.0
     start = np.sort(rng.uniform(0, step, count))
@@ -58,7 +58,7 @@ def many(count: int = 100_000, life_ms: float = 60.0) -> MemorySummary:
 
 
 def out_of_memory() -> MemorySummary:
-    """A step that failed in its forward pass, on a GPU."""
+    """Return a step that failed in its forward pass, on a GPU."""
     whole, end = 412.0, 133.4
     spans = {name: (start, stop) for name, start, stop in _phases(whole)}
     rows = _allocations(6, spans, whole, 1.0)
@@ -70,7 +70,7 @@ def out_of_memory() -> MemorySummary:
 
 
 def on_gpu(made: MemorySummary) -> MemorySummary:
-    """The same, with what only a GPU's allocator tells."""
+    """Return the same, with what only a GPU's allocator tells."""
     reserved = (made.timeline["total"].cummax() / (64 * MIB)).apply(np.ceil) * 64 * MIB + 64 * MIB
     return replace(
         made,
@@ -85,7 +85,7 @@ def on_gpu(made: MemorySummary) -> MemorySummary:
 
 
 def hostile() -> MemorySummary:
-    """Every name that a stranger could choose, chosen."""
+    """Return every name that a stranger could choose, chosen."""
     made = transformer(2, instants=80)
     names = [HOSTILE[i % len(HOSTILE)] for i in range(len(made.largest))]
     largest = made.largest.assign(layer=names, op=names, name=names)
@@ -99,7 +99,7 @@ def hostile() -> MemorySummary:
 
 
 def unknown() -> MemorySummary:
-    """One instant, nothing else known."""
+    """Return one instant, nothing else known."""
     made = transformer(1)
     return replace(
         made,
@@ -113,7 +113,7 @@ def unknown() -> MemorySummary:
 
 
 def empty() -> MemorySummary:
-    """Nothing was allocated."""
+    """Return a step without allocations."""
     made = unknown()
     return replace(made, timeline=made.timeline.iloc[:0], peak_bytes=0, by_category={}, fits=made.fits.iloc[:0])
 

@@ -68,7 +68,7 @@ def snapshot(segments: list[dict], *traces: list[dict], **more: Any) -> dict[str
 
 
 def small() -> dict[str, Any]:
-    """A segment of 4 MiB: 1 MiB is kept, 1 MiB older than the history was freed in it, 0.5 MiB came and went."""
+    """Return a segment of 4 MiB: 1 MiB is kept, 1 MiB older than the history was freed in it, 0.5 MiB came and went."""
     first = 0x7F0000000000
     blocks = [
         block(first, MIB, requested=MIB - 100, frames=STACK),
@@ -96,7 +96,7 @@ def two_devices() -> dict[str, Any]:
 
 
 def strange() -> dict[str, Any]:
-    """Every name that a stranger could choose, chosen."""
+    """Return every name that a stranger could choose, chosen."""
     address = 0x7F0000000000
     hostile = [frame("??", 0, f"at::_ops::{HOSTILE}::"), frame(f"{HOSTILE}.py", 3, HOSTILE)]
     blocks = [block(address, MIB, frames=hostile), block(address + MIB, MIB, HOSTILE, frames=hostile)]

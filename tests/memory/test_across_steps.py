@@ -32,7 +32,7 @@ def profile(step: Callable[[], object]) -> perfnb.Profile:
 
 
 def at_end(p: perfnb.Profile) -> dict[str, int]:
-    """Bytes that live objects own at the end of the step; what else is alive in the process is left out."""
+    """Return bytes that live objects own at the end of the step; what else is alive in the process is left out."""
     return {name: int(size) for name, size in p.memory.iloc[-1][list(CATEGORIES[:-1])].items() if size}
 
 

@@ -13,7 +13,7 @@ from tests.watched_steps import C
 
 
 def table_of(hand: ByHand | Recording) -> pd.DataFrame:
-    """The allocations by their sizes, each of which is used once."""
+    """Return the allocations by their sizes, each of which is used once."""
     watched = watched_memory(hand.recording() if isinstance(hand, ByHand) else hand)
     assert watched is not None
     table = allocation_table(watched).set_index("bytes")

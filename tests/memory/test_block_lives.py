@@ -12,7 +12,7 @@ from perfnb.memory.allocations import AFTER, BEFORE, paired
 
 
 def changes_of(*rows: tuple[int, int, int, str]) -> pd.DataFrame:
-    """Time, address, bytes and device of each change; the event is the row's number."""
+    """Return the time, address, bytes and device of each change; the event is the row's number."""
     frame = pd.DataFrame(rows, columns=["time_ns", "address", "bytes", "device"]).astype({"device": "category"})
     numbers = dict.fromkeys(("time_ns", "address", "bytes"), "int64")
     return frame.astype(numbers).assign(event=np.arange(len(rows)), allocated=-1, reserved=-1)

@@ -79,7 +79,7 @@ def test_sparse_gradients_are_refused_in_one_sentence(kind: type[nn.Module]) -> 
     for estimate in (lambda: estimate_memory(step=step, batch=ids), lambda: estimate_memory(model, ids, optimizer)):
         with pytest.raises(CaptureError, match=r"a sparse tensor of 1000 × 8; estimate with dense gradients"):
             estimate()
-    step(ids)  # and it goes on
+    step(ids)  # and it continues
 
 
 def test_what_has_no_parameters_yet_is_refused_and_stays_so() -> None:

@@ -54,7 +54,7 @@ def words(samples: int = 8, length: int = 32) -> dict[str, Tensor]:
 
 
 def counted_peak(step: Step, batch: Any) -> int:
-    """Bytes at the peak of the step that a profile counts, without what else the process holds."""
+    """Return bytes at the peak of the step that a profile counts, without what else the process holds."""
     gc.collect()
     profile = perfnb.profile_step(step, [batch], warmup=1, steps=1, traced=1, flops=False)
     frame = profile.memory
@@ -218,7 +218,7 @@ def test_a_mask_that_is_reshaped_to_the_batch_size_is_still_looked_into() -> Non
 
 
 class Trainer:
-    """A step as a method, with everything that a loop keeps beside the model."""
+    """A step as a method, with everything that a loop keeps next to the model."""
 
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 2))
@@ -269,7 +269,7 @@ def test_nothing_of_the_users_is_changed(fails: bool) -> None:
     assert (trainer.steps, trainer.losses, len(trainer.options.seen)) == (1, losses, 1)
     after = [part.state_dict() for part in parts]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
-    trainer.step(batch)  # and it goes on
+    trainer.step(batch)  # and it continues
 
 
 def test_globals_and_closures_are_put_back() -> None:

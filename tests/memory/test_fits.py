@@ -107,7 +107,7 @@ def test_arithmetic_in_half_precision_saves_activations_in_it(dtype: str, offere
     assert options(counted, activations=10, samples=1) == ({"half precision for activations": 5} if offered else {})
 
 
-#: What the layers of each block save, in the order in which they do.
+#: The memory that the layers of each block save, in order.
 SAVED = ((100, 10), (200, 20), (400, 40))
 
 

@@ -26,7 +26,7 @@ def test_activations_are_counted_where_they_were_made_in_the_counted_step() -> N
 
 
 def most_by_hand(table: pd.DataFrame, start: float, end: float) -> int:
-    """The most at an instant in an interval, or at the last one before it."""
+    """Return the most at an instant in an interval, or at the last one before it."""
     before = table.loc[table["t_ms"] <= start, "total"].iloc[-1:]
     inside = table.loc[(table["t_ms"] > start) & (table["t_ms"] < end), "total"]
     return int(pd.concat([before, inside]).max())

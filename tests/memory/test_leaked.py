@@ -1,4 +1,4 @@
-"""Who makes what stays, and the verdict: planted allocations, each kind told from the others."""
+"""Who makes the memory that stays, and the verdict: planted allocations, each kind distinguished from the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def made(
     op: str | None = "aten::add",
     device: str = "cpu",
 ) -> pd.DataFrame:
-    """Allocations made in `steps`, each freed `lives` steps later; alive at the end where that is ``None``."""
+    """Return allocations made in `steps`, each freed `lives` steps later; alive at the end where that is ``None``."""
     step = pd.array(np.asarray(steps), dtype="Int64")
     freed = pd.array([pd.NA] * len(step), dtype="Int64") if lives is None else step + lives
     freed[np.asarray(freed.isna() | (freed >= STEPS))] = pd.NA
@@ -253,7 +253,7 @@ def test_the_frame_stays_as_it_was() -> None:
 
 
 def watched(*blocks: tuple[int, int, int], device: str = "cuda:0") -> Watched:
-    """Blocks by event, start and end, in three steps of 10 ns that begin at 100, 120 and 140."""
+    """Return blocks by event, start and end, in three steps of 10 ns that begin at 100, 120 and 140."""
     nobody = pd.Series([pd.NA] * len(blocks), dtype="object")
     host = pd.DataFrame({"kind": [Kind.STEP, Kind.SPAN, Kind.STEP, Kind.STEP], "start": [140, 103, 100, 120]})
     attribution: Any = SimpleNamespace(host=SimpleNamespace(blocks=host))

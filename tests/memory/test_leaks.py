@@ -36,12 +36,12 @@ def _earlier_tests_set_apart() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread(_seeded: None) -> None:
-    """Threads of torch's own take memory when they first work."""
+    """Run torch on one thread: its others take memory when they first work."""
     torch.set_num_threads(1)
 
 
 class Between(nn.Module):
-    """Does `what` it is told to with each input, and lets it pass."""
+    """Calls `what` with each input, and lets it pass."""
 
     def __init__(self, what: Callable[[Tensor], Any] = lambda x: None) -> None:
         super().__init__()

@@ -110,7 +110,7 @@ def test_a_temporary_of_one_layer_stands_at_the_peak_and_is_gone_at_the_end() ->
     assert p.layers.loc["model.1", "peak_bytes"] == p.memory["total"].max() > p.layers.loc["model.0", "peak_bytes"]
 
 
-#: The step in which memory runs out, of two warm-up, two timed, one lead-in, three traced and two watched ones; its
+#: The step when memory runs out, of two warm-up, two timed, one lead-in, three traced and two watched ones; its
 #: pass, and what was executed until then.
 FAILURES = {
     1: ("warm-up", "did not run"),

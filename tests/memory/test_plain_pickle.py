@@ -121,7 +121,7 @@ class Runs:
 
 
 def global_call(module: str, name: str, argument: str, old: bool) -> bytes:
-    """A call of a function by its name, in the words of protocol 2 or 4."""
+    """Return a call to a function by its name, in the words of protocol 2 or 4."""
     text = argument.encode()
     pushed = b"X" + struct.pack("<I", len(text)) + text
     if old:

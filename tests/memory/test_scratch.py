@@ -13,7 +13,7 @@ from perfnb.memory.estimate.scratch import scratch_bytes, untold_bytes
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A CPU with AVX-512 and oneDNN, on which torch uses two threads."""
+    """Return a CPU with AVX-512 and oneDNN, on which torch uses two threads."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)

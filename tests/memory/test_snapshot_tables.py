@@ -93,7 +93,7 @@ def test_a_block_that_waits_to_be_free_is_active_and_its_allocation_has_ended() 
 
 
 def test_a_random_life_is_told_rightly() -> None:
-    """An allocator is played; the tables from its last 300 entries alone must agree with what it did."""
+    """An allocator is played; the tables from only its last 300 entries must agree with its history."""
     rng = random.Random(7)
     live: dict[int, tuple[int, int]] = {}  # address -> (size, begin)
     trace, totals, ended = [], [], []

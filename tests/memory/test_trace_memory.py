@@ -44,7 +44,7 @@ def curves(profile: perfnb.Profile) -> dict[str, list[tuple[float, int]]]:
 
 
 def with_memory() -> Written:
-    """Two steps from 0 to 1000 and 2000 to 3000 µs; the trace begins before, at -20 µs."""
+    """Return two steps from 0 to 1000 and 2000 to 3000 µs; the trace begins before, at -20 µs."""
     trace = training().event("aten::before", -20, -10)
     trace.memory(90, 512, 10_512, CUDA, 0, reserved=20_000).memory(80.125, 100, 100).memory(285.5, -100, 0)
     trace.memory(1500, -512, 10_000, CUDA, 0, reserved=20_000)  # between the steps

@@ -44,7 +44,7 @@ def test_gradients_accumulate_in_the_blocks_of_the_first_backward() -> None:
     assert at_end(p) == {"parameters": WHOLE, "gradients": WHOLE, "inputs": INPUTS}
     assert bytes_of(p, "gradients") == WHOLE
     assert p.memory["gradients"].max() == WHOLE
-    # Those of the second backward are added to them and go; beside them the gradient of each half's hidden layer.
+    # Those of the second backward are added to them and go; in addition, the gradient of each half's hidden layer.
     assert bytes_of(p, "temporaries", layer="model.0") == FIRST
     assert bytes_of(p, "temporaries", layer="model.1") == LAST + 2 * 4 * BATCH // 2 * 32
     assert saved(p) == {"model": 4 * BATCH * 36, "model.0": 4 * BATCH * 32, "model.1": 4 * BATCH * 4}

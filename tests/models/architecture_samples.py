@@ -43,7 +43,7 @@ _CNN: list[Leaf] = [
 
 
 def transformer(blocks: int = 4) -> list[Leaf]:
-    """The layers of a small transformer."""
+    """Return the layers of a small transformer."""
     rows: list[Leaf] = [
         ("transformer", "Transformer", 1, 0.05, 0.02, 0, 0),
         ("transformer.embed", "Embedding", 1, 0.11, 0.23, 0, 128_000),
@@ -65,34 +65,34 @@ def transformer(blocks: int = 4) -> list[Leaf]:
 
 
 def three() -> ArchitectureComparison:
-    """An MLP, a CNN and a transformer of about a million parameters, trained on one batch."""
+    """Return an MLP, a CNN and a transformer of about a million parameters, trained on one batch."""
     return compared({"mlp": _MLP, "cnn": _CNN, "transformer": transformer()})
 
 
 def inference() -> ArchitectureComparison:
-    """The forward pass alone: no backward pass, no phase of it."""
+    """Return the forward pass alone: no backward pass, no phase of it."""
     forward = {name: [(*row[:4], 0, 0, row[6]) for row in rows] for name, rows in (("mlp", _MLP), ("cnn", _CNN))}
     return compared(forward, training=False)
 
 
 def one() -> ArchitectureComparison:
-    """Nothing to compare with."""
+    """Return nothing to compare with."""
     return compared({"transformer": transformer()})
 
 
 def eight() -> ArchitectureComparison:
-    """As many as one looks at: transformers of growing depth beside the others."""
+    """As many as one compares: transformers of growing depth next to the others."""
     deep = {f"transformer, {blocks} blocks": transformer(blocks) for blocks in (1, 2, 4, 8, 12)}
     return compared({"mlp": _MLP, "cnn": _CNN, "mlp again": _MLP, **deep})
 
 
 def alike() -> ArchitectureComparison:
-    """One architecture three times: measured well it is the same, measured badly nothing can be said."""
+    """Return one architecture three times: measured well it is the same, measured badly nothing can be said."""
     return compared({"mlp": _MLP, "mlp again": _MLP, "mlp, noisy": _MLP})
 
 
 def hostile() -> ArchitectureComparison:
-    """Every name that a stranger could choose, chosen."""
+    """Return every name that a stranger could choose, chosen."""
     rows: list[Leaf] = [("model", HOSTILE[0], 1, 0.1, 0.1, 0, 0)]
     rows += [(f"model.{name}", HOSTILE[i - 1], 1, 1 + i / 10, 2.0, 0, 10) for i, name in enumerate(HOSTILE) if name]
     made = compared(
@@ -106,7 +106,7 @@ def hostile() -> ArchitectureComparison:
 
 
 def unknown() -> ArchitectureComparison:
-    """Nothing was measured of the second model, and of the first only its time, once."""
+    """Return a comparison without figures of the second model, and only one time of the first."""
     made = compared({"mlp": _MLP, "cnn": _CNN})
     table = made.table.copy()
     for column in table.columns:
@@ -137,7 +137,7 @@ def compared(
     batch: str = "64 × 128 × 64",
     notes: Sequence[str] = ("The machine was busy with something else in 2 of 40 rounds.",),
 ) -> ArchitectureComparison:
-    """A comparison in which a step takes what its layers, the loss and the optimizer take."""
+    """Return a comparison where the time of a step is the sum of its layers, the loss and the optimizer."""
     layers, shares, rows = {}, [], []
     for place, (name, leaves) in enumerate(models.items()):
         beside = {"(loss)": 0.1, "(unattributed)": 0.25} if training else {"(unattributed)": 0.12}

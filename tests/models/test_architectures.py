@@ -1,4 +1,4 @@
-"""Real models compared: costs by hand, shares that add up, ratios with intervals, models left as they were."""
+"""Real models compared: costs by hand, shares that add up, ratios with intervals, models left unchanged."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_what_makes_no_sense_is_refused(call: Callable[[], Any], error: type[Exc
 
 
 def layer_ops(*rows: tuple[str, str, float]) -> pd.DataFrame:
-    """The frame of that name with the time of each layer's operators."""
+    """Return the frame of that name with the time of each layer's operators."""
     table = pd.DataFrame(rows, columns=["layer", "op", "self_cpu_ms"])
     return conform(table.assign(direction="forward", calls=1.0), "layer_ops")
 
@@ -161,7 +161,7 @@ def test_kinds_come_from_the_operators_of_the_layers() -> None:
 
 
 class TinyAttn(nn.Module):
-    """Its class, and that of its parts, say nothing about what it does."""
+    """A model whose class, and those of its parts, do not reveal its purpose."""
 
     def __init__(self) -> None:
         super().__init__()

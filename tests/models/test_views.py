@@ -22,7 +22,7 @@ from tests.samples.models import DOCUMENTS, study
 
 
 def option(made: ArchitectureComparison, metric: str) -> tuple[Section, ...]:
-    """What the comparison shows by a metric."""
+    """Return what the comparison shows by a metric."""
     choice = made._document().sections[0]
     assert isinstance(choice, Choice)
     return choice.options[metric]

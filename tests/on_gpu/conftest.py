@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
-    """Each test starts with nothing left of others in the allocator, and with fresh peaks."""
+    """Start each test with nothing left of others in the allocator, and with fresh peaks."""
     gc.collect()
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
@@ -33,7 +33,7 @@ def _clean() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cycles_per_ms() -> float:
-    """How many cycles of ``torch.cuda._sleep`` take a millisecond, at the clock of a busy GPU."""
+    """Return how many cycles of ``torch.cuda._sleep`` take a millisecond, at the clock of a busy GPU."""
     torch.cuda.init()
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(200_000_000)
@@ -46,5 +46,5 @@ def cycles_per_ms() -> float:
 
 @pytest.fixture
 def sleep(cycles_per_ms: float) -> Callable[[float], None]:
-    """Keep the GPU busy for some milliseconds; the host goes on at once."""
+    """Keep the GPU busy for some milliseconds; the host continues at once."""
     return lambda ms: torch.cuda._sleep(round(ms * cycles_per_ms))

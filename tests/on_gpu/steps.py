@@ -83,7 +83,7 @@ def convnet() -> nn.Module:
 def training(
     model: nn.Module, x: torch.Tensor, *, fused: bool | None = None, autocast: torch.dtype | None = None
 ) -> Step:
-    """A training step with AdamW on the mean square of the output."""
+    """Return a training step with AdamW on the mean square of the output."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""What stands in for each test of this suite where there is no GPU: a test of `make test`, or why there is none."""
+"""The replacement of each test of this suite without a GPU: a test of `make test`, or the reason why there is none."""
 
 #: By the name of the test: ``file::test`` below ``tests``, or a sentence.
 TWINS = {

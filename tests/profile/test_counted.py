@@ -16,7 +16,9 @@ FLOPS = ["forward_flops", "backward_flops", "recompute_flops"]
 
 
 def step_of_two(*, with_ops: bool = True) -> ByHand:
-    """A model with a list of two layers, one of them called twice and again in backward; then the loss and its node."""
+    """Return a model with a list of two layers, one of them called twice and again in backward; then the loss and its
+    node.
+    """
     hand = ByHand().step(0, 1000)
     model = hand.layer("model")
     parts = hand.layer("model.parts", model)
@@ -60,7 +62,7 @@ CALLS = calls_of(
 
 
 def tables(hand: ByHand, calls: pd.DataFrame = CALLS) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Layers and ops with the arithmetic of the counted step, which is traced apart from the others."""
+    """Return layers and ops with the arithmetic of the counted step, which is traced apart from the others."""
     recording: Recording = step_of_two(with_ops=False).recording()
     recording = replace(recording, arithmetic=ArithmeticRecord(hand.recording().events, calls))
     analysis = Analysis(recording)
@@ -101,7 +103,7 @@ def test_models_and_special_rows_add_up_to_what_was_counted_in_forward_and_backw
 def test_work_in_forward_outside_of_all_layers_is_unattributed_and_forward() -> None:
     hand = ByHand().step(0, 1000)
     layer = hand.layer("model")
-    hand.spans.append((-1, False))  # of a module that is no layer
+    hand.spans.append((-1, False))  # of a module that is not a layer
     hand.event("pf#", 100, 200, span=0).op("aten::mm", 110, 190, 1).call(layer, 200, 300)
     hand.node("MmBackward0", 400, 500, 1)
     recording = hand.recording()

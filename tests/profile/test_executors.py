@@ -60,7 +60,9 @@ def ipyparallel() -> Iterator[Executor]:
 
 
 def children() -> set[int]:
-    """The processes of Python below this one; a browser that other tests keep open comes and goes as it likes."""
+    """Return the processes of Python below this one; a browser that other tests keep open comes and goes as it
+    likes.
+    """
     found = set()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Odd traces load and are shown; what is no trace, path or limit is one sentence."""
+"""Odd traces load and are shown; anything but a trace, path or limit raises an error of one sentence."""
 
 from __future__ import annotations
 

@@ -309,9 +309,9 @@ def test_a_gpu_is_named_where_only_one_kind_is_listed(listed: list[tuple[int, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("end", "told"), [(3000, True), (990, False)])
+@pytest.mark.parametrize(("end", "noted"), [(3000, True), (990, False)])
 def test_a_gpu_that_works_on_after_the_marked_step_is_told_with_the_time_that_findings_count(
-    end: int, told: bool, tmp_path: Path
+    end: int, noted: bool, tmp_path: Path
 ) -> None:
     trace = Written().step(1, 0, 1000).op("aten::mm", 10, 900).kernel("gemm", 20, 30, end)
     p = perfnb.load(trace.write(tmp_path / "trace.json"))
@@ -320,5 +320,5 @@ def test_a_gpu_that_works_on_after_the_marked_step_is_told_with_the_time_that_fi
     page = tmp_path / "page.html"
     p.to_html(page)
     assert "traced step 1.00 ms" in str(p)
-    assert (said in " ".join(str(p).split())) == told
-    assert (said in page.read_text()) == told
+    assert (said in " ".join(str(p).split())) == noted
+    assert (said in page.read_text()) == noted

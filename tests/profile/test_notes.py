@@ -17,7 +17,7 @@ from tests.written_traces import BACKWARD, Written, training
 
 
 def by_hand(*steps_us: float) -> ByHand:
-    """Steps of these lengths, in each of which one layer computes."""
+    """Return steps of these lengths, in each of which one layer computes."""
     hand, begin = ByHand(), 0.0
     net = hand.layer("net")
     for length in steps_us or (1000.0,):
@@ -32,7 +32,7 @@ def notes_of(recording: Recording) -> list[str]:
 
 
 def passes(recording: Recording, **counts: int) -> Recording:
-    """The recording with so many steps of each pass, which take as long as the first one."""
+    """Return the recording with so many steps of each pass, which take as long as the first one."""
     names = [name for name, count in counts.items() for _ in range(count)]
     steps = pd.DataFrame({"pass": pd.Categorical(names), "wall_ms": recording.steps["wall_ms"].iloc[0], "data_ms": 0.0})
     return replace(recording, steps=steps.assign(samples=pd.array([None] * len(names), dtype="Int64")))

@@ -1,6 +1,6 @@
 """Traces that other people's programs wrote, loaded as profiles and compared with facts computed by plain means.
 
-The files are not part of the project; see the README beside them.
+The files are not part of the project; see the README next to them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_times_of_the_gpu_are_what_is_known(name: str) -> None:
     (row,) = table.to_dict("records")
     assert row["kernels"] == gpu["kernels"]
     assert row["kernel_ms"] * 1e3 == pytest.approx(gpu["kernel_sum_us"], abs=1e-3)
-    # The facts were computed with float64, in which a time since 1970 is known to a part of a microsecond.
+    # The facts were computed with float64, where a time since 1970 is known to a part of a microsecond.
     for column in ("total", "busy", "computation", "communication"):
         assert row[f"{column}_ms"] * 1e3 == pytest.approx(gpu[f"{column}_us"], abs=0.1)
     assert row["idle_pct"] == pytest.approx(gpu["idle_pct"], abs=1e-3)
@@ -80,7 +80,7 @@ def test_phases_add_up_to_the_steps_and_ops_are_counted(name: str) -> None:
     for op in facts["top_cpu_ops_by_total"]:
         if op["name"] in ops.index and op["name"] not in outside:
             assert ops.loc[op["name"], "calls"] * len(steps) == pytest.approx(op["calls"])
-            # Calls inside a call of the same op are in the sum of durations twice.
+            # Calls inside a call to the same op are in the sum of durations twice.
             assert ops.loc[op["name"], "total_cpu_ms"] * len(steps) * 1e3 <= op["total_us"] * (1 + 1e-9)
 
 

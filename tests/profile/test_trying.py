@@ -1,4 +1,4 @@
-"""Pressing *Try it*: what the kernel does, without a browser."""
+"""Pressing *Try it*: the kernel's part, without a browser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Trier = Callable[[Mapping[str, Any], str, Any], dict[str, Any]]
 
 
 class Told:
-    """Every state that the report was told."""
+    """Every state that the report received."""
 
     def __init__(self) -> None:
         self.states: list[dict[str, Any]] = []
@@ -44,7 +44,7 @@ def told() -> Told:
 
 @pytest.fixture
 def trier(monkeypatch: pytest.MonkeyPatch) -> Callable[[Trier], None]:
-    """Puts a function in the place of what tries a lever."""
+    """Return a function that replaces the code that tries a lever."""
     return lambda function: monkeypatch.setattr(trying, "resolve_name", lambda name: function)
 
 
@@ -105,7 +105,7 @@ def test_a_step_that_is_gone_is_said(told: Told) -> None:
     tries.press("compile", 0)
 
     assert not tries.possible
-    assert told.states[-1]["answers"]["compile"]["error"].startswith("The step of this profile is no longer there")
+    assert told.states[-1]["answers"]["compile"]["error"].startswith("The step of this profile no longer exists")
 
 
 def test_the_stop_button_ends_what_runs_and_nothing_else(told: Told, trier: Callable[[Trier], None]) -> None:
@@ -141,7 +141,7 @@ def test_an_interrupt_ends_it(told: Told, trier: Callable[[Trier], None], before
 
 @pytest.fixture
 def no_loop() -> Iterator[None]:
-    """No event loop runs in this thread, even if a browser's tests before left one running."""
+    """Have no event loop run in this thread, even if a browser's tests before left one running."""
     running = asyncio._get_running_loop()
     asyncio._set_running_loop(None)
     yield

@@ -21,7 +21,7 @@ FALSE = ("whole loop", "no layers", "incomplete", "in threads", "mistimed", "Non
 
 
 def profiled(step: Callable[..., Any], batches: Any = None, **options: Any) -> perfnb.Profile:
-    """A profile as short as can be, and what holds of that of any training step."""
+    """Return a profile as short as can be, and what holds of that of any training step."""
     p = perfnb.profile_step(step, batches, **{"warmup": 2, "steps": 1, "traced": 1} | options)
     phases, layers, text = p.phases, p.layers, str(p)
     assert phases["share"].sum() == pytest.approx(1)
@@ -36,7 +36,7 @@ def profiled(step: Callable[..., Any], batches: Any = None, **options: Any) -> p
 
 
 def trained(p: perfnb.Profile, *layers: str) -> bool:
-    """Whether these layers are there, and have a forward and a backward."""
+    """Return whether these layers are there, and have a forward and a backward."""
     return bool((p.layers.loc[list(layers), ["forward_ms", "backward_ms"]] > 0).all(axis=None))
 
 

@@ -16,7 +16,7 @@ class Calls(list[tuple[str, dict[str, Any]]]):
     """What was called, in order. A file is recorded with its text, because it is removed afterwards."""
 
     def method(self, name: str, signature: Callable[..., Any], fails: str = "") -> Callable[..., Any]:
-        """A method that is recorded, called with what `signature` allows."""
+        """Return a method that is recorded, called with what `signature` allows."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             given = inspect.signature(signature).bind(*args, **kwargs).arguments
@@ -31,12 +31,12 @@ class Calls(list[tuple[str, dict[str, Any]]]):
         return call
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        """The arguments of each call with this name."""
+        """Return the arguments of each call with this name."""
         return [given for called, given in self if called == name]
 
 
 def tracker_module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
-    """A loaded module with members of these names."""
+    """Return a loaded module with members of these names."""
     module = ModuleType(name)
     for member, value in members.items():
         setattr(module, member, value)
@@ -45,12 +45,12 @@ def tracker_module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -
 
 
 def made_by(module: ModuleType, **members: Any) -> Any:
-    """An object of a class of this module."""
+    """Return an object of a class of this module."""
     return type("Run", (SimpleNamespace,), {"__module__": f"{module.__name__}.inner"})(**members)
 
 
 def mlflow(monkeypatch: pytest.MonkeyPatch, *, fails: str = "") -> tuple[Any, Any, Calls]:
-    """The module with an open run, the run, and what its client is called with (signatures of MLflow 3.17)."""
+    """Return the module with an open run, the run, and what its client is called with (signatures of MLflow 3.17)."""
     calls = Calls()
     client = SimpleNamespace(
         log_metric=calls.method("log_metric", lambda run_id, key, value, timestamp=None, step=None: ...),
@@ -65,7 +65,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch, *, fails: str = "") -> tuple[Any, An
 
 
 def wandb(monkeypatch: pytest.MonkeyPatch, at: int = 0) -> tuple[Any, Any, Calls]:
-    """The module, its open run at a step, and what that is called with (signatures of W&B 0.31)."""
+    """Return the module, its open run at a step, and what that is called with (signatures of W&B 0.31)."""
     calls = Calls()
     module: Any = tracker_module(
         monkeypatch, "wandb", Table=lambda dataframe: SimpleNamespace(frame=dataframe), Artifact=object
@@ -81,7 +81,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch, at: int = 0) -> tuple[Any, Any, Calls
 
 
 def tensorboard() -> tuple[Any, Calls]:
-    """A writer, and what it is called with (signatures of torch 2.13)."""
+    """Return a writer, and what it is called with (signatures of torch 2.13)."""
     calls = Calls()
     writer = SimpleNamespace(
         add_scalar=calls.method("add_scalar", lambda tag, scalar_value, global_step=None, walltime=None: ...),
@@ -91,7 +91,7 @@ def tensorboard() -> tuple[Any, Calls]:
 
 
 def aim(monkeypatch: pytest.MonkeyPatch, artifacts_uri: str | None = None) -> tuple[Any, Calls]:
-    """A run, and what it is called with (signatures of Aim 3.29)."""
+    """Return a run, and what it is called with (signatures of Aim 3.29)."""
     calls = Calls()
     module: Any = tracker_module(monkeypatch, "aim", Text=lambda text: SimpleNamespace(text=text))
     run = made_by(

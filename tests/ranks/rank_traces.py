@@ -23,7 +23,9 @@ TABLES = (
 
 
 def rank_trace(late: float, clock: float = 0.0, steps: int = 3, lost: tuple[int, ...] = (), **facts: Any) -> Written:
-    """A rank that comes to each collective `late` µs after its begin; each ends for all 200 µs after its begin."""
+    """Return a rank that comes to each collective `late` µs after its begin; each ends for all 200 µs after its
+    begin.
+    """
     group = {name: facts.pop(name) for name in ("Process Group Ranks",) if name in facts}
     trace, count = Written(**facts), 0
     for number in range(steps):

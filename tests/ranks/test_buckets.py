@@ -18,7 +18,7 @@ MIB = 2**20
 def calls(
     sizes: list[int], steps: int = 4, latency_ms: float = 2.0, per_mib_ms: float = 0.5, noise_ms: float = 0.0
 ) -> pd.DataFrame:
-    """Buckets that wait 1 ms for the last rank and then take a latency and a time for each MiB; half is exposed."""
+    """Return buckets that wait 1 ms for the last rank, then take a latency and a time per MiB; half is exposed."""
     chance = np.random.default_rng(20261123)
     rows = []
     for step in range(steps):

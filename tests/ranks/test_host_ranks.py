@@ -1,4 +1,4 @@
-"""Ranks of CPU jobs: collectives that the host runs are matched, and the straggler's late work is told."""
+"""Ranks of CPU jobs: collectives that the host runs are matched, and the straggler's late work is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKENDS = ["gloo:all_reduce", "mpi:all_reduce", "ucc:all_reduce", "xccl:all_red
 
 
 def job(tmp_path: Path, late: tuple[float, ...], steps: int = 3, clock: float = 0.0, name: str = BACKENDS[0]) -> Ranks:
-    """Ranks that sleep `late` µs in forward, so that the others wait for the latest at the end of backward."""
+    """Return ranks that sleep `late` µs in forward, so that the others wait for the latest at the end of backward."""
     paths = []
     for rank, sleep in enumerate(late):
         trace = Written(distributedInfo=JOB | {"rank": rank, "world_size": len(late)})

@@ -1,4 +1,4 @@
-"""A straggler is named if the evidence carries it, and otherwise it is said why not."""
+"""A straggler is named if the evidence is enough, and otherwise the reason against it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ranks.test_host_ranks import job
 
 
 def differences(*steps: tuple[float, ...]) -> pd.DataFrame:
-    """How much longer another rank waited, in ms: collectives of each step."""
+    """Return how much longer another rank waited, in ms: collectives of each step."""
     rows = [(number, ms) for number, one in enumerate(steps) for ms in one]
     return pd.DataFrame(rows, columns=["step", "more_ms"])
 

@@ -22,7 +22,7 @@ from tests.recordings import ByHand
 
 
 def of_rank(rank: int, world_size: int, name: str = "step", **meta: Any) -> Profile:
-    """A profile of a process that knows its place in a job."""
+    """Return a profile of a process that knows its place in a job."""
     made = ByHand().step(0, 100 + rank).op("aten::mm", 10, 20)
     recording = made.recording(name=name, rank=rank, job={"rank": rank, "world_size": world_size}, **meta)
     traced = recording.steps["pass"] == "traced"
@@ -31,7 +31,7 @@ def of_rank(rank: int, world_size: int, name: str = "step", **meta: Any) -> Prof
 
 
 def saved_in(folder: Path, profile: Profile) -> None:
-    """As each rank saves its own."""
+    """Save the profiles as each rank saves its own."""
     profile.save(place_of_rank(folder, profile.meta))
     tell_of_ranks(folder, profile.meta)
 

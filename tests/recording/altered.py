@@ -1,4 +1,4 @@
-"""Folders that perfnb saved, and every way in which a test alters them."""
+"""Folders that perfnb saved, and all ways of altering them in tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def shows(thing: Any, folder: Path) -> None:
 
 
 def trace(path: Path, rank: int = 0) -> Path:
-    """A trace with steps, kernels, layers and memory."""
+    """Return a trace with steps, kernels, layers and memory."""
     made = Written().op("before", 0, 10)
     for number in range(2):
         at = 100.0 + 1000 * number
@@ -70,7 +70,7 @@ class Harm:
 
 
 def columns_altered(folder: Path) -> Iterator[Harm]:
-    """Each column of each frame with another type, without values, under another name, and not at all."""
+    """Yield each column of each frame with another type, without values, under another name, and not at all."""
     for path in sorted(folder.rglob("*.parquet")):
         file = str(path.relative_to(folder))
         for name in pq.read_schema(path).names:
@@ -79,7 +79,7 @@ def columns_altered(folder: Path) -> Iterator[Harm]:
 
 
 def keys_altered(folder: Path, values: list[Any]) -> Iterator[Harm]:
-    """Each key of each file of facts with another value, and not at all."""
+    """Yield each key of each file of facts with another value, and not at all."""
     for path in sorted(folder.rglob("*.json")):
         file = str(path.relative_to(folder))
         for place in _places(json.loads(path.read_text("utf-8"))):
@@ -158,7 +158,7 @@ def _set(path: Path, place: tuple[Any, ...], value: Any) -> None:
 
 
 def outcome(folder: Path, harm: Harm, work: Path) -> str | None:
-    """What is wrong with what perfnb makes of an altered folder; ``None`` where all is well."""
+    """Return what is wrong with what perfnb makes of an altered folder; ``None`` where all is well."""
     altered = work / "altered"
     shutil.rmtree(altered, ignore_errors=True)
     shutil.copytree(folder, altered)

@@ -81,7 +81,7 @@ def spread(harms: Iterable[Harm], count: int) -> list[Harm]:
 
 
 def altered_here_and_there(kind: str, counts: tuple[int, int], folder: Path) -> list[str]:
-    """What is wrong with what perfnb makes of some of the ways to alter what it saved."""
+    """Return what is wrong with what perfnb makes of some of the ways to alter what it saved."""
     saved = ALL[kind](folder)
     harms = spread(columns_altered(saved), counts[0]) + spread(keys_altered(saved, VALUES), counts[1])
     return [said for harm in harms if (said := outcome(saved, harm, folder))]

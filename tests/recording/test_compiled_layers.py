@@ -30,7 +30,7 @@ INNER = (*BLOCK, ("L['self'].block.inner", "Net.Block.Inner"))
 def operation(
     name: str, modules: tuple[tuple[str, str], ...] = (), inputs: tuple[str, ...] = (), *, op: str = "aten::mul"
 ) -> Operation:
-    """An operation whose result has 100 bytes, and which computes nothing that counts."""
+    """Return an operation whose result has 100 bytes, and which computes nothing that counts."""
     return Operation(name, op if modules or inputs else "", modules, inputs, 100, 0, ("model.py", 7, "x * 2"))
 
 
@@ -94,7 +94,7 @@ def backward(hand: ByHand, begin: float, sequence: int = 5) -> None:
 
 
 def one_region() -> ByHand:
-    """A step that calls the model, whose forward pass is one region."""
+    """Return a step that calls the model, whose forward pass is one region."""
     hand = ByHand().step(0, 300)
     root, *_ = net(hand)
     hand.call(root, 8, 112)
@@ -273,7 +273,8 @@ def test_alike_layers_are_told_apart_by_their_order_if_each_runs_once(times: int
 
 
 def of_a_function(paths: dict[str, str], names: dict[str, str], **code: str) -> Recording:
-    """A step that calls a compiled function: kernels of 20, 30 and 10 µs for modules at these paths, of these classes.
+    """Return a step that calls a compiled function: kernels of 20, 30 and 10 µs for modules at these paths, of these
+    classes.
 
     The layers have these names and classes.
     """
@@ -295,7 +296,7 @@ def test_a_function_that_calls_several_models_is_a_layer_of_its_own() -> None:
         function="torch_dynamo_resume_in_train_at_7",
     )
 
-    # The loss is no layer, so it is the function's, as what is in no kernel is.
+    # The loss is not a layer, so it belongs to the function, like the work outside kernels.
     own = {"encoder": 20, "decoder": 30, "train()": 10, f"train().{OVERHEAD}": 100 - 60}
     assert us(recording) == own
     p = Profile(recording)
@@ -370,7 +371,7 @@ def test_layers_called_in_compiled_code_that_tells_none_are_not_said_to_run_on_o
 
     text = " ".join(str(Profile(told(hand.recording(), []))).split())
 
-    assert "Called only in compiled code that does not tell its layers, or from other threads: net.a, net.b." in text
+    assert "Called only in compiled code that does not report its layers, or from other threads: net.a, net.b." in text
     assert "which torch's profiler does not record" not in text
 
 
@@ -435,7 +436,7 @@ def test_the_regions_of_a_loaded_trace_are_known_without_their_kernels(tmp_path:
     assert regions["ms"].to_dict() == {"0/0": pytest.approx(0.098)}
     assert regions["lookup_ms"].tolist() == pytest.approx([0.002])
     assert regions["overhead_ms"].isna().all()
-    assert "The trace does not tell which kernels compute which layers" in " ".join(str(p).split())
+    assert "The trace does not record which kernels compute which layers" in " ".join(str(p).split())
 
 
 def test_no_view_takes_the_pieces_for_ops(tmp_path: Path) -> None:

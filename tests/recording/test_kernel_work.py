@@ -16,7 +16,7 @@ def result(
 
 
 def work(operations: Sequence[Operation], **kernels: str) -> list[Work]:
-    """The work of kernels, each given with the operations that Inductor names with it."""
+    """Return the work of kernels, each given with the operations that Inductor names with it."""
     calls = [Kernel(name.replace("__", "."), "__" in name, tuple(names.split())) for name, names in kernels.items()]
     return work_of(calls, {operation.name: operation for operation in operations})
 

@@ -27,7 +27,7 @@ class Killed(BaseException):
 
 
 class _Kill:
-    """Before the call of a number, and before every later one, the program ends."""
+    """End the program before the call with a given number, and before every later one."""
 
     def __init__(self) -> None:
         self.at: int | None = None

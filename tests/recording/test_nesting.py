@@ -46,7 +46,7 @@ def call_stacks(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def parents_by_search(thread: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[int]:
-    """The smallest interval around each, looking at every pair; the earlier of two equal ones is outside."""
+    """Return the smallest interval around each, looking at every pair; the earlier of two equal ones is outside."""
     end = np.maximum(end, start + 1)
     parents = []
     for i in range(len(start)):

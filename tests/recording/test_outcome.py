@@ -1,4 +1,4 @@
-"""What was found when something was saved stands in its JSON file, dated, and is read without anything else."""
+"""The JSON file of something saved has the dated outcome, which can be read without anything else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.step.models import three_linears, training_step
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """What any reader of JSON finds."""
+    """Return what any reader of JSON finds."""
     (file,) = folder.glob("*.json")
     return msgspec.convert(json.loads(file.read_text("utf-8")).get("outcome"), Outcome | None)
 

@@ -53,7 +53,7 @@ class Chrome:
 
 
 def compiled(trace: Chrome, begin: float = 10) -> Chrome:
-    """A region of 98 µs after a lookup of 2, as `tests.recording.test_compiled_layers.region` has it.
+    """Return a region of 98 µs after a lookup of 2, as `tests.recording.test_compiled_layers.region` has it.
 
     torch 2.13 gives the graph's call the category of a user's range.
     """
@@ -87,7 +87,7 @@ def us(p: perfnb.Profile, column: str = "self_ms") -> dict[str, float]:
 
 
 def load(tmp_path: Path, trace: Chrome, *files: object) -> perfnb.Profile:
-    """A loaded trace, with provenance files of these contents."""
+    """Return a loaded trace, with provenance files of these contents."""
     paths = [stored(tmp_path / f"{place}.json", content) for place, content in enumerate(files)]
     p = perfnb.load(trace.write(tmp_path / "trace.json"), provenance=paths or None)
     assert isinstance(p, perfnb.Profile)
@@ -155,7 +155,7 @@ def test_the_layers_of_a_loaded_trace_survive_saving_and_another_trace(tmp_path:
         again = perfnb.load(path)
         assert isinstance(again, perfnb.Profile)
         assert us(again) == us(p)
-    with pytest.raises(TraceError, match="tells the layers of its compiled code itself"):
+    with pytest.raises(TraceError, match="already has the layers of its compiled code"):
         perfnb.load(tmp_path / "again.json.gz", provenance=tmp_path / "0.json")
 
 
@@ -328,7 +328,7 @@ def test_any_other_content_is_refused(tmp_path_factory: pytest.TempPathFactory, 
 
 
 def replay(trace: Chrome, begin: float, number: int, *annotations: Mapping[str, Any] | None) -> Chrome:
-    """A launch of 10 µs of a CUDA graph, whose kernels take 10, 20, 30 µs, and so on, with these arguments.
+    """Return a launch of 10 µs of a CUDA graph, whose kernels take 10, 20, 30 µs, and so on, with these arguments.
 
     This is how torch writes them (torch/profiler/_cupti_monitor_trace.py, and `annotate_trace` in
     torch/cuda/_annotate_cuda_graph_trace.py); no such trace of a real GPU has been seen.
@@ -413,7 +413,7 @@ def test_a_graph_of_a_backward_pass_counts_there(tmp_path: Path) -> None:
 
 
 def triton(number: int) -> Graph:
-    """A kernel of the block and of the inner layer, in equal parts, and one of the inner layer."""
+    """Return a kernel of the block and of the inner layer, in equal parts, and one of the inner layer."""
     block, inner = (each.modules for each in (SHARED.operations["a"], SHARED.operations["b"]))
     shared = [operation("p", block, ("x", "y")), operation("q", inner, ("p", "w"))]
     own = [operation("r", inner, ("q", "v"))]

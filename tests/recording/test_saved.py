@@ -151,15 +151,15 @@ def test_the_version_of_the_analysis_changes_with_its_code(room: str, tmp_path: 
     package = Path(perfnb.__file__).parent
     for name in ROOMS:
         if (package / name).is_dir():
-            shutil.copytree(package / name, tmp_path / "as it is" / name)
+            shutil.copytree(package / name, tmp_path / "unchanged" / name)
         else:
-            (tmp_path / "as it is").mkdir()
-            shutil.copy(package / f"{name}.py", tmp_path / "as it is")
-    changed = Path(shutil.copytree(tmp_path / "as it is", tmp_path / "changed"))
+            (tmp_path / "unchanged").mkdir()
+            shutil.copy(package / f"{name}.py", tmp_path / "unchanged")
+    changed = Path(shutil.copytree(tmp_path / "unchanged", tmp_path / "changed"))
     module = changed / room / "__init__.py" if (changed / room).is_dir() else changed / f"{room}.py"
     with module.open("a") as file:
         file.write("\n")
 
-    assert analysis_version(tmp_path / "as it is") == analysis_version()
+    assert analysis_version(tmp_path / "unchanged") == analysis_version()
     assert analysis_version(changed) not in (None, analysis_version())
     assert analysis_version(tmp_path / "nowhere") is None

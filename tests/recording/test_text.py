@@ -87,7 +87,9 @@ def test_no_module_names_the_type_of_text_itself() -> None:
 
 
 def recording() -> Recording:
-    """A step of 100 ms: a layer within another, work that no layer owns, memory, and a GPU held below its clock."""
+    """Return a step of 100 ms: a layer within another, work that no layer owns, memory, and a GPU held below its
+    clock.
+    """
     ms = 1000.0
     hand = ByHand().step(0, 100 * ms)
     outer = hand.layer("model")

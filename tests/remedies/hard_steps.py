@@ -1,4 +1,4 @@
-"""Training steps that are hard to leave as they were, and levers that do what none may."""
+"""Training steps that are hard to leave unchanged, and levers that break the rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Hard:
     loader: Any = None
 
     def train(self, steps: int) -> list[float]:
-        """The losses of the next steps, bit by bit."""
+        """Return the losses of the next steps, bit by bit."""
         batches = self._batches()
         return [float(self.step(*next(batches))) for _ in range(steps)]
 
@@ -42,7 +42,7 @@ class Hard:
             yield from [()] if self.loader is None else ((batch,) for batch in self.loader)
 
     def subject(self) -> Subject:
-        """The step with what it uses."""
+        """Return the step with what it uses."""
         return find_subject(self.step, self.loader, namespace_of(self.step))
 
 
@@ -103,7 +103,7 @@ def overflow() -> Hard:
 
 
 def sparse() -> Hard:
-    """The layer is no `nn.Embedding`, so only its gradient says that it is sparse."""
+    """Run a layer that is not an `nn.Embedding`, so only its gradient shows that it is sparse."""
 
     class Table(nn.Module):
         def __init__(self) -> None:
@@ -143,7 +143,7 @@ def buffers() -> Hard:
 
 
 def chance() -> Hard:
-    """Dropout, and noise from Python's and NumPy's generators and one of the user's own."""
+    """Dropout, and noise from Python's and NumPy's generators and from a generator that the user made."""
     model, own = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.3), nn.Linear(32, 4)), np.random.default_rng(3)
     opt = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.99)
@@ -211,12 +211,12 @@ Prepare = Callable[[Subject], AbstractContextManager[Switch]]
 
 
 def lever(name: str, prepared: Prepare, **options: Any) -> Lever:
-    """A lever that says nothing of itself."""
+    """Return a lever that says nothing of itself."""
     return Lever(name, "planted by a test", lambda _: "", prepared, lambda _: [], **options)
 
 
 def switched(name: str, on: Callable[[Subject], AbstractContextManager[Any]], **options: Any) -> Lever:
-    """A lever without anything to prepare."""
+    """Return a lever without anything to prepare."""
 
     @contextmanager
     def prepared(subject: Subject) -> Iterator[Switch]:
@@ -226,7 +226,7 @@ def switched(name: str, on: Callable[[Subject], AbstractContextManager[Any]], **
 
 
 def forward(name: str, change: Callable[[nn.Module], Callable[..., Any]], **options: Any) -> Lever:
-    """A lever that puts `change(model)` in the place of each model's forward."""
+    """Return a lever that puts `change(model)` in the place of each model's forward."""
 
     @contextmanager
     def prepared(subject: Subject) -> Iterator[Switch]:
@@ -248,5 +248,5 @@ def forward(name: str, change: Callable[[nn.Module], Callable[..., Any]], **opti
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, *planted: Lever) -> None:
-    """Put levers beside the real ones until the test is over."""
+    """Put levers next to the real ones until the test is over."""
     monkeypatch.setattr(levers, "LEVERS", (*levers.LEVERS, *planted))

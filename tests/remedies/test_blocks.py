@@ -18,7 +18,7 @@ Milliseconds = Callable[[int, bool], float]
 
 
 def usual(seed: int) -> Milliseconds:
-    """Steps of 10 ms as on a quiet machine, each a little like the one before; a lever changes nothing."""
+    """Return steps of 10 ms as on a quiet machine, each a little like the one before; a lever changes nothing."""
     noise, held = np.random.default_rng(seed), 0.0
 
     def ms(_step: int, _on: bool) -> float:
@@ -30,7 +30,7 @@ def usual(seed: int) -> Milliseconds:
 
 
 def tried(lever: str, ms: Milliseconds, pairs: int = PAIRS, seed: int = 1, first: int = 0) -> BlockTrial:
-    """A lever that was tried on steps of these times, from the step `first` on."""
+    """Return a lever that was tried on steps of these times, from the step `first` on."""
     trial, step = BlockTrial(lever, "not timed"), first
     for _, order in zip(range(pairs), trial.orders(seed), strict=False):
         took = {}

@@ -24,7 +24,7 @@ NAMES = ["threads", "autocast", "channels_last", "fused_optimizer", "foreach_opt
 def taken(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch, step_s: float, budget_s: float, levers: str | list[str]
 ) -> tuple[float, int, perfnb.results.LeverTrials]:
-    """Seconds that pass, the steps that ran, and the result."""
+    """Return seconds that pass, the steps that ran, and the result."""
     steps = 0
 
     def pause() -> None:
@@ -85,7 +85,7 @@ def test_confirming_what_helps_stays_within_the_budget_too(
 
 
 def tiny() -> tuple[nn.Module, Callable[[], None]]:
-    """A step of 600 parameters, whose own time is nothing beside what perfnb does around it."""
+    """Return a step of 600 parameters, whose own time is negligible compared with perfnb's work around it."""
     net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8))
     opt, x = torch.optim.SGD(net.parameters(), lr=0.1), torch.ones(4, 16)
 
@@ -99,7 +99,7 @@ def tiny() -> tuple[nn.Module, Callable[[], None]]:
 
 
 def slow(clock: FakeClock, name: str, *, preparing_s: float = 0.0, switching_s: float = 0.0, **options: Any) -> Lever:
-    """A lever that takes its time, but not in the step."""
+    """Return a lever that takes its time, but not in the step."""
 
     @contextmanager
     def switch() -> Iterator[None]:

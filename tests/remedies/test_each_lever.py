@@ -1,4 +1,6 @@
-"""Each lever: it changes what it says, its lines do the same when they run, and it says why it does not apply."""
+"""Each lever: it has its described effect, its lines have the same effect when they run, and it names the reason if it
+does not apply.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def cnn() -> nn.Module:
 
 
 def bert() -> nn.Module:
-    """A model whose attention is a class that is chosen when it is made."""
+    """Return a model whose attention is a class that is chosen when it is made."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50,
@@ -66,7 +68,7 @@ def bert() -> nn.Module:
 
 
 def llama() -> nn.Module:
-    """A model whose attention can be switched."""
+    """Return a model whose attention can be switched."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50,
@@ -80,7 +82,7 @@ SHAPES = {bert: (2, 8), llama: (2, 8), mlp: (8, 16), cnn: (4, 3, 8, 8), Attentio
 
 
 def world(make: Callable[[], nn.Module] = mlp, source: str = TRAIN, **optimizer: Any) -> dict[str, Any]:
-    """A user's variables, among them a step that looks them up by name; the same each time."""
+    """Return a user's variables, among them a step that looks them up by name; the same each time."""
     torch.manual_seed(0)
     names: dict[str, Any] = {"torch": torch, "model": make(), "x": torch.randn(SHAPES[make])}
     if make in (bert, llama):
@@ -240,7 +242,7 @@ def test_attention_is_refused_where_the_step_still_calls_none_that_is_fused(monk
 @pytest.mark.parametrize(
     ("making", "using", "cores", "workers"),
     [
-        (0.01, 0.02, 2, 1),  # one makes batches as fast as they are used
+        (0.01, 0.02, 2, 1),  # one makes batches fast enough for the step
         (0.03, 0.02, 4, 2),
         (0.10, 0.01, 2, 2),  # DataLoader warns of more than there are cores
         (0.0, 0.0, 0.5, 1),

@@ -20,7 +20,7 @@ from tests.remedies.hard_steps import forward
 
 
 def training(model: nn.Module, make: Callable[[], Tensor]) -> Subject:
-    """A step that trains a model on numbers that it makes anew."""
+    """Return a step that trains a model on numbers that it makes anew."""
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step() -> None:

@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 def training(**optimizer: Any) -> tuple[Subject, Callable[[], Any]]:
-    """A step with a model and an optimizer that have trained a little."""
+    """Return a step with a model and an optimizer that have trained a little."""
     model = nn.Sequential(*[Block() for _ in range(3)], nn.Linear(16, 4))
     opt = torch.optim.AdamW(model.parameters(), lr=0.01, **optimizer)
     x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
@@ -131,7 +131,7 @@ def test_channels_last_of_convolutions_is_within_noise() -> None:
 
 
 def wrong(model_change: Callable[[nn.Module], Any]) -> Lever:
-    """A lever that replaces the models' forward by what `model_change` makes of it."""
+    """Return a lever that replaces the models' forward by what `model_change` makes of it."""
 
     @contextmanager
     def ready(subject: Subject) -> Iterator[Callable[[], Any]]:
@@ -169,10 +169,10 @@ def test_a_lever_that_computes_something_else_is_caught(kind: str) -> None:
 
 def test_a_lever_that_is_left_on_is_an_error_that_names_what_changed() -> None:
     subject, _ = training()
-    with pytest.raises(CaptureError, match=r"torch's number of threads is not as it was"), untouched(subject):
+    with pytest.raises(CaptureError, match=r"torch's number of threads has changed"), untouched(subject):
         torch.set_num_threads(2)
     torch.set_num_threads(1)
-    with pytest.raises(CaptureError, match=r"model\.3\.bias is not as it was"), untouched(subject), torch.no_grad():
+    with pytest.raises(CaptureError, match=r"model\.3\.bias has changed"), untouched(subject), torch.no_grad():
         subject.models["model"].get_parameter("3.bias").add_(1)
 
 
@@ -256,7 +256,7 @@ def test_batches_of_a_loader_with_workers_are_compared(
 
 
 def fed_step(dataset: Any, **options: Any) -> tuple[Subject, DataLoader[Any]]:
-    """A step that trains on batches of a loader."""
+    """Return a step that trains on batches of a loader."""
     model, loader = nn.Linear(16, 1), DataLoader(dataset, batch_size=2, **options)
     opt = torch.optim.SGD(model.parameters(), lr=0.01)
 

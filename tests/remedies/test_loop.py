@@ -29,7 +29,7 @@ from tests.fake_clock import FakeClock
 
 
 def training(width: int = 16, pause: Callable[[], Any] = lambda: None, middle: nn.Module | None = None) -> Any:
-    """A step with its model; `pause` is called in it."""
+    """Return a step with its model; `pause` is called in it."""
     model = nn.Sequential(nn.Linear(width, width), middle or nn.ReLU(), nn.Linear(width, 1))
     opt = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
     x = torch.randn(8, width)
@@ -48,7 +48,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, *levers: Lever) -> None:
 
 
 def nothing(_: Subject) -> str:
-    """No reason to refuse."""
+    """Return an empty reason, which refuses nothing."""
     return ""
 
 
@@ -170,7 +170,7 @@ def test_an_error_of_the_step_itself_while_confirming_reaches_the_user(
 
 
 def failing_at(call: int) -> Callable[[Subject], Any]:
-    """A lever with which the step fails when it is on for the so manieth time."""
+    """Return a lever that makes the step fail when it is on for the n-th time."""
     calls = 0
 
     @contextmanager
@@ -337,7 +337,7 @@ def test_a_leaked_switch_names_its_lever_and_is_put_back(clock: FakeClock, monke
 
     plant(monkeypatch, lever("leaks", leaking))
     step, _ = training(pause=Waiting(clock, 0.1))
-    words = "After trying leaks, torch's number of threads is not as it was before: perfnb has put it back"
+    words = "After trying leaks, torch's number of threads has changed: perfnb has put it back"
     with pytest.raises(CaptureError, match=words):
         perfnb.try_levers(step, levers=["gc_freeze", "leaks"], budget_s=60)
     assert torch.get_num_threads() == threads
@@ -497,7 +497,7 @@ def test_graphs_and_their_breaks_are_counted() -> None:
 
 
 def other_dropout(shift: int) -> Callable[[Subject], Any]:
-    """A lever that draws other random numbers."""
+    """Return a lever that draws other random numbers."""
 
     @contextmanager
     def ready(_: Subject) -> Iterator[Switch]:

@@ -67,7 +67,7 @@ def slow_unless_fused(training: Training) -> float:
 
 
 def plain(training: Training, steps: int) -> list[Tensor]:
-    """The weights after as many steps without any lever."""
+    """Return the weights after as many steps without any lever."""
     torch.manual_seed(1)
     for step in range(steps):
         training(training.batches[step % len(training.batches)])
@@ -444,7 +444,7 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
-        (DataLoader(Stream()), "a stream does not tell which of its samples are left; to try it yourself: loader ="),
+        (DataLoader(Stream()), "a stream does not report which of its samples are left; to try it yourself: loader ="),
         (DataLoader(Numbers(4), num_workers=2), "the loader has workers already; to try it yourself:"),
         ([1, 2], "no DataLoader feeds the step"),
     ],

@@ -98,7 +98,7 @@ def test_a_lever_that_does_not_apply_is_one_sentence() -> None:
 
 
 class Line:
-    """Notes the passes that it is told of."""
+    """Notes the passes that are reported to it."""
 
     def __init__(self) -> None:
         self.passes: list[str] = []

@@ -117,7 +117,7 @@ def lever(name: str = "a", **traits: Any) -> Lever:
 def allowed(
     plan: LeverPlan, levers: Sequence[Lever], step_s: float, budget_s: float, clock: FakeClock, each_s: float = 0.0
 ) -> list[str]:
-    """The levers that are tried, as in the loop, if preparing one takes what is planned."""
+    """Return the levers that are tried, as in the loop, if preparing one takes what is planned."""
     budget, ready = TrialBudget(budget_s, "time"), list[PreparedLever]()
     budget.plan, budget.step_s, budget.each_s = plan, step_s, each_s
     for one in levers:

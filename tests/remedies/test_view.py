@@ -92,7 +92,7 @@ def test_what_was_not_tried_takes_a_line() -> None:
     left = [LeverTrial(f"lever_{place}", "not tried", why_not=f"reason {place}, " * 9) for place in range(20)]
     trials = lever_trials([*TRIALS, *left])
     (line,) = [line for line in str(trials).splitlines() if "ot tried" in line]
-    assert line == "• Not tried: attention, lever_0, lever_1 and 18 more; .table says why."
+    assert line == "• Not tried: attention, lever_0, lever_1 and 18 more; see .table."
     assert "reason 7" in trials.table.loc["lever_7", "why_not"]
     assert "reason" not in str(trials)
 

@@ -38,12 +38,12 @@ def _each_step_takes_20_ms(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def tried(hard: Hard, *names: str, budget_s: float = 5.0, **options: Any) -> Any:
-    """The table of some levers tried on a step."""
+    """Return the table of some levers tried on a step."""
     return perfnb.try_levers(hard.step, hard.loader, levers=names, budget_s=budget_s, **options).table
 
 
 def seeded(make: Callable[[], Hard]) -> Hard:
-    """The same step each time, a few steps into its training."""
+    """Return the same step each time, a few steps into its training."""
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
@@ -171,7 +171,7 @@ def branches() -> Hard:
 
 
 def compiled(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], Callable[..., Any]]:
-    """A compile backend that runs the graph as it is and changes what comes out."""
+    """Return a compile backend that runs the graph unchanged and alters its result."""
 
     def backend(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
         return lambda *args: tuple(change(out) for out in graph.forward(*args))
@@ -185,7 +185,7 @@ def detached(model: nn.Module) -> Callable[..., Any]:
 
 
 def poisoned(model: nn.Module, bad: float) -> Callable[..., Any]:
-    """The first value of the output is replaced."""
+    """Replace the first value of the output."""
     own = model.forward
 
     def run(x: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ class Broken(Exception):
 
 
 def raising(at: str) -> Any:
-    """A lever that raises at one place."""
+    """Return a lever that raises at one place."""
 
     @contextmanager
     def prepared(subject: Subject) -> Iterator[Switch]:
@@ -337,7 +337,7 @@ GLOBAL = {"threads", "precision", "determinism", "anomalies", "mkldnn", "garbage
 
 @pytest.fixture
 def switches_put_back() -> Iterator[None]:
-    """What these levers leave on does not reach the next test."""
+    """Keep what these levers leave on from the next test."""
     threads, precision, mkldnn = (
         torch.get_num_threads(),
         torch.get_float32_matmul_precision(),

@@ -15,7 +15,7 @@ from tests.summaries import HOSTILE
 def roofline(
     blocks: int = 4, *, peaks: Mapping[str, float] | None = None, bandwidth: float | None = 21e9
 ) -> RooflineLevels:
-    """Products and element-wise layers of a transformer on a small machine."""
+    """Return products and element-wise layers of a transformer on a small machine."""
     peaks = {"float32": 118e9} if peaks is None else peaks
     peak = next(iter(peaks.values()), None)
     kinds = [("attn.qkv", 4.83e9, 32e6, 0.82, "layer"), ("attn.proj", 1.61e9, 15e6, 0.74, "layer")]
@@ -68,12 +68,12 @@ def roofline(
 
 
 def two_roofs(blocks: int = 4) -> RooflineLevels:
-    """A machine with a ceiling of its own for half precision."""
+    """Return a machine with a ceiling of its own for half precision."""
     return roofline(blocks, peaks={"bfloat16": 612e12, "float32": 51e12}, bandwidth=2.9e12)
 
 
 def hostile_roofline(blocks: int = 4) -> RooflineLevels:
-    """Names of every kind that a stranger could choose."""
+    """Return the names of every kind that a stranger could choose."""
     made = roofline(blocks)
     names = [HOSTILE[i % len(HOSTILE)] for i in range(len(made.points))]
     names[list(made.points["name"]).index("model.head")] = BROKEN_FORMULA
@@ -88,7 +88,7 @@ def hostile_roofline(blocks: int = 4) -> RooflineLevels:
 
 
 def unknown_roofline() -> RooflineLevels:
-    """No ceiling was measured, and one layer moves nothing."""
+    """Return a roofline without ceilings, where one layer moves nothing."""
     made = roofline(1, peaks={}, bandwidth=None)
     points = made.points.copy()
     points.loc[0, "intensity"] = pd.NA

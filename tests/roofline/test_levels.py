@@ -141,7 +141,7 @@ def test_what_computed_faster_than_a_ceiling_is_the_ceiling() -> None:
 
 
 def watched(**devices: dict[str, list[float]]) -> Any:
-    """A recording of four steps of a second each, the second and third timed, watched once a second."""
+    """Return a recording of four steps of a second each, the second and third timed, watched once a second."""
     steps = pd.DataFrame(
         {"pass": ["warmup", "timed", "timed", "traced"], "wall_ms": 1000.0, "start_s": [0.0, 1.0, 2.0, 3.0]}
     )

@@ -12,6 +12,6 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31m\u202e\n\u2028" + "å
 
 
 def texts(documents: Mapping[str, Callable[[], Document]]) -> str:
-    """The text of every sample without a hostile name, for a golden text of its room."""
+    """Return the text of every sample without a hostile name, for a golden text of its room."""
     shown = {name: document_text(made(), 100) for name, made in documents.items() if "hostile" not in name}
     return "\n\n".join(f"### {name}\n\n{text}" for name, text in shown.items()) + "\n"

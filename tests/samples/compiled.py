@@ -33,7 +33,7 @@ def _document(recording: Recording) -> Document:
 
 
 def broken() -> Recording:
-    """Two regions of one function, the first of which was compiled again."""
+    """Return two regions of one function, the first of which was compiled again."""
     hand = ByHand().step(0, 500)
     root, *_ = net(hand)
     hand.call(root, 8, 290)

@@ -16,7 +16,7 @@ N = 400
 
 
 def waiting(name: str = "train.py") -> RunSummary:
-    """A run that waits for data, stalls, was profiled, and leaks."""
+    """Return a run that waits for data, stalls, was profiled, and leaks."""
     waits, wall = usual(N, 6.0, seed=2), usual(N)
     wall[[200, 300]] += 190.0
     leak = {"memory": lambda step: steady_memory(step) + step * MIB, "windows": [(50, 80)], "window_ms": 900.0}
@@ -24,7 +24,7 @@ def waiting(name: str = "train.py") -> RunSummary:
 
 
 def tried() -> RunSummary:
-    """A run during which levers were tried: one is worth keeping, one only in a longer run, others are not."""
+    """Return a run during which levers were tried: one is worth keeping, one only in a longer run, others are not."""
     measured = {"ratio": 0.7, "interval": [0.6, 0.8], "values": "exact", "saves_ms": 3.0, "setup_s": 0.1, "left": 350}
     kept = {"verdict": "faster", "kept": True, "why_not": "", "code": ["TrainingArguments(dataloader_num_workers=2)"]}
     not_kept = {"kept": False, "code": [HOSTILE], "verdict": "slower"}

@@ -15,7 +15,7 @@ from tests.samples import HOSTILE
 
 
 def study(*exponents: float, sizes: Sequence[int] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)) -> ScalingStudy:
-    """A study in which time grows with the first exponent up to 512, and with the last from there on."""
+    """Return a study where time grows with the first exponent up to 512, and with the last from there on."""
     noise = np.random.default_rng(0)
     samples = {}
     for size in sizes:

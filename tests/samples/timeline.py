@@ -22,7 +22,7 @@ def _of(made: ByHand) -> Document:
 
 
 def hostile() -> ByHand:
-    """A name that is markup, as a layer and as an op."""
+    """Return a name that is markup, as a layer and as an op."""
     made = ByHand().step(0, 1000)
     return made.call(made.layer(HOSTILE), 10, 900).op(HOSTILE, 20, 800)
 

@@ -54,7 +54,7 @@ def written(folder: Path, content: str | bytes, name: str = "file") -> Path:
 
 
 def statistics() -> bytes:
-    """What cProfile writes, by its own module."""
+    """Return what cProfile writes, by its own module."""
     profile = cProfile.Profile()
     profile.runcall(sorted, [3, 1, 2], key=lambda value: -value)
     profile.create_stats()
@@ -205,7 +205,7 @@ def test_statistics_of_a_sampling_profiler_have_no_numbers_of_calls(tmp_path: Pa
 
 
 def called_by(times: dict[str, tuple[float, float]], edges: dict[tuple[str, str], float]) -> bytes:
-    """Statistics of functions by own and total seconds, and of the calls between two."""
+    """Return statistics of functions by own and total seconds, and of the calls between two."""
     return marshal.dumps(
         {
             ("a.py", 1, name): (
@@ -360,7 +360,7 @@ def test_saved_and_loaded(tmp_path: Path, content: str | bytes) -> None:
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """Some bytes changed, cut out, repeated or moved."""
+    """Return some bytes changed, cut out, repeated or moved."""
     found = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 8))):
         if not found:

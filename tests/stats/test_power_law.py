@@ -1,4 +1,6 @@
-"""Laws are recovered, predictions hold what is measured later, and a law that breaks is told from one that holds."""
+"""Laws are recovered, predictions hold what is measured later, and a law that breaks is distinguished from one that
+holds.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def test_the_warning_says_where_and_how_much() -> None:
 def test_a_deviation_that_does_not_matter_is_no_break() -> None:
     sizes = np.array(NINE, float)
 
-    # 3 % beside a noise of a hundredth of a percent: certain, and of no use to anybody.
+    # 3 % compared with a noise of a hundredth of a percent: certain, but useless.
     assert fit_power_law(sizes, sizes**2 * np.where(sizes > 256, 1.03, 1.0), [1e-4] * 9).broken is None
     assert fit_power_law(sizes, sizes**2 * np.where(sizes > 256, 1.03, 1.0)).broken is None
 

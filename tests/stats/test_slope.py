@@ -56,7 +56,7 @@ def high_water(rng: np.random.Generator, steps: int) -> np.ndarray:
 
 
 def few_shapes(rng: np.random.Generator, steps: int) -> np.ndarray:
-    """A cache with an entry for each of ten shapes."""
+    """Return a cache with an entry for each of ten shapes."""
     shapes = rng.integers(0, 10, steps + 10)
     return np.array([len(set(shapes[: place + 1])) for place in range(steps + 10)], dtype=float)[10:]
 

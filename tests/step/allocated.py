@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def measured_peak(step: Callable[[], Any], resident: Iterable[Any]) -> int:
-    """Bytes at the peak of a steady step.
+    """Return bytes at the peak of a steady step.
 
     The allocator reports no end of what was made before the session, so that two steps are watched, of which the second
     counts, and what lives on (`resident`: parameters, buffers, state, inputs) is added.

@@ -20,14 +20,14 @@ from perfnb.step.to_recording import recording_of
 
 @dataclass(frozen=True)
 class Counted:
-    """The counted step of a recording, its operators, and the traced step beside it."""
+    """The counted step of a recording, its operators, and the traced step next to it."""
 
     recording: Recording
     attribution: Attribution
     ops: pd.DataFrame
 
     def by_layer(self, amount: str = "flops") -> dict[str, dict[str, int]]:
-        """Sums of each layer's own operators, by direction; what is 0 is left out."""
+        """Return sums of each layer's own operators, by direction; zeros are left out."""
         sums = self.ops.groupby(["layer", "direction"])[amount].sum()
         known: dict[str, dict[str, int]] = {}
         for (layer, direction), value in sums.items():
@@ -36,7 +36,7 @@ class Counted:
         return known
 
     def with_children(self, layer: str, measure: str) -> int:
-        """A measure summed over the spans of a layer and those inside them."""
+        """Return a measure summed over the spans of a layer and those inside them."""
         recording, blocks = self.recording, self.attribution.host.blocks
         place = list(recording.modules["name"]).index(layer)
         sums = subtree_sums(self.attribution.spans, arithmetic_per_span(self.attribution, self.ops)[measure])

@@ -30,7 +30,7 @@ class FakeEvent:
         self._device.wait_until(self._at)
 
     def elapsed_time(self, other: FakeEvent) -> float:
-        """Milliseconds from this event to another."""
+        """Return milliseconds from this event to another."""
         return (other._at - self._at) / 1e6
 
 
@@ -52,7 +52,7 @@ class FakeDevice:
         return self
 
     def launch(self, ms: float, *, device: int = 0, stream: int = 0) -> None:
-        """Start work, as a kernel's launch does: the host goes on at once."""
+        """Start work, as a kernel's launch does: the host continues at once."""
         self.initialized = True
         start = max(self.clock.now_ns, self.done[device, stream])
         self.done[device, stream] = start + round(ms * 1e6)

@@ -42,7 +42,7 @@ class SmallResNet(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer of a GPT: attention and a feed-forward part, each behind a norm and beside a way around."""
+    """A layer of a GPT: attention and a feed-forward part, each after a norm and inside a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class SmallGPT(nn.Module):
 
 
 def training_step(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None = None) -> Callable[[], None]:
-    """A whole training step of `model` on one batch; the loss is the mean square of the output unless given."""
+    """Return a whole training step of `model` on one batch; the loss is the mean square of the output unless given."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loss_of = loss or (lambda output: output.square().mean())
 

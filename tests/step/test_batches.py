@@ -1,4 +1,6 @@
-"""Batches of every kind feed the steps; when they end, the profile goes on from the beginning or says what to do."""
+"""Batches of every kind feed the steps; when they end, the profile continues from the beginning or gives a
+recommendation.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ Workers = Callable[[], list[psutil.Process]]
 
 
 def fed(batches: Any, **options: Any) -> tuple[perfnb.Profile, list[Any]]:
-    """A profile, and the batches that its steps were given."""
+    """Return a profile, and the batches that its steps were given."""
     seen: list[Any] = []
     passes = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False} | options
     return perfnb.profile_step(seen.append, batches, **passes), seen

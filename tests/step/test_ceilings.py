@@ -28,7 +28,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the clock says, in turn, instead of measuring: rates of small products and copies, the last one for ever."""
+    """Return what the clock says, in turn, instead of measuring: rates of small products and copies, the last one for
+    ever.
+    """
     told = [1e9]
 
     class Told:

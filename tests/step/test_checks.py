@@ -131,7 +131,7 @@ FIT: list[tuple[Any, tuple[bool, ...]]] = [
     (never, (True,)),
     (optional, (False, True)),
     (fits, (False, True)),
-    (needs_a_keyword, (False, True)),  # Python says what is missing
+    (needs_a_keyword, (False, True)),  # Python names what is missing
     (wrapper, (False,)),
     (Step(), (False,)),
     (Step().method, (True,)),

@@ -51,7 +51,7 @@ def profile_of(step: Callable[[], object]) -> perfnb.Profile:
 
 
 def profile_without_recompiling(step: Callable[[], object]) -> perfnb.Profile:
-    """The profile of a step that runs before and after it; no graph may be compiled meanwhile."""
+    """Return the profile of a step that runs before and after it; no graph may be compiled meanwhile."""
     step()
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     p = profile_of(step)
@@ -394,7 +394,7 @@ def test_a_break_in_a_loop_is_found_although_torch_leaves_the_function_uncompile
 
 
 def metrics(region: str, name: str | None, **facts: Any) -> SimpleNamespace:
-    """What torch reports of a compilation."""
+    """Return what torch reports of a compilation."""
     known: dict[str, Any] = {"co_filename": "model.py", "co_firstlineno": 7, "guard_count": 3, "fail_type": None}
     known |= {"entire_frame_compile_time_s": 2.0, "fail_user_frame_filename": "model.py", "fail_user_frame_lineno": 9}
     return SimpleNamespace(compile_id=region, co_name=name, **{**known, **facts})
@@ -420,6 +420,18 @@ def test_every_version_of_a_function_is_reported_with_the_time_of_its_backward_p
         *(("0/0", "forward", 2.5), ("0/1", "forward", 2.0), ("3/0", "run", None))
     ]
     assert (code[2].broke, code[2].broke_at, code[2].guards) == ("Call to print", "model.py:9", None)
+
+
+def test_the_function_of_torch_around_its_own_modules_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name, ``inner``, is nothing that the user wrote."""
+    file = torch._dynamo.external_utils.__file__
+    monkeypatch.setattr(
+        torch._dynamo.utils, "get_compilation_metrics", lambda: [metrics("0/0", "inner", co_filename=file)]
+    )
+
+    (code,) = compiler.compiled_code(["0/0"])
+
+    assert (code.function, code.line, code.compile_s) == ("", "", 2.0)
 
 
 def test_what_other_threads_compile_is_not_put_down_to_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,7 +560,7 @@ def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(compiler.missing_names() != [], reason="this torch does not tell the layers")
+@pytest.mark.skipif(compiler.missing_names() != [], reason="this torch does not report the layers")
 def test_the_kernels_of_a_trace_of_torchs_profiler_have_the_layers_of_a_live_profile(tmp_path: Path) -> None:
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph
@@ -604,7 +616,7 @@ def test_the_tested_torch_has_every_private_name_that_is_needed() -> None:
 
 
 @pytest.mark.skipif(compiler.missing_names() == [], reason="this torch tells the layers")
-@pytest.mark.filterwarnings("ignore:torch .* does not tell the layers:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:torch .* does not report layers:RuntimeWarning")
 def test_without_the_private_names_a_region_is_one_layer_with_the_reason() -> None:
     compiled = torch.compile(three_linears(), backend="aot_eager")
     with perfnb.compile_for_profiling():

@@ -27,7 +27,7 @@ LINEAR = 2 * ROWS * 16 * 16
 
 
 class Branches(nn.Module):
-    """A layer used twice, and a branch beside the others, whose input needs no gradient."""
+    """A layer used twice, and a branch next to the others, whose input needs no gradient."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ def runs(depth: int) -> bool:
 
 @pytest.fixture
 def depth() -> Iterator[int]:
-    """The deepest nest of modules that runs here without perfnb."""
+    """Yield the deepest nest of modules that runs here without perfnb."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(1000)
     fits, fails = 1, 1000

@@ -39,7 +39,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
 
 def median_ms(step: Any) -> float:
-    """The step time that a profile shows, and that `time_step` shows: they agree."""
+    """Return the step time that a profile shows, and that `time_step` shows: they agree."""
     profile = perfnb.profile_step(step, budget_s=5, memory=False, flops=False)
     timing = perfnb.time_step(step, budget_s=5)
     assert profile.timing.median_ms == pytest.approx(timing.median_ms, rel=0.02)

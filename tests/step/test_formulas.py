@@ -43,7 +43,7 @@ def test_a_linear_layer_does_two_per_weight_and_row_and_twice_that_in_backward(b
 
 
 def multiply_adds(x: Tensor, layer: nn.Module) -> int:
-    """Multiplications of a convolution, one by one over the places where a kernel's tap meets an output."""
+    """Count a convolution's multiplications, one by one over the places where a kernel's tap meets an output."""
     out = layer(x)
     transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
     places = (x if transposed else out).shape[2:]

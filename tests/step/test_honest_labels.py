@@ -76,11 +76,11 @@ def test_layers_called_in_threads_of_the_step_are_not_shown_as_taking_no_time() 
     class Threads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.beside = nn.Linear(8, 8)
+            self.aside = nn.Linear(8, 8)
             self.here = nn.Linear(8, 8)
 
         def forward(self, x: Tensor) -> Tensor:
-            thread = threading.Thread(target=self.beside, args=(x,))
+            thread = threading.Thread(target=self.aside, args=(x,))
             thread.start()
             thread.join()
             return self.here(x)
@@ -88,9 +88,9 @@ def test_layers_called_in_threads_of_the_step_are_not_shown_as_taking_no_time() 
     model = Threads()
     p = short(lambda: model(X))
 
-    assert p.layers.loc["model.beside", ["calls", "forward_ms", "total_ms"]].isna().all()
+    assert p.layers.loc["model.aside", ["calls", "forward_ms", "total_ms"]].isna().all()
     assert p.layers.calls["model.here"] == 1
-    assert "does not record: model.beside." in words(p)
+    assert "does not record: model.aside." in words(p)
 
 
 @pytest.mark.slow

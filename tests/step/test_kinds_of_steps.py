@@ -1,4 +1,4 @@
-"""Steps of many kinds, each profiled as it is written: adversarial, accumulating, mixed precision, without a model."""
+"""Steps of many kinds, each profiled unmodified: adversarial, accumulating, mixed precision, without a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def profile_of(step: Callable[[], object]) -> perfnb.Profile:
 
 
 def modules(p: perfnb.Profile) -> pd.DataFrame:
-    """The rows of the layers' table that are modules."""
+    """Return the rows of the layers' table that are modules."""
     return p.layers[~p.layers.index.str.startswith("(")]
 
 
@@ -183,7 +183,7 @@ def test_a_penalty_on_gradients_is_loss_and_its_products_are_the_layers() -> Non
 
 
 class OwnLoss(nn.Module):
-    """A loss of the user's own around one of torch's."""
+    """A custom loss around one of torch's."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class PlannedError(Exception):
 
 
 class Fails:
-    """Raises when called for the n-th time; the passes take one step each, so n says in which."""
+    """Raises when called for the n-th time; the passes take one step each, so n determines the pass."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -99,7 +99,7 @@ def batches(fail: Callable[[], None] = lambda: None) -> Iterator[Tensor]:
 
 
 def profile_of(step: Callable[..., Any], feed: Any) -> perfnb.Profile:
-    """Steps 1 to 5 are: warm-up, timed, lead-in, and two traced ones."""
+    """Profile steps 1 to 5: warm-up, timed, lead-in, and two traced ones."""
     return perfnb.profile_step(step, feed, warmup=1, steps=1, traced=2, stacks=False)
 
 

@@ -45,7 +45,7 @@ def test_watched_steps_run_twice_and_a_third_time_if_the_process_grew(grows: boo
 
 
 def failing(at: set[int], said: list[str]) -> Any:
-    """A step that runs out of memory at these calls."""
+    """Return a step that runs out of memory at these calls."""
     model, calls = nn.Linear(2, 2), 0
 
     def step() -> None:

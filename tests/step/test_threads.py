@@ -117,28 +117,28 @@ def test_spans_begin_while_another_thread_is_in_a_module() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [False, True])
 def test_layers_that_a_pool_of_the_step_calls_are_not_available_and_named(memory: bool) -> None:
-    here, beside = nn.Linear(8, 8), three_linears()
+    here, aside = nn.Linear(8, 8), three_linears()
 
     def step() -> None:
         with ThreadPoolExecutor(2) as pool:
-            results = [pool.submit(beside, X) for _ in range(4)]
+            results = [pool.submit(aside, X) for _ in range(4)]
             (here(X).sum() + sum(result.result().sum() for result in results)).backward()
 
     p = short(step, memory=memory)
 
-    assert rows(p) == ["here", "beside", "beside.0", "beside.1", "beside.2"]
+    assert rows(p) == ["here", "aside", "aside.0", "aside.1", "aside.2"]
     assert p.layers.calls["here"] == 1
-    assert p.layers.loc["beside":"beside.2", ["calls", "forward_ms", "backward_ms", "total_ms"]].isna().all(axis=None)
-    assert "beside" in " ".join(p._summary.notes)
+    assert p.layers.loc["aside":"aside.2", ["calls", "forward_ms", "backward_ms", "total_ms"]].isna().all(axis=None)
+    assert "aside" in " ".join(p._summary.notes)
     assert_adds_up(p)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [False, True])
 def test_a_thread_that_outlives_the_profile_may_call_modules_all_the_time(memory: bool) -> None:
-    here, beside = nn.Linear(8, 8), nn.Linear(8, 8)
+    here, aside = nn.Linear(8, 8), nn.Linear(8, 8)
 
-    with called_all_the_time(beside):
+    with called_all_the_time(aside):
         p = short(training_step(here, X), memory=memory)
         assert_adds_up(p)
         assert p.layers.calls["model"] == 1
@@ -158,7 +158,7 @@ def test_a_thread_may_be_in_a_module_from_before_the_profile_until_after_it() ->
 
 
 @pytest.mark.slow
-def test_leaks_are_found_beside_a_thread_that_is_in_a_module() -> None:
+def test_leaks_are_found_next_to_a_thread_that_is_in_a_module() -> None:
     here, held, kept = nn.Linear(8, 8), Held(), []
     calls = 0
 
@@ -184,17 +184,17 @@ def test_leaks_are_found_beside_a_thread_that_is_in_a_module() -> None:
 @pytest.mark.parametrize(("use", "runs"), [("profile_step", 12), ("find_leaks", 4)])
 def test_whatever_other_threads_do_meanwhile_every_run_ends_well(use: str, runs: int) -> None:
     """A pool of the step, threads that outlive it, and modules that are made and dropped elsewhere."""
-    here, beside, apart = three_linears(), three_linears(), three_linears()
+    here, aside, apart = three_linears(), three_linears(), three_linears()
     train, train_apart = training_step(here, X), training_step(apart, X)
 
     def made_anew() -> None:
         nn.Sequential(nn.Linear(8, 8), nn.Tanh())(X).sum().backward()
 
-    with ThreadPoolExecutor(3) as pool, called_all_the_time(beside), called_all_the_time(three_linears()):
+    with ThreadPoolExecutor(3) as pool, called_all_the_time(aside), called_all_the_time(three_linears()):
 
         def step() -> None:
             train()
-            results = [pool.submit(beside, X), pool.submit(made_anew), pool.submit(train_apart)]
+            results = [pool.submit(aside, X), pool.submit(made_anew), pool.submit(train_apart)]
             results[0].result().sum().backward()
             results[2].result()
             pool.submit(made_anew)
@@ -217,13 +217,13 @@ def in_a_fresh_thread(function: Callable[[], Any]) -> Any:
 @pytest.mark.slow
 def test_backward_of_what_ran_in_another_thread_is_not_booked_on_a_layer_here() -> None:
     """Sequence numbers count the ops of one thread: the other thread's have the same ones here."""
-    here, beside = nn.Linear(8, 8), nn.Linear(8, 8)
+    here, aside = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def profile(uses: bool) -> perfnb.Profile:
         pool = ThreadPoolExecutor(1)
 
         def elsewhere() -> Tensor:
-            return beside(X).relu().relu().sum()  # as many numbers as a step takes here
+            return aside(X).relu().relu().sum()  # as many numbers as a step takes here
 
         def step() -> None:
             loss = here(X).relu().sum()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def trained() -> tuple[nn.Sequential, torch.optim.Optimizer]:
-    """A model after a step of Adam: six parameters, of which four have gradients, and three buffers."""
+    """Return a model after a step of Adam: six parameters, of which four have gradients, and three buffers."""
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     model[2].requires_grad_(False)
     adam = torch.optim.Adam(model.parameters())

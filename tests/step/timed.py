@@ -26,5 +26,5 @@ class Sleep:
         self.slept_ms.append((time.perf_counter_ns() - begin) / 1e6)
 
     def mean_ms(self, traced: int) -> float:
-        """Mean of the last sleeps, those of the traced steps."""
+        """Return the mean of the last sleeps, those of the traced steps."""
         return sum(self.slept_ms[-traced:]) / traced

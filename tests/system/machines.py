@@ -46,7 +46,7 @@ def linear(rng: np.random.Generator, seconds: np.ndarray) -> np.ndarray:
 
 
 def on_and_off(rng: np.random.Generator, seconds: np.ndarray) -> np.ndarray:
-    """A neighbour that works for 3 s and rests for 3 s."""
+    """Return a neighbour that works for 3 s and rests for 3 s."""
     return np.where((seconds / 3 + 2 * rng.random((len(seconds), 1))) % 2 < 1, 1.3, 1.0)
 
 
@@ -55,7 +55,9 @@ LOADS: dict[str, Load] = {"sinusoidal": sinusoidal, "linear": linear, "on and of
 
 
 def steps(rng: np.random.Generator, runs: int, count: int, load: Load, step_s: float) -> np.ndarray:
-    """Times of equal steps one after the other: the machine's load, a scatter of 1.5 %, and a stall now and then."""
+    """Return times of equal steps one after the other: the machine's load, a scatter of 1.5 %, and a stall now and
+    then.
+    """
     seconds = np.broadcast_to(np.arange(count) * step_s, (runs, count))
     stalls = np.where(rng.random((runs, count)) < 0.02, rng.exponential(1.0, (runs, count)), 0.0)
     return step_s * load(rng, seconds) * (np.exp(rng.normal(0, 0.015, (runs, count))) + stalls)

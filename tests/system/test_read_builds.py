@@ -1,4 +1,4 @@
-"""Python and torch, as they are and as they are said to be."""
+"""Python and torch, and what is reported about them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from perfnb.system.read.reading import SystemTree, read_all
 def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("PYTHONMALLOC", "malloc_debug")
-    told = read_all(build_readers(SystemTree("/", "linux")))
+    read = read_all(build_readers(SystemTree("/", "linux")))
 
-    assert told["torch"]["version"] == torch.__version__
-    assert told["torch"]["mkl"] is torch.backends.mkl.is_available()
-    assert f"BLAS_INFO={told['torch']['blas']}" in torch.__config__.show()
-    assert told["python"]["malloc"] == "malloc_debug"
-    assert told["python"]["debug"] in (True, False)
-    assert told["environment"]["threads"] == torch.get_num_threads()
-    assert told["thread_variables"]["OMP_NUM_THREADS"] == "3"
+    assert read["torch"]["version"] == torch.__version__
+    assert read["torch"]["mkl"] is torch.backends.mkl.is_available()
+    assert f"BLAS_INFO={read['torch']['blas']}" in torch.__config__.show()
+    assert read["python"]["malloc"] == "malloc_debug"
+    assert read["python"]["debug"] in (True, False)
+    assert read["environment"]["threads"] == torch.get_num_threads()
+    assert read["thread_variables"]["OMP_NUM_THREADS"] == "3"
 
 
 def test_openmp_runtimes_are_known_by_their_files(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def plant(root: Path, files: dict[str, str]) -> Path:
 
 
 def machine(root: Path, **other: str) -> Path:
-    """Two cores of two threads each on two nodes."""
+    """Return two cores of two threads each on two nodes."""
     files = {
         "proc/cpuinfo": "processor : 0\nflags\t\t: fpu hypervisor sse\n",
         f"{CPU}/intel_pstate/no_turbo": "0\n",

@@ -1,4 +1,4 @@
-"""The machine that the tests run on, checked; and how checks show themselves."""
+"""The machine that the tests run on, checked; and how checks are displayed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def checks(*rows: tuple[str, str, str]) -> SystemCheck:
-    """Checks of name, found and verdict."""
+    """Return checks from name, found and verdict."""
     full = [(name, found, f"{name} expected", verdict, f"{name} why", f"{name} how") for name, found, verdict in rows]
     return SystemCheck(pd.DataFrame(full, columns=list(COLUMNS)))
 
@@ -118,7 +118,7 @@ def test_checks_that_found_the_same_stand_in_one_row() -> None:
 
 
 def resolution(ratio: float, spread: float, pairs: int = 60) -> Resolution:
-    """A step of 10 ms compared with one that takes so many times as long."""
+    """Return a step of 10 ms compared with one that takes so many times as long."""
     scatter = [1 + spread * (-1) ** place * (1 + place % 5) for place in range(pairs)]
     times = paired_times(
         [10.0] * pairs,

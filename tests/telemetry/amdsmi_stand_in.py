@@ -1,6 +1,6 @@
 """A stand-in for AMD's package amdsmi; a test copies this file as ``amdsmi.py`` onto the path.
 
-Its GPUs stand in the JSON file that AMDSMI_STAND_IN names: a list of objects with the results of functions by their
+Its GPUs are in the JSON file that AMDSMI_STAND_IN names: a list of objects with the results of functions by their
 names without ``amdsmi_get_``. A result ``{"error": "..."}`` is raised.
 """
 

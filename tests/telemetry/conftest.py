@@ -11,11 +11,11 @@ from tests.telemetry.nvml_stand_in import Gpus, recent_driver, two_gpus
 
 @pytest.fixture(scope="module")
 def nvml_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpus]:
-    """A process that reads GPUs by the library of a recent driver."""
+    """Yield a process that reads GPUs by the library of a recent driver."""
     yield from recent_driver(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
 def gpus(nvml_process: Gpus) -> Iterator[Gpus]:
-    """Two GPUs, as they are at the beginning."""
+    """Provide two GPUs in their initial state."""
     yield from two_gpus(nvml_process)

@@ -1,4 +1,4 @@
-"""The other process of `tests.telemetry.nvml_stand_in.Gpus`: does with an NvmlSource what it is told."""
+"""The other process of `tests.telemetry.nvml_stand_in.Gpus`: carries out commands on an NvmlSource."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from perfnb.telemetry.sampler.nvml import NvmlSource
 
 
 def _set_ups(*arguments: Any) -> Any:
-    """The set-ups of the GPUs; the import loads torch, which only these need."""
+    """Return the set-ups of the GPUs; the import loads torch, which only these need."""
     from perfnb.system.read.gpus import read_gpus
 
     return _told(read_gpus(*arguments))
 
 
 def _told(value: Any) -> Any:
-    """A value for JSON; what could not be read keeps its reason."""
+    """Return a value for JSON; what could not be read keeps its reason."""
     from perfnb.system.read.reading import Unread
 
     if isinstance(value, Unread):

@@ -19,7 +19,7 @@ SETTINGS = "nvml.settings"
 #: The keys of the GPUs, and what the first is called in notes.
 FIRST, SECOND = "GPU-00000000", "GPU-00000001"
 NAME = "GPU 0 (NVIDIA Stand-in)"
-#: What the stand-in's GPUs answer unless they are told otherwise.
+#: The default answers of the stand-in's GPUs.
 USUAL = {
     "busy_percent": 50,
     "memory_bytes": 2**30,
@@ -41,7 +41,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def stand_in(folder: Path, *, old_driver: bool = False) -> dict[str, str]:
-    """Make a driver's library in a folder, and the environment in which a new process finds it.
+    """Make a driver's library in a folder, and the environment that lets a new process find it.
 
     Skips the test where there is no C compiler, or no Linux. By default there are two GPUs, ``GPU-00000000`` and
     ``GPU-00000001``; `set_up` says otherwise, also while a process is using them. With monkeypatch, for instance::
@@ -109,7 +109,7 @@ def set_up(folder: Path, settings: dict[str, int | str | bytes]) -> None:
 
 
 def calls(folder: Path) -> list[str]:
-    """What was called since `set_up` with ``log``, such as ``nvmlDeviceGetPowerUsage 0``; forgets it."""
+    """Return what was called since `set_up` with ``log``, such as ``nvmlDeviceGetPowerUsage 0``; forgets it."""
     log = folder / (SETTINGS + ".calls")
     lines = log.read_text(encoding="ascii").splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
@@ -125,7 +125,7 @@ class Raised(Exception):
 
 
 class Gpus:
-    """The source of GPU readings in a process of its own, in which a stand-in's library is the driver.
+    """The source of GPU readings in a process of its own, where a stand-in's library is the driver.
 
     Parameters
     ----------
@@ -168,11 +168,11 @@ class Gpus:
         self._ask("close")
 
     def devices(self) -> list[str]:
-        """The source's devices."""
+        """Return the source's devices."""
         return list(self._ask("devices"))
 
     def facts(self, device: str) -> dict[str, Any]:
-        """The source's facts of a device."""
+        """Return the source's facts of a device."""
         return dict(self._ask("facts", device))
 
     def read(self, device: str, at_s: float = 0.0) -> dict[str, Any]:
@@ -180,11 +180,11 @@ class Gpus:
         return dict(self._ask("read", device, round(at_s * 1e9) + 10**12))
 
     def set_ups(self, visible: str | None = None) -> dict[str, Any]:
-        """What `perfnb.system.read.gpus.read_gpus` gives; an `Unread` as ``{"unread": why}``."""
+        """Return what `perfnb.system.read.gpus.read_gpus` gives; an `Unread` as ``{"unread": why}``."""
         return dict(self._ask("set_ups", visible))
 
     def notes(self) -> list[str]:
-        """The source's notes; empties them."""
+        """Return the source's notes; empties them."""
         return list(self._ask("notes"))
 
     def _ask(self, *request: Any) -> Any:
@@ -206,7 +206,7 @@ def recent_driver(folder: Path) -> Iterator[Gpus]:
 
 
 def two_gpus(process: Gpus) -> Iterator[Gpus]:
-    """For a fixture: two GPUs as they are at the beginning, with calls logged, and no source yet."""
+    """For a fixture: two GPUs in their initial state, with calls logged, and no source yet."""
     process.set_up({"log": 1})
     process.calls()
     yield process
@@ -215,7 +215,7 @@ def two_gpus(process: Gpus) -> Iterator[Gpus]:
 
 
 def absent(gpus: Gpus, visible: str | None = None) -> str:
-    """Why there is no source."""
+    """Return the reason why there is no source."""
     with pytest.raises(Raised) as raised:
         gpus.open(visible)
     assert raised.value.kind == "Absent"

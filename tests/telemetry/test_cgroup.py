@@ -50,7 +50,7 @@ class Tree:
         (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def put(self, folder: str, **files: str) -> None:
-        """Files of a group; dots in their names are written as two underscores."""
+        """Write files of a group; dots in their names are written as two underscores."""
         (self.root / folder).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (self.root / folder / name.replace("__", ".")).write_text(text)
@@ -133,7 +133,7 @@ def test_the_tightest_limit_on_the_way_up_holds(tree: Tree) -> None:
     v2(tree, "/a/b/c")
     tree.put("a/b", cpu__max="300000 100000", memory__max=str(2 * GIB), cpu__stat="nr_throttled 1\nthrottled_usec 0\n")
     tree.put("a", cpu__max="50000 25000", memory__max=str(5 * GIB), cpu__stat="nr_throttled 9\nthrottled_usec 7000\n")
-    tree.put("beside", cpu__max="1000 100000", memory__max="1")
+    tree.put("aside", cpu__max="1000 100000", memory__max="1")
     assert tree.limits() == (2.0, 2 * GIB)
     assert throttled(*tree.places) == (9, 7.0)
 
@@ -166,8 +166,8 @@ def test_a_mount_may_begin_at_the_containers_group(tree: Tree) -> None:
 
 
 def test_a_path_does_not_lead_out_of_the_mount(tree: Tree) -> None:
-    tree.mount("unified", "/../beside", unified=True)
-    tree.put("beside", cpu__max="100000 100000")
+    tree.mount("unified", "/../aside", unified=True)
+    tree.put("aside", cpu__max="100000 100000")
     assert cpu_limit(*tree.places) is None
 
 

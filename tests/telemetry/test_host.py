@@ -42,7 +42,7 @@ def every_disk_is_whole(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A folder in place of ``/proc``."""
+    """Return a folder in place of ``/proc``."""
     (tmp_path / "net").mkdir()
     (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  400 kB\n")
     say(tmp_path)

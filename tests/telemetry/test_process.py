@@ -53,7 +53,7 @@ print("ready", flush=True); sys.stdin.readline()
 
 Start = Callable[[str], subprocess.Popen[str]]
 
-#: Two workers, then three of which two end at once; says how much CPU time all had.
+#: Two workers, then three of which two end at once; prints how much CPU time all had.
 WORKERS = """
 before = cpu_s(); ended(workers([lambda: use(0.4), lambda: use(0.4)]))
 ended(workers([lambda: use(0.2), lambda: None, lambda: None])); print(cpu_s() - before)"""

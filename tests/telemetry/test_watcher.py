@@ -280,7 +280,7 @@ MS = 10**6
 
 
 def reading(at_ms: float, missed: int = 0, late_ms: float = 0.0, **values: dict[str, float]) -> dict[str, Any]:
-    """What the sampler sends for a tick: each device is read for 2 ms."""
+    """Return what the sampler sends for a tick: each device is read for 2 ms."""
     before = round(10**9 + at_ms * MS)
     rows = [[key, before, before + 2 * MS, dict(row)] for key, row in values.items()]
     return {"rows": rows, "due": before - round(late_ms * MS), "missed": missed, "cpu": 3 * MS, "unsent": 1}
@@ -288,7 +288,7 @@ def reading(at_ms: float, missed: int = 0, late_ms: float = 0.0, **values: dict[
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a sampler sends that is no process: `Watcher` takes this in when it starts."""
+    """Return what a sampler sends that is no process: `Watcher` takes this in when it starts."""
     messages: list[Any] = [HELLO, reading(0, host={"cpu_percent": 10.0})]
 
     class Sampler:

@@ -57,7 +57,7 @@ time.sleep(60)
 
 
 def ended(process: psutil.Process) -> bool:
-    """Whether it runs no longer; who inherits a process may be late in asking for its end."""
+    """Return whether it runs no longer; who inherits a process may be late in asking for its end."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -97,7 +97,7 @@ def test_an_interrupt_of_the_process_group_does_not_end_it() -> None:
         assert watcher.running
 
 
-def test_a_sampler_that_is_killed_is_told_of() -> None:
+def test_a_sampler_that_is_killed_is_reported() -> None:
     with Watcher(0.05) as watcher:
         wait_until(lambda: watcher.columns().get("host"))
         assert watcher._process is not None
@@ -163,7 +163,7 @@ def test_an_interrupt_that_ends_the_sampler_as_it_starts_is_an_interrupt(
     assert process.ended
 
 
-def test_a_sampler_that_reads_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_reads_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.telemetry.watcher.SamplerProcess", Starting())
     with pytest.raises(CaptureError, match="sent no reading: KeyboardInterrupt"):
         Watcher(0.1)

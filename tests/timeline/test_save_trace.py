@@ -40,7 +40,7 @@ def again(profile: perfnb.Profile, path: Path) -> perfnb.Profile:
 
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
-    """What a trace alone tells: no shares, which are corrected for tracing, and nothing of other passes."""
+    """Return what a trace alone tells: no shares, which are corrected for tracing, and nothing of other passes."""
     others = ("flops", "bytes", "share")
     kept = frame[[name for name in frame.columns if not any(word in name for word in others)]]
     return kept.sort_values(list(kept.columns), kind="stable") if "op" in kept else kept.sort_index(kind="stable")

@@ -164,7 +164,7 @@ def test_a_widget_makes_the_whole_when_asked_and_holds_nothing_once_closed(monke
     other.close()
 
 
-def test_without_a_timeline_nothing_is_sent_and_no_tab_is_told_of() -> None:
+def test_without_a_timeline_nothing_is_sent_and_no_tab_is_listed() -> None:
     from perfnb.profile.widget import ReportWidget
 
     widget = ReportWidget(report_document(summaries.small_cnn()), "id")

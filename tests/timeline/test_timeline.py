@@ -1,4 +1,4 @@
-"""The timeline: planted intervals, their tracks, depths and links, and a real profile in which nothing is lost."""
+"""The timeline: planted intervals, their tracks, depths and links, and a real profile that loses nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def timeline(made: ByHand | Recording) -> Timeline:
 
 
 def told(line: Timeline, track: Track) -> list[tuple[str, float, float, int, str]]:
-    """Name, begin and end in µs, depth and kind of each interval of a track, in order of time."""
+    """Return the name, begin and end in µs, depth and kind of each interval of a track, in order of time."""
     rows = line.rows_on(track).sort_values(["start", "depth"])
     names, kinds = (
         [texts[code] for code in rows[column]] for texts, column in ((line.names, "name"), (line.kinds, "kind"))
@@ -40,7 +40,7 @@ def told(line: Timeline, track: Track) -> list[tuple[str, float, float, int, str
 
 
 def training() -> ByHand:
-    """One step of 1000 µs: two layers in a net, a loss, backward with gradients accumulated, an optimizer."""
+    """Return one step of 1000 µs: two layers in a net, a loss, backward with gradients accumulated, an optimizer."""
     made = ByHand().step(1000, 2000)
     net = made.layer("net")
     first, second = made.layer("net.first", net), made.layer("net.second", net)
@@ -219,7 +219,7 @@ def test_no_two_intervals_of_a_line_overlap(made: list[tuple[int, int]]) -> None
 
 
 def counted_at_half_speed() -> ByHand:
-    """A traced step of 100 µs, and the watched one of 200, in which everything takes twice as long."""
+    """Return a traced step of 100 µs, and the watched one of 200, where everything takes twice as long."""
     made = ByHand().step(0, 200).op("aten::a", 20, 40).op("aten::b", 60, 100).op("aten::c", 160, 180)
     return made.alloc(60, 1, 1000).alloc(160, 2, 500).alloc(180, 2, -500)
 

@@ -1,4 +1,4 @@
-"""The timeline for the browser and without scripts: the bytes come back as they were, and fit."""
+"""The timeline for the browser and without scripts: the bytes come back unchanged, and fit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def unpacked(packed: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def scattered(count: int, seed: int = 1) -> Timeline:
-    """Ops of all lengths in a step, few of them long."""
+    """Return ops of all lengths in a step, few of them long."""
     random = np.random.default_rng(seed)
     made, now = ByHand().step(0, 100 * count), 0.0
     for _ in range(count):

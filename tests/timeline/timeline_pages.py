@@ -40,7 +40,9 @@ documentWidget.render({ model, el: document.getElementById("perfnb-report") });
 
 
 def page_with(timeline: bytes, whole: bytes = b"", summary: Summary | None = None, before: str = "") -> str:
-    """The report of `summary` with `timeline`; `whole` is what a kernel would answer, `before` a script run first."""
+    """Return the report of `summary` with `timeline`; `whole` is what a kernel would answer, `before` a script run
+    first.
+    """
     document = report_document(summary or summaries.small_cnn(), None, timeline_samples.facts_of(timeline))
     data = escape.json_in_script(live_data(document, "report"))
     script, style = assets_of(document)

@@ -55,7 +55,7 @@ def encoded(
     layers: Sequence[str] = (),
     **facts: Any,
 ) -> bytes:
-    """The bytes of a timeline; `layers` in the order of the report's rows, memory as title, µs and bytes."""
+    """Return the bytes of a timeline; `layers` in the order of the report's rows, memory as title, µs and bytes."""
     ordered = [(t, sorted(t.events, key=lambda e: (e.depth, e.start_us))) for t in tracks]
     events = [event for _, inside in ordered for event in inside]
     places = {event.key: i for i, event in enumerate(events) if event.key}
@@ -106,7 +106,7 @@ def encoded(
 
 
 def packed(header: dict[str, Any], columns: dict[str, Any]) -> bytes:
-    """A header and arrays, laid out as the browser reads them."""
+    """Return a header and arrays, laid out as the browser reads them."""
     body = bytearray()
     laid = {}
     for name, values in columns.items():
@@ -122,7 +122,7 @@ def packed(header: dict[str, Any], columns: dict[str, Any]) -> bytes:
 
 
 def facts_of(data: bytes) -> dict[str, Any]:
-    """What the report's JSON says of these bytes."""
+    """Return what the report's JSON says of these bytes."""
     plain = zlib.decompress(data)
     header = json.loads(plain[4 : 4 + int.from_bytes(plain[:4], "little")])
     whole = header["total_events"] == header["events"]
@@ -134,7 +134,9 @@ PHASES = {"data": (0, 60), "forward": (60, 300), "loss": (360, 20), "backward": 
 
 
 def step(steps: int = 2, *, backward_layers: bool = False) -> bytes:
-    """Steps of 1 ms each: five layers, whose ops launch kernels and have backward nodes; an optimizer; memory."""
+    """Return steps of 1 ms each: five layers, whose ops launch kernels and have backward nodes; an optimizer;
+    memory.
+    """
     named = ["Steps", "Phases", "Layers", "Thread 1 (main)", "Thread 2 (autograd)", "GPU 0, stream 7"]
     kinds = ["steps", "phases", "layers", "thread", "thread", "stream"]
     tracks = [Track(kind, title) for kind, title in zip(kinds, named, strict=True)]

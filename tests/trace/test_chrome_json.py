@@ -39,7 +39,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pieces_of(data: bytes, **limits: int) -> tuple[list[int], dict[str, Any]]:
-    """How many events each piece has, and what stands around them."""
+    """Return how many events each piece has, and what stands around them."""
     text = ChromeJson(blocks_of_bytes(data), "the trace", Limits(**limits), QUICK)
     return [len(piece.events) for piece in text.pieces()], text.facts
 

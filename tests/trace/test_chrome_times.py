@@ -23,7 +23,7 @@ INSTANTS = (
 
 
 def micro(ns: int, *, short: bool = False, quoted: bool = False) -> str:
-    """Nanoseconds written as microseconds with three decimals, or with as few as needed."""
+    """Return nanoseconds written as microseconds with three decimals, or with as few as needed."""
     whole, part = divmod(abs(ns), 1000)
     text = f"{'-' if ns < 0 else ''}{whole}.{part:03}"
     text = text.rstrip("0").rstrip(".") if short else text

@@ -20,7 +20,7 @@ def test_elements_have_the_size_of_torchs_dtypes() -> None:
 
 
 def raw(value: Any) -> msgspec.Raw:
-    """An argument as a trace spells it; empty if there is none."""
+    """Return an argument as a trace spells it; empty if there is none."""
     return msgspec.Raw(b"") if value is None else msgspec.Raw(msgspec.json.encode(value))
 
 

@@ -1,4 +1,4 @@
-"""What is no trace gives one clear error, quickly and in little memory; never a parser's own, never half a result."""
+"""A file that is not a trace gives one clear error quickly and in little memory, never a parser's or half a result."""
 
 from __future__ import annotations
 

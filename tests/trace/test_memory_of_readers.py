@@ -50,7 +50,7 @@ def repeated(begin: bytes, unit: bytes, end: bytes) -> bytes:
 
 
 def nested_arrays() -> bytes:
-    """A Perfetto trace with arrays in each other, and a long text in the innermost."""
+    """Return a Perfetto trace with arrays in each other, and a long text in the innermost."""
     value = message((6, "x" * SIZE))
     for _ in range(190):
         value = message((12, value))
@@ -59,7 +59,7 @@ def nested_arrays() -> bytes:
 
 
 def callers() -> bytes:
-    """Statistics of cProfile with one function, and many callers of it."""
+    """Return cProfile's statistics of one function with many callers."""
     caller = marshal.dumps(("f", 1, "g"), 2) + b"N"
     return repeated(b"{" + caller[:-1] + b"(\x05\0\0\0" + b"i\x01\0\0\0" * 4 + b"{", caller, b"00")
 
@@ -105,7 +105,7 @@ LONG = "a" * 2**20
 
 
 def interned_shapes() -> bytes:
-    """A Perfetto trace with one event whose shapes refer 6,000 times to one long text."""
+    """Return a Perfetto trace with one event whose shapes refer 6,000 times to one long text."""
     shapes = message((10, "Input Dims"), *[(12, message((17, 1)))] * 6_000)
     first = message((10, 1), (13, 1), (12, message((29, message((1, 1), (2, LONG))))))
     start = message((8, 1_000), (10, 1), (11, message((9, 1), (11, 5), (22, "cpu_op"), (23, "a"), (4, shapes))))
@@ -113,20 +113,20 @@ def interned_shapes() -> bytes:
 
 
 def named_kind(name: bytes, events: int) -> bytes:
-    """An XSpace of events of one kind."""
+    """Return an XSpace of events of one kind."""
     line = message((1, 1), (2, "python"), *[(4, message((1, 1), (2, 1_000), (3, 1_000)))] * events)
     return message((1, message((2, "/host:CPU"), (4, message((1, 1), (2, message((1, 1), (2, name))))), (3, line))))
 
 
 def operation() -> bytes:
-    """A result of rocprofv3 with many copies of one kind."""
+    """Return a result of rocprofv3 with many copies of one kind."""
     record = b'{"start_timestamp":1,"end_timestamp":2,"thread_id":1,"kind":0,"operation":0}'
     head = b'{"rocprofiler-sdk-tool":[{"strings":{"buffer_records":[{"operations":["%b"]}]},' % LONG.encode()
     return head + b'"buffer_records":{"memory_copy":[%b]}}]}' % b",".join([record] * 1_000)
 
 
 def functions() -> bytes:
-    """Statistics of cProfile whose 500 functions all refer to one name with an address."""
+    """Return cProfile's statistics whose 500 functions all refer to one name with an address."""
     name = b"<function f at 0x7f1234567890> " + LONG.encode()
     first = b"\xe1" + struct.pack("<I", len(name)) + name
     figures = b")\x05" + b"i\x01\0\0\0" * 2 + (b"g" + struct.pack("<d", 0.1)) * 2 + b"{0"
@@ -135,7 +135,7 @@ def functions() -> bytes:
 
 
 def deep_sample() -> bytes:
-    """A speedscope file with one frame and one stack of it."""
+    """Return a speedscope file with one frame and one stack of it."""
     profile = '{"type":"sampled","unit":"seconds","samples":[%s],"weights":[1]}' % ([0] * 5_000)
     schema = "https://www.speedscope.app/file-format-schema.json"
     return f'{{"$schema":"{schema}","shared":{{"frames":[{{"name":"{LONG}"}}]}},"profiles":[{profile}]}}'.encode()
@@ -178,7 +178,7 @@ def test_a_long_text_is_cut_where_it_is_read(tmp_path: Path, what: str) -> None:
 
 
 def texts_of(path: Path) -> list[str]:
-    """Every text that a reader keeps of a file."""
+    """Return every text that a reader keeps of a file."""
     if format_of(path):
         record = read_record(path)
         return [one.name for one in (record.tree.functions if record.tree else record.functions)]

@@ -1,4 +1,4 @@
-"""Exports of Nsight Systems: what they tell stands in the profile, for each process, and hostile ones are refused."""
+"""Exports of Nsight Systems: their contents are in the profile, for each process, and hostile ones are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rows_of(trace: TraceColumns, *categories: str) -> np.ndarray:
 
 
 def covered_ns(trace: TraceColumns, rows: np.ndarray) -> int:
-    """Time in which at least one of the events ran."""
+    """Return the time when at least one of the events ran."""
     covered, reached = 0, -(2**63)
     for start, end in sorted(zip(trace.start_ns[rows], (trace.start_ns + trace.duration_ns)[rows], strict=True)):
         covered += max(0, int(end) - max(int(start), reached))

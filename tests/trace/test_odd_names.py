@@ -18,7 +18,7 @@ from tests.step.timed import traced_ms
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-#: Names that torch's fast exporter writes as they are, and names for which its exact one must be asked.
+#: Names that torch's fast exporter writes unchanged, and names that need its exact one.
 QUICK = {
     "braces": "}],[{",
     "html": "<script>alert(1)</script>&amp;",
@@ -44,7 +44,7 @@ CLASSES = ("Größe", 'say_"hi"', "<script>", "a.b", "x" * 1000, "pf#1", "(loss)
 
 
 def profile_of(*names: str) -> perfnb.Profile:
-    """Steps that call a model once within a range of each name."""
+    """Return steps that call a model once within a range of each name."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
 
     def step() -> None:
@@ -101,7 +101,7 @@ def test_names_given_to_record_function_are_in_the_events_and_spoil_nothing(
 
 
 def calls_within(events: pd.DataFrame, name: str) -> int:
-    """How often the model's linear layer is called in the ranges of a name."""
+    """Return how often the model's linear layer is called in the ranges of a name."""
     ranges = events[(events["name"] == name) & (events["category"] == "user_annotation")]
     calls = events.loc[events["name"] == "aten::linear", "start_ns"]
     return sum(int(calls.between(one.start_ns, one.start_ns + one.duration_ns).sum()) for one in ranges.itertuples())

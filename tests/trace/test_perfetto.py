@@ -52,7 +52,7 @@ def interned() -> dict[str, dict[str, int]]:
 
 
 def by_hand() -> bytes:
-    """The trace, written field by field."""
+    """Return the trace, written field by field."""
     tables = interned()
 
     def annotation(name: str | None, value: Any) -> bytes:
@@ -83,7 +83,7 @@ def by_hand() -> bytes:
 
 
 def by_perfetto() -> bytes:
-    """The same trace, written by Perfetto's own encoder."""
+    """Return the same trace, written by Perfetto's own encoder."""
     pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     trace, tables = pb.Trace(), interned()
     process = trace.packet.add().track_descriptor

@@ -1,6 +1,6 @@
 """Traces that other people's programs wrote, read and compared with facts computed by plain means.
 
-The files are not part of the project; see CONTRIBUTING.md and the README beside them.
+The files are not part of the project; see CONTRIBUTING.md and the README next to them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def categories_of(trace: TraceColumns) -> np.ndarray:
 
 
 def covered_us(trace: TraceColumns, rows: np.ndarray) -> float:
-    """Time in which at least one of the events ran."""
+    """Return the time when at least one of the events ran."""
     covered, reached = 0, None
     for start, end in sorted(zip(trace.start_ns[rows], (trace.start_ns + trace.duration_ns)[rows], strict=True)):
         covered += max(0, end - (start if reached is None else max(start, reached)))

@@ -201,7 +201,7 @@ def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path, monkeypatc
 
     assert len(told) == -(-blocks // 3)
     assert told[-1] == path.stat().st_size
-    assert blocks % 3  # the last one was told out of turn
+    assert blocks % 3  # the last one was reported out of turn
 
 
 def test_an_error_of_the_one_who_is_told_goes_through_and_leaves_no_file_open(
@@ -217,7 +217,7 @@ def test_an_error_of_the_one_who_is_told_goes_through_and_leaves_no_file_open(
 
 
 def bomb(path: Path, begin: bytes, unit: bytes, unpacked: float = 10e9) -> None:
-    """A file of about 10 MB that goes on with `unit` up to about 10 GB."""
+    """Write a file of about 10 MB that repeats `unit` up to about 10 GB."""
     block = unit * (2**20 // len(unit))
     packer = zlib.compressobj(9, wbits=31)
     first = packer.compress(begin) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -242,7 +242,7 @@ except TraceError as error:
 
 
 def seconds_and_words(path: Path, **options: int) -> tuple[float, str]:
-    """What the reader says to a file for which it must not need more memory, and how long it took."""
+    """Return the reader's message on a file that must not need more memory, and the time that it took."""
     done = subprocess.run(
         [sys.executable, "-c", READ_WITHIN_512_MIB, str(path), repr(options)],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"},

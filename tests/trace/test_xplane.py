@@ -1,4 +1,4 @@
-"""XSpace files of JAX and TensorFlow: planes, lines and events are told apart, and damaged files are refused."""
+"""XSpace files of JAX and TensorFlow: planes, lines and events are distinguished, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def launch(number: int, op: str, path: str) -> dict[str, object]:
 
 
 def compiled(module: str, paths: dict[str, str]) -> bytes:
-    """The plane that holds the HLO of a module: its ops and their paths."""
+    """Return the plane that holds the HLO of a module: its ops and their paths."""
     ops = [(2, message((1, op), (2, "fusion"), (7, message((1, "add"), (2, path))))) for op, path in paths.items()]
     hlo = message((1, message((1, module), (2, "main"), (3, message((1, "main"), *ops)))))
     kind = message((1, 8), (2, f"{module}(8)"), (5, message((1, 2), (6, hlo))))

@@ -95,7 +95,7 @@ def test_gpus_without_an_index_are_told_apart(tmp_path: Path) -> None:
     rows = [row.format(tick, "", 10 * tick + gpu) for tick in range(3) for gpu in (7, 3)]
     watch = log(tmp_path, "timestamp, utilization.gpu [%]\n" + "".join(rows[::2]))
     assert of(watch, "gpu0", "busy_percent") == [7.0, 17.0, 27.0]
-    with pytest.raises(TraceError, match="do not say of which GPU; record index as well"):
+    with pytest.raises(TraceError, match="do not identify their GPU; record index as well"):
         log(tmp_path, "timestamp, utilization.gpu [%]\n" + "".join(rows))
 
 
@@ -123,7 +123,7 @@ def test_dmon_is_a_watch(tmp_path: Path) -> None:
 
 
 def stamped(first: str, names: str, *stamps: str) -> str:
-    """The log with columns in front."""
+    """Return the log with columns in front."""
     head, units, *rows = [line for line in DMON.splitlines() if line]
     rows = [row for row in rows if not row.startswith("#")]
     lines = [f"#{names} {head[1:]}", f"#{first} {units[1:]}"]

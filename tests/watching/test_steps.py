@@ -1,4 +1,4 @@
-"""Readings beside the steps of a profile: on one time, in the right phase, told only where there are enough."""
+"""Readings next to the steps of a profile: on one clock, in the right phase, and reported only if there are enough."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECOND = 1e6  # in the microseconds of a recording by hand
 
 
 def recording(readings_at: np.ndarray, window: float, *, timed: int = 2) -> Recording:
-    """Two timed steps of 10 s and a traced one, with 2 s of waiting for data, 3 s forward, 5 s backward each."""
+    """Return two timed steps of 10 s and a traced one, with 2 s of waiting for data, 3 s forward, 5 s backward each."""
     hand = ByHand().step(100 * SECOND, 110 * SECOND)
     hand.event("pf_data", 100 * SECOND, 102 * SECOND)
     layer = hand.layer("net")

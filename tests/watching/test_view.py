@@ -38,7 +38,7 @@ def machine(
     cgroup: dict[str, float] | None = None,
     gpu_memory: float = 20.0,
 ) -> MachineSummary:
-    """A machine with 2 cores and 16 GiB on which everything stays as it is; memory in GiB."""
+    """Return a machine with 2 cores and 16 GiB where nothing changes; memory in GiB."""
     of_devices: dict[str, dict[str, float | None]] = {
         "process": {"cpu_percent": own, "memory_bytes": 1.0 * GIB},
         "host": {"cpu_percent": cpu, "memory_bytes": memory * GIB},

@@ -1,4 +1,4 @@
-"""`perfnb.watch` in a script: its frames, marks and life, and samples beside a profile."""
+"""`perfnb.watch` in a script: its frames, marks and life, and samples next to a profile."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ class _Twin:
 
 @pytest.fixture
 def panel(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[float]]]:
-    """A panel that a page shows, and the time of its clock."""
+    """Yield a panel that a page shows, and the time of its clock."""
     now = [1000.0]
     monkeypatch.setattr("perfnb.watching.watch.time", SimpleNamespace(monotonic=lambda: now[0]))
     made: Any = LivePanel(lambda: watch_samples.laptop(), None, 1)

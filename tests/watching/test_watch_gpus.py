@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two GPUs; the folder by which `set_up` changes them."""
+    """Return two GPUs; the folder by which `set_up` changes them."""
     for name, value in stand_in(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -99,7 +99,7 @@ def test_only_the_visible_gpus_are_watched_in_their_order(gpus: Path, monkeypatc
 
 
 class Cuda(SimpleNamespace):
-    """torch's module for CUDA, as far as it is asked."""
+    """The parts of torch's module for CUDA that are used."""
 
     uuids = ("00000001", "00000000")
 

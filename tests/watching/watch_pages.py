@@ -45,7 +45,7 @@ window.first = another();
 
 
 def panel_page(data: dict[str, Any]) -> str:
-    """A page that shows one panel, as anywidget would show it."""
+    """Return a page that shows one panel, as anywidget would show it."""
     script, style = WatchWidget._esm, WatchWidget._css
     return (
         '<!DOCTYPE html><meta charset="utf-8"><title>watch</title>'
@@ -78,7 +78,7 @@ Open = Callable[..., Panel]
 
 
 def opener(open_page: Callable[..., Page]) -> Open:
-    """Opens a panel on a page of its own."""
+    """Open a panel on a separate page."""
 
     def open_(made, **options) -> Panel:
         page = open_page(panel_page(panel_data(made, "x")), **{"viewport": {"width": 1000, "height": 1300}, **options})
@@ -101,13 +101,13 @@ def value(page: Page, key: str, word: str) -> str:
 
 
 def points(page: Page, key: str, line: int = 0) -> list[tuple[float, float]]:
-    """The points of a line, in the units of the picture."""
+    """Return the points of a line, in the units of the picture."""
     path = chart(page, key).locator("path.pf-watch-line").nth(line).get_attribute("d") or ""
     return [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+),([-\d.]+)", path)]
 
 
 def shown(page: Page) -> tuple[float, float]:
-    """The time that the charts show, in seconds, from what is said of it."""
+    """Return the time that the charts show, in seconds, from what is said of it."""
     words = page.get_by_role("slider", name="Time shown").get_attribute("aria-valuetext") or ""
     clocks = re.match(r"from ([\d:.]+) to ([\d:.]+) of", words).groups()
     return tuple(sum(float(part) * 60**i for i, part in enumerate(reversed(text.split(":")))) for text in clocks)

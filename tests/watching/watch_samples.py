@@ -34,7 +34,7 @@ _STILL = ("cpu_percent", "_per_s", "throttled_percent")
 def rows_of(
     seconds: float, interval_s: float = 0.5, devices: Sequence[str] = ("process", "host"), start_s: float = 0.0
 ) -> list[Row]:
-    """Readings as they come from the sampler: training with an epoch's evaluation every 20 s."""
+    """Return readings as they come from the sampler: training with an epoch's evaluation every 20 s."""
     made: list[Row] = []
     for tick in range(round(seconds / interval_s)):
         t = start_s + tick * interval_s
@@ -47,7 +47,7 @@ def rows_of(
 
 
 def _reading(device: str, t: float) -> dict[str, float]:
-    """One reading; the same at the same time."""
+    """Return one reading; the same at the same time."""
     noise = np.random.default_rng(round(1000 * t) + sum(map(ord, device))).normal(0, 1, 20)
     busy = 0.0 if t % 20 > 16 else 1.0
     step = 0.5 + 0.5 * np.sin(2 * np.pi * t / 3.7)
@@ -92,7 +92,7 @@ def _reading(device: str, t: float) -> dict[str, float]:
 
 
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
-    """Readings as the tidy frame."""
+    """Return readings as the tidy frame."""
     found = [{"device": device, "t_s": t, "window_s": window, **values} for device, t, window, values in rows]
     frame = pd.DataFrame(found, columns=["device", "t_s", "window_s"] if not found else None)
     return conform(frame.assign(readings=1, missed_ticks=0), "samples")
@@ -121,7 +121,7 @@ def summary(
     notes: Sequence[str] = (),
     devices: Sequence[str] | None = None,
 ) -> MachineSummary:
-    """What is shown of these readings."""
+    """Return what is shown of these readings."""
     known = devices if devices is not None else list(dict.fromkeys(row[0] for row in rows))
     ticks = len({row[1] for row in rows})
     meta = {
@@ -140,14 +140,14 @@ def summary(
 
 @functools.cache
 def laptop(seconds: float = 120.0, **options: Any) -> MachineSummary:
-    """A machine without a GPU, with a gap of 6 s and marks."""
+    """Return a machine without a GPU, with a gap of 6 s and marks."""
     rows = [row for row in rows_of(seconds) if not 40 < row[1] < 46]
     return summary(rows, EPOCHS, absent=["GPU", "cgroup"], devices=["process", "host"], **options)
 
 
 @functools.cache
 def server(seconds: float = 120.0, gpus: int = 1, **options: Any) -> MachineSummary:
-    """A machine with GPUs, in a container with limits."""
+    """Return a machine with GPUs, in a container with limits."""
     devices = ("process", "cgroup", "host", *(f"gpu{i}" for i in range(gpus)))
     notes = ["GPU 0: PCIe counters cannot be read at times: not permitted."]
     return summary(rows_of(seconds, devices=devices), EPOCHS, notes=notes, **options)
@@ -164,7 +164,7 @@ def hostile() -> MachineSummary:
 
 @functools.cache
 def empty() -> MachineSummary:
-    """A watch that ended before its first reading."""
+    """Return a watch that ended before its first reading."""
     return summary([], devices=["host", "process"])
 
 
@@ -179,7 +179,7 @@ def unknown() -> MachineSummary:
 
 @functools.cache
 def profiled() -> MachineSummary:
-    """The steps of a profile on the time of its readings."""
+    """Return the steps of a profile on the time of its readings."""
     made = server(40.0, interval_s=0.5)
     passes = [("warmup", 2.0, 6.0, 5), ("timed", 6.2, 30.0, 30), ("traced", 31.0, 35.0, 4), ("counted", 35.5, 38.0, 1)]
     parts = (("data", 0.06), ("host_to_device", 0.03), ("forward", 0.3), ("loss", 0.02), ("backward", 0.47))

@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Lab 1 · Measuring honestly
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 60 to 75 minutes, almost all of it
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 60 to 75 minutes, most of them spent
 # thinking; the cells themselves take less than a minute.
 #
 # **Afterwards you can**
 #
 # - time a step so that the number means something: the right clock, a warm machine, a summary that is robust to noise;
-# - say how certain a number is, not just what it is;
-# - compare two versions on a noisy machine, and say when you could *not* have seen a difference.
+# - state how certain a number is;
+# - compare two versions on a noisy machine, and name the smallest difference that you would have noticed.
 #
 # Each section asks you to **predict** first. Write your guess down before you run the next cell: a wrong guess teaches
-# you more than a number you nod at. Predictions are not graded, exercises are. `labs.check` tries your answer on this
-# machine and tells you what is wrong with it. It never gives the answer away, and you can try as often as you like.
+# you more than a number that you merely read. Predictions are not graded, exercises are. `labs.check` tries your answer
+# on this machine and names the mistake. It never gives the answer away, and you can try as often as you like.
 
 # %%
 import statistics
@@ -21,23 +21,103 @@ import time
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 import perfnb
 from perfnb import labs
 
-torch.set_num_threads(1)  # several threads wait for each other when another program takes a core
+torch.set_num_threads(1)  # several threads wait for each other when other programs take a core away
 
 # %% [markdown]
-# ## 1.1 A stopwatch
+# ## Two numbers for one step
 #
-# Here is a small network and one training step.
+# You have joined the meter office of a small waterworks. Customers write the number of their water meter and its
+# reading on a card, a scanner cuts the card into small images, and the office's model, the *Reader*, recognises the
+# characters. Maya has trained it, and Tom runs the servers.
+#
+# The Reader is trained every night, in very many **training steps**: each shows it a batch of images and improves it a
+# little. Will one night be enough? That depends on how long a step takes. So both of them timed the same step on the
+# same computer, 71 times each. Tom was cautious and took the mean: 34 ms. Maya argued that other programs can only make
+# a step *slower*, so she took the shortest time: 18 ms. By Tom's figure, the training would last until the next
+# afternoon; by Maya's, it would be finished long before the office opens. Each dot in their pictures is a step:
 
 # %%
+WARMUP = 10
+
+
+def planted_ms(seed, disturbed):
+    """71 planted step times: ten that become faster, then 61 of about 20 ms, some disturbed by other programs."""
+    generator = np.random.default_rng(seed)
+    times = 20 * np.exp(generator.normal(0, 0.04, 61))
+    times[generator.permutation(61)[:disturbed]] *= 2.5
+    return [*(20 * np.geomspace(8, 1.3, WARMUP)), *times]
+
+
+planted = {"Tom": planted_ms(1, disturbed=14), "Maya": planted_ms(2, disturbed=3)}
+
+
+def picture(figures):
+    """The times of both, and the figure that each takes for the step, with an interval if there is one."""
+    _, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True, layout="constrained")
+    for ax, (name, times) in zip(axes, planted.items(), strict=True):
+        figure, *ends = figures[name]
+        ax.plot(times, "o", markersize=4, color="#0072B2")
+        ax.axhline(figure, color="#D55E00")
+        if ends:
+            ax.axhspan(*ends, color="#D55E00", alpha=0.3)
+        between = " [{:.1f}, {:.1f}]".format(*ends) if ends else ""
+        ax.set_title(f"{name}: {figure:.1f}{between} ms")
+        ax.set_xlabel("step")
+        ax.set_yscale("log")
+        ax.set_yticks((20, 40, 80, 160), (20, 40, 80, 160))
+        ax.minorticks_off()
+    axes[0].set_ylabel("ms per step")
+    plt.show()
+
+
+picture({"Tom": [statistics.mean(planted["Tom"])], "Maya": [min(planted["Maya"])]})
+
+# %% [markdown]
+# Both read their clocks correctly, and yet Tom's figure is almost twice as large as Maya's. Whom do you believe? At the
+# end of this lab you will draw the same picture again, with figures on which they can agree.
+#
+# (The times in this picture are **planted**: they are made up, and the same on every computer. Those in the rest of the
+# lab are measured on yours, except where a machine is simulated.)
+#
+# ## 1.1 A stopwatch
+#
+# Here is the Reader for single images, and one training step. It has a linear layer from 64 pixels to 128 numbers
+# (`stem`), three `blocks`, and another linear layer with a score for each of the ten digits (`head`). The images come
+# with scikit-learn.
+
+
+# %%
+class Block(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm, self.act = nn.LayerNorm(width), nn.GELU()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(64, 128), nn.Linear(128, 10)
+        self.blocks = nn.Sequential(*(Block(128, 512) for _ in range(3)))
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)))
+
+
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
+model = Reader()
 optimizer = torch.optim.Adam(model.parameters())
-x, y = torch.randn(64, 256), torch.randint(0, 10, (64,))
+digits = load_digits()
+x, y = torch.tensor(digits.data[:64] / 16, dtype=torch.float32), torch.tensor(digits.target[:64])
 
 
 def train():
@@ -60,7 +140,7 @@ for clock in (time.time, time.process_time, time.perf_counter):
     print(f"{clock.__name__:14} {clock() - began:.3f} s")
 
 # %% [markdown]
-# Look at the line that says almost 0: waiting is time too, but that clock stopped.
+# **Look at** the line with almost 0: waiting takes time, too, but that clock stopped.
 #
 # **Exercise 1.1.** Write `time_ms(step)`: it runs `step()` once and returns how long that took in **milliseconds**,
 # including any waiting.
@@ -68,7 +148,7 @@ for clock in (time.time, time.process_time, time.perf_counter):
 
 # %% answer 1.1
 def time_ms(step):
-    """Time of one call of `step` in ms."""
+    """Time of a single run of `step`, in ms."""
     ### BEGIN SOLUTION
     began = time.perf_counter()
     step()
@@ -81,7 +161,7 @@ labs.check("1.1", time_ms)
 
 # %% [markdown]
 # On a GPU there is one more trap. The CPU only *launches* the work and moves on, so a stopwatch on the CPU may stop
-# before the GPU has even started. Synchronise first (`torch.cuda.synchronize()`), or let `perfnb` do it.
+# before the GPU has even started. Call `torch.cuda.synchronize()` before you read the clock, or let `perfnb` do it.
 #
 # ## 1.2 The typical step
 #
@@ -96,15 +176,24 @@ for _ in range(60):
     times.append((time.perf_counter() - began) * 1e3)
 
 print(f"first {times[0]:.2f} ms, mean {statistics.mean(times):.2f} ms, median {statistics.median(times):.2f} ms")
-fig, ax = plt.subplots(figsize=(7, 2.2), layout="constrained")
-ax.plot(times, "o", markersize=4)
-ax.set(xlabel="step", ylabel="ms", yscale="log")
+_, ax = plt.subplots(figsize=(7, 2.4), layout="constrained")
+ax.plot(times, "o", markersize=4, color="#0072B2")
+ax.axhline(statistics.mean(times), color="#D55E00", linestyle="--", label="mean")
+ax.axhline(statistics.median(times), color="#D55E00", label="median")
+ax.set(xlabel="step", ylabel="ms", ylim=(0, None))
+ax.legend()
 plt.show()
 
 # %% [markdown]
-# Look at the left edge, then at the isolated points far above the rest. The first steps pay for things that happen
-# once: memory is requested from the system, Adam creates its state, kernels are looked up. The isolated points are the
-# machine doing something else. Noise can only *add* time to a step, so it pulls the mean up, but not the median.
+# **Look at** the left edge, then at isolated points far above the rest. The first steps pay for things that happen
+# once: memory is requested from the system, Adam creates its state, torch looks up its kernels. These steps are the
+# **warm-up**. After it, the times show no trend any more: the step has reached its **steady state**. The isolated
+# points are moments when the machine was doing something else. Noise only *adds* time to a step. A few slow steps pull
+# the mean up, but hardly the median. (If about half of *your* steps were slow, another program took half of the time,
+# and no summary can help: run the cell again when the machine is idle.)
+#
+# Why not Maya's shortest time, then? It depends on luck and on how often you try: of more steps, the shortest is
+# shorter. And it describes a step that hardly ever occurs, while the night is made of typical ones.
 #
 # **Exercise 1.2.** Write `typical(times_ms, warmup)`: the typical step time, with half of the steps below it and half
 # above, where the first `warmup` times are warm-up. It is tested on series of several lengths with a known answer and a
@@ -129,30 +218,35 @@ labs.check("1.2", typical)
 # such medians differ here: 0.1, 1, or 10?
 
 # %%
-medians = []
+every_series = []
 for _ in range(8):
     series = []
     for _ in range(61):
         began = time.perf_counter()
         train()
         series.append((time.perf_counter() - began) * 1e3)
-    medians.append(statistics.median(series))
+    every_series.append(series)
+medians = [statistics.median(series) for series in every_series]
 print("medians:", ", ".join(f"{each:.3f}" for each in medians), "ms")
 print(f"the largest is {100 * (max(medians) / min(medians) - 1):.1f} % above the smallest")
 
 # %% [markdown]
-# A step time without its uncertainty is only half the answer. An interval that contains the true median in 95 of 100
-# cases needs no theory of what noise looks like. Each time is below the true median with probability one half, so *how
-# many* of the 61 are below it is like counting heads in 61 coin tosses. We do not know how many it was this time, but
-# if it was *k*, the true median lies between the *k*-th of the sorted times and the next one. Two questions are left.
-# Between which two numbers of heads do 95 of 100 trials fall? (Toss 61 coins ten thousand times and count the heads of
-# each trial: `np.random.default_rng(0).binomial(61, 0.5, 10_000)`.) And which of the sorted times belong to these two
-# numbers? (Python counts from 0.)
+# A step time without its uncertainty is only half the answer. What you want is an interval that contains the true
+# median in 95 of 100 cases, and for the median it needs no theory of the noise. Take 61 times:
+#
+# - Each of them is below the true median with a probability of one half. So the *number* of times below it behaves like
+#   the number of heads in 61 coin tosses.
+# - If that number is *k*, then the true median lies between the *k*-th of the sorted times and the next one.
+#
+# You do not know *k*, but coins tell you where it usually lies. Two questions are left. Between which two numbers of
+# heads do 95 of 100 trials fall? (Toss 61 coins ten thousand times, and count the heads of each trial:
+# `np.random.default_rng(0).binomial(61, 0.5, 10_000)`. A share `q` of these counts is below `np.quantile(counts, q)`.)
+# And which of the sorted times belong to these two numbers? (Python counts from 0.)
 #
 # **Exercise 1.3.** Write `interval(times_ms)`: the lower and upper end of a 95 % interval of the **median**. It is
-# tested on 300 series of 61 times whose true median is known; in a third of them every ninth step is six times as slow.
-# Do it as above, or with the bootstrap: draw 61 of the times with replacement a thousand times, and see where the
-# middle 95 % of the medians lie.
+# tested on 300 series of 61 times whose true median is known; in a third of them, every ninth step is six times as
+# slow. Do it as above, or with the *bootstrap*: draw 61 of the times with replacement, a thousand times, and see where
+# the middle 95 % of the medians lie.
 
 
 # %% answer 1.3
@@ -170,8 +264,27 @@ def interval(times_ms):
 labs.check("1.3", interval)
 
 # %% [markdown]
-# `perfnb.time_step` does all of this: it warms up until the times show no trend, plans how many steps it needs, and
-# prints the interval after the median. Find the interval, and see what it says about outliers.
+# Here are your intervals of the eight series that you measured above:
+
+# %%
+if np.shape(interval(every_series[0])) != (2,):
+    print("Write interval first, exercise 1.3.")
+else:
+    _, ax = plt.subplots(figsize=(7, 2.4), layout="constrained")
+    for place, series in enumerate(every_series, start=1):
+        ax.plot((place, place), interval(series), color="#0072B2", linewidth=4, alpha=0.5)
+        ax.plot(place, statistics.median(series), "o", color="#D55E00")
+    ax.set(xlabel="series of 61 steps", ylabel="ms, median and interval")
+    plt.show()
+
+# %% [markdown]
+# **Look at** how far the intervals overlap. Each of them tells you how far to trust *its* median while the machine
+# stays in the same state. If some intervals lie far apart, the machine itself has changed its pace, and no interval of
+# a single series can know that. Section 1.4 deals with it.
+#
+# `perfnb.time_step` does all of this: it warms up until the times have reached their steady state, plans how many steps
+# it needs, and prints the interval after the median. Find the interval, and the line about outliers, which are times
+# far from the others. (*p95* is the time that 95 of 100 steps did not exceed.)
 
 # %%
 perfnb.time_step(train, budget_s=3)
@@ -179,9 +292,9 @@ perfnb.time_step(train, budget_s=3)
 # %% [markdown]
 # ## 1.4 Two steps on a noisy machine
 #
-# You changed something and want to know whether it is faster. The obvious way: time the old version, then the new one.
-# Let's try that on a simulated machine, so that we know the truth. It gets slower over time, like a laptop that heats
-# up. Both of its steps take *exactly* the same time.
+# You have changed something and want to know whether it is faster. The obvious way is to time the old version, and then
+# the new one. Try that on a simulated machine, where the truth is known. It becomes slower over time, like a laptop
+# that heats up. Both of its steps take *exactly* the same time.
 #
 # **Predict:** how much slower will the second one seem?
 
@@ -192,12 +305,20 @@ machine = Machine("slower and slower")
 run_a, run_b = machine.step(10.0), machine.step(10.0)
 a_ms = [run_a() for _ in range(1000)]  # a call returns the milliseconds that it "took"
 b_ms = [run_b() for _ in range(1000)]
+_, ax = plt.subplots(figsize=(7, 2.4), layout="constrained")
+for name, first, times, colour in (("a", 0, a_ms, "#0072B2"), ("b", 1000, b_ms, "#D55E00")):
+    ax.plot(range(first, first + 1000), times, ".", markersize=2, color=colour, label=name)
+    ax.plot((first, first + 1000), [statistics.median(times)] * 2, color="black")
+ax.set(xlabel="run", ylabel="ms, medians in black")
+ax.legend(markerscale=5)
+plt.show()
 print(f"b takes {statistics.median(b_ms) / statistics.median(a_ms):.2f} times as long as a")
 
 # %% [markdown]
-# Nothing was wrong with the clock, the number of steps or the median. The *order* was wrong: whatever changed in the
-# machine between the two blocks looked like a change of the step. Interleaving them, a b a b …, helps. But a fixed
-# order can fall into step with the machine: here is one on which every second run is slow.
+# **Look at** the slope of the cloud, and at the two black lines. Nothing was wrong with the clock, the number of steps
+# or the median. The *order* was wrong: a change of the machine between the two blocks looked like a change of the step.
+# Interleaving them, a b a b …, helps. But a fixed order can coincide with a rhythm of the machine. On the next one,
+# every second run is slow.
 
 # %%
 machine = Machine("every second run slow")
@@ -212,7 +333,7 @@ print(f"b takes {statistics.median(ratios):.2f} times as long as a")
 # %% [markdown]
 # **Exercise 1.4.** Write `compare(run_a, run_b, pairs)`. `run_a()` and `run_b()` run a step and return its
 # milliseconds. Run each of them `pairs` times, in any order you like, and return the time of b divided by the time of
-# a. The answer must be within 3 % on a steady machine, on one that gets slower, and on one where every second run is
+# a. The answer must be within 3 % on a steady machine, on one that becomes slower, and on one where every second run is
 # slow.
 
 
@@ -243,22 +364,23 @@ labs.check("1.4", compare)
 # How do you know that a comparison is honest? Compare something with itself. This is the **A/A test**. `perfnb.ab_test`
 # runs both in pairs, in random order, and gives a verdict.
 #
-# **Predict:** what will it say about `train` against `train`? And how small a difference could it have found here?
+# **Predict:** which verdict will it give for `train` against `train`? And how small a difference could it have found
+# here?
 
 # %%
 aa = perfnb.ab_test(train, train, budget_s=3)
 aa
 
 # %% [markdown]
-# The verdict is most likely `same` or `inconclusive`. One such interval in twenty misses 1 by pure chance. If that
-# happened to you, do not rerun the cell until it looks right: leave it, and remember it the next time someone shows you
-# *one* test with a difference of 1 %.
+# The verdict is most likely `same` or `inconclusive`. **Look at** the interval of the ratio: it should contain 1. One
+# such interval in twenty does not, by pure chance. If that happened to you, do not rerun the cell until it looks right.
+# Leave it, and remember it the next time someone shows you *one* test with a difference of 1 %.
 #
-# `inconclusive` does not mean *equal*. What the test could have found is in `aa.smallest_detectable`, as a fraction:
-# 0.01 is 1 %.
+# `inconclusive` does not mean *equal*. The smallest difference that the test would have found is in
+# `aa.smallest_detectable`, as a fraction: 0.01 is 1 %.
 #
-# **Exercise 1.5.** From `aa`: the smallest difference that it finds in 9 of 10 cases, in **percent**, and whether it
-# would find a speed-up of 1 % (`True` or `False`).
+# **Exercise 1.5.** From `aa`, give the smallest difference that such a test finds in 9 of 10 cases, in **percent**, and
+# whether it would find a speed-up of 1 % (`True` or `False`).
 
 # %% answer 1.5
 smallest_percent = ...
@@ -274,8 +396,8 @@ labs.check("1.5", {"smallest_percent": smallest_percent, "sees_one_percent": see
 # %% [markdown]
 # ## 1.6 Three claims
 #
-# Three colleagues have each rewritten a function, and each says: *mine is faster*. Every claim comes with the old
-# function, the new function, and something that creates an input.
+# Maya, Tom and the supplier of the scanner have each rewritten a function, and each of them claims that the new one is
+# *faster*. Every claim comes with the old function, the new function, and a function that creates an input.
 
 
 # %%
@@ -314,8 +436,9 @@ claims = {
 }
 
 # %% [markdown]
-# **Predict** all three before you measure. Then test each. With `check=1e-4`, `ab_test` also compares what the two
-# return, because a wrong result may well be fast. It expects functions without arguments, hence the `lambda`.
+# **Predict** all three before you measure. Then test each. With `check=1e-4`, `ab_test` also compares the results of
+# the two functions, because a wrong result may well be fast. It expects functions without arguments, hence the
+# `lambda`.
 
 # %%
 tests = {}
@@ -330,9 +453,23 @@ for name, (before, after, make) in claims.items():
     ratio = "{:.2f} to {:.2f}".format(*tests[name].ratio_ci) if tests[name].ratio_ci else "not known"
     print(f"{name:7} {tests[name].verdict:13} ratio {ratio}  results: {tests[name].check or 'agree'}")
 
+_, ax = plt.subplots(figsize=(7, 1.8), layout="constrained")
+for name, test in tests.items():
+    if test.ratio_ci:
+        ax.plot(test.ratio_ci, (name, name), color="#0072B2", linewidth=4, alpha=0.5)
+        ax.plot(test.ratio, name, "o", color="#D55E00")
+ax.axvline(1, color="black", linewidth=1, linestyle="--")
+ax.set(xscale="log", xlabel="time of the new function, divided by that of the old one")
+ax.set_xticks((0.02, 0.05, 0.1, 0.2, 0.5, 1), (0.02, 0.05, 0.1, 0.2, 0.5, 1))
+ax.minorticks_off()
+ax.invert_yaxis()
+plt.show()
+
 # %% [markdown]
+# **Look at** the picture: left of the dashed line, the new function is faster. Is that enough for the claim?
+#
 # **Exercise 1.6.** Judge each claim: `"faster"` (with the same result), `"not shown"` (no relevant difference was
-# found) or `"wrong result"`.
+# found, whether the verdict is `same` or `inconclusive`) or `"wrong result"`.
 
 # %% answer 1.6
 verdicts = ...
@@ -344,12 +481,29 @@ verdicts = {"mean": "faster", "square": "not shown", "spread": "wrong result"}
 labs.check("1.6", verdicts, claims=claims)
 
 # %% [markdown]
+# ## Maya and Tom again
+#
+# Here are their planted times again, on the same axes. This time both of them use your `typical`, without the ten steps
+# of warm-up, and your `interval` of the 61 steps after it.
+
+# %%
+if typical([1.0], 0) is None or np.shape(interval(planted["Tom"][WARMUP:])) != (2,):
+    print("First solve 1.2 and 1.3.")
+else:
+    picture({name: [typical(times, WARMUP), *interval(times[WARMUP:])] for name, times in planted.items()})
+
+# %% [markdown]
+# The dots are the same, and now the two agree: their intervals overlap, although other programs disturbed almost every
+# fourth of Tom's steps. An undisturbed step was planted with 20 ms. Tom had counted the warm-up and the disturbances as
+# part of the step; Maya had picked the luckiest of 71. Before you argue about a number, ask *which* number it is: of
+# which steps, by which summary, and how certain.
+#
 # ## Takeaways
 #
-# - Use `perf_counter`, after warm-up, and the **median**: noise only ever adds time.
+# - Use `perf_counter`, in steady state, and the **median**: noise only adds time, and the shortest step is a lucky one.
 # - No number without an **interval**. No comparison without **interleaving in random order**.
-# - Try every comparison on two equal things first.
-# - *Not shown* is a result. Always say how small a difference you could have seen.
+# - Try every comparison on two equal steps first.
+# - *Not shown* is a result. Always add how small a difference you would have noticed.
 # - Compare the **results** before you compare the times.
 #
 # `labs.export("lab_01.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 2,

@@ -8,19 +8,22 @@
 #
 # - read a profile: phases, the tree of layers, forward and backward, self and total time;
 # - predict and check what a layer's backward pass computes, and what freezing layers saves;
-# - find the layer worth optimising, say *before* you start how much it could save, make it faster without changing its
-#   result, and show that the step became faster.
+# - find the layer worth optimising, compute *before* you start how much it could save, make it faster without changing
+#   its result, and show that the step became faster.
 #
-# **Predict** before each measurement, on paper or in the cell. `labs.check` tests your answers on this machine; it says
-# what is wrong, never the answer, and you can try as often as you like.
+# **Predict** before each measurement, on paper or in the cell. `labs.check` tests your answers on this machine. It
+# names the mistake, never the answer, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
 
 # %%
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import perfnb
 from perfnb import labs
@@ -28,22 +31,56 @@ from perfnb import labs
 torch.set_num_threads(1)  # several threads wait for each other when other programs take a core away
 
 # %% [markdown]
-# ## The patient
+# ## The night is over
 #
-# A small convolutional network, written in a hurry. Read it once. Start with `Net.forward` at the end and look up each
-# layer it calls: which ones does a batch pass through, and in which order?
+# You have joined the meter office of a small waterworks. Customers write the number of their water meter and its
+# reading on a card, a scanner cuts the card into small images, and the office's model, the *Reader*, recognises the
+# characters. Maya has written a script that trains it every night: a million training steps, from ten in the evening.
+# At six in the morning, Tom needs the computer for the day's cards. This was last night:
+
+# %%
+STEPS, OPENS_H = 1_000_000, 8  # the office opens eight hours after ten in the evening
+
+
+def picture(steps_ms):
+    """How much of the training is done at which hour, for each script: its milliseconds per step."""
+    _, ax = plt.subplots(figsize=(7, 3), layout="constrained")
+    for (name, ms), colour in zip(steps_ms.items(), ("#D55E00", "#0072B2"), strict=False):
+        hours = STEPS * ms / 3.6e6
+        done = f"{int(22 + hours) % 24:02}:{int(60 * (hours % 1)):02}"
+        ax.plot((0, hours), (0, 100), color=colour, linewidth=2, label=f"{name}: done at {done}")
+        ax.plot(hours, 100, "o", color=colour)
+    ax.axvspan(OPENS_H, 14, color="#BBBBBB", alpha=0.4)
+    ax.annotate("the office is open", (OPENS_H, 0), (OPENS_H + 0.2, 103))
+    ax.set(xlim=(0, 14), ylim=(0, 110), ylabel="% of the training done")
+    ax.set_xticks(range(0, 15, 2), [f"{(22 + hour) % 24:02}:00" for hour in range(0, 15, 2)])
+    ax.legend(loc="lower right")
+    plt.show()
+
+
+picture({"Maya's script": 44.7})
+
+# %% [markdown]
+# Nothing in the script is silly, and still each step takes 44.7 ms. Where does that time go? And what would have to
+# change so that the night is long enough? At the end of this lab you will draw this picture again, with a layer that
+# you have written. (The times in it are **planted**: they are the same on every computer. All others are measured on
+# yours.)
+#
+# Here is the Reader. Read it once. Start with `Reader.forward` at the end, and look up each layer that it calls: which
+# ones does a batch pass through, and in what order? The *stem* turns 64 pixels into 128 numbers, the *blocks* improve
+# them, and the *head* gives a score for each of the ten digits. Before the head, Maya rescales the numbers of each
+# image, because some customers press hard with their pens, and others hardly at all.
 
 
 # %%
 class Block(nn.Module):
-    def __init__(self, inputs, outputs):
+    def __init__(self, width, hidden):
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1)
-        self.norm = nn.BatchNorm2d(outputs)
-        self.act = nn.ReLU()
+        self.norm, self.act = nn.LayerNorm(width), nn.GELU()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x):
-        return self.act(self.norm(self.conv(x)))
+        return x + self.down(self.act(self.up(self.norm(x))))
 
 
 class Rescale(nn.Module):
@@ -56,24 +93,23 @@ class Rescale(nn.Module):
         return torch.stack(rows)
 
 
-class Net(nn.Module):
+class Reader(nn.Module):
     def __init__(self, rescale):
         super().__init__()
-        self.stem = Block(1, 8)
-        self.body = Block(8, 16)
-        self.pool = nn.MaxPool2d(2)
+        self.stem = nn.Linear(64, 128)
+        self.blocks = nn.Sequential(*(Block(128, 512) for _ in range(3)))
         self.rescale = rescale
-        self.head = nn.Linear(16 * 6 * 6, 10)
+        self.head = nn.Linear(128, 10)
 
     def forward(self, x):
-        x = self.pool(self.body(self.stem(x)))
-        return self.head(self.rescale(x.flatten(1)))
+        return self.head(self.rescale(self.blocks(self.stem(x))))
 
 
 torch.manual_seed(0)
-x, y = torch.randn(128, 1, 12, 12), torch.randint(0, 10, (128,))
+digits = load_digits()  # images of 8 x 8 pixels, one for each box of a card
+x, y = torch.tensor(digits.data[:128] / 16, dtype=torch.float32), torch.tensor(digits.target[:128])
 loss_fn = nn.CrossEntropyLoss()
-model = Net(Rescale())
+model = Reader(Rescale())
 optimizer = torch.optim.Adam(model.parameters())
 
 # %% [markdown]
@@ -83,7 +119,8 @@ optimizer = torch.optim.Adam(model.parameters())
 # (the loss, zeroing gradients, Python in between).
 #
 # **Exercise 2.1.** Fill in the share of the step that each of the four will take, as numbers that sum to one.
-# Only the form is checked: a wrong guess costs nothing. A hint: does backward compute more than forward, or less?
+# Only the form is checked: a wrong guess costs nothing. To get started: does backward compute more than forward, or
+# less?
 
 # %% answer 2.1
 prediction = {"forward": ..., "backward": ..., "optimizer": ..., "rest": ...}
@@ -96,13 +133,19 @@ print(prediction)
 labs.check("2.1", prediction)
 
 # %% [markdown]
-# Now measure. The body of the cell is one step. perfnb runs it repeatedly: until it is warm, then timed without
-# instrumentation (`--steps 20`), then a few more times traced. The profile is bound to `p`. `--quiet` hides its report,
-# which would give away what you are about to predict; we open it in 2.6. `--no-memory` skips what this lab does not
-# need.
+# Now measure. The body of the cell is one step, and perfnb runs it in several **passes**:
+#
+# - **warm-up**, until the step times show no trend any more, that is, until they have reached their **steady state**;
+# - **timed** steps (`--steps 20`), without any instruments: the step time comes from these;
+# - **traced** steps, where each operator is recorded. The first step under a tracer is slower than the others, so it is
+#   discarded; it is called the **lead-in**;
+# - a **counted** step, which records how much each operator computes, and takes no times at all.
+#
+# The profile is bound to `p`. `--quiet` hides its report, which would give away the answers to the next questions; you
+# will open it in 2.6. `--no-memory` skips the memory of the step, which is not needed in this lab.
 
 # %%
-# %%profile_step --quiet --into p --name "the patient" --steps 20 --no-memory
+# %%profile_step --quiet --into p --name "the Reader" --steps 20 --no-memory
 optimizer.zero_grad()
 loss = loss_fn(model(x), y)
 loss.backward()
@@ -116,13 +159,12 @@ print("traced steps:", *traced_ms.round(1), f"ms: the longest takes {longest:.2f
 
 # %% [markdown]
 # **Look at** the median step time. The brackets after it are a 95 % interval: as far as these steps can tell, the
-# median lies there. (*Steady*: during warm-up the steps had stopped getting faster.) Traced steps may take longer,
-# because recording takes time, but they should agree with each other. If the longest took more than 1.5 times as long
-# as the shortest, or if one end of the interval is more than 1.5 times the other, other programs interfered: **run the
-# two cells again** before you go on. (If the machine never gets idle, go on after a few tries: the checks will work,
-# but expect noisy times.)
+# median lies there. Traced steps may take longer, because recording takes time, but they should agree with each other.
+# If the longest took more than 1.5 times as long as the shortest, or if one end of the interval is more than 1.5 times
+# the other, other programs interfered: **run the two cells again** before you continue. (If the machine is never idle,
+# continue after a few tries: the checks will work, but expect noisy times.)
 #
-# Everything in a profile is also a pandas frame. Here are the phases beside your prediction.
+# Everything in a profile is also a pandas frame. Here are the phases next to your prediction.
 
 # %%
 shares = p.phases["share"]
@@ -130,14 +172,17 @@ measured = {part: shares[part] for part in ("forward", "backward", "optimizer")}
 measured["rest"] = shares.drop(list(measured)).sum()
 guess = prediction if isinstance(prediction, dict) else {}
 guessed = pd.to_numeric(pd.Series(guess, dtype=object), errors="coerce")
-pd.DataFrame({"predicted": guessed, "measured": pd.Series(measured)}).round(2)
+both = pd.DataFrame({"predicted": guessed, "measured": pd.Series(measured)}).reindex(list(measured)).astype(float)
+both.plot.barh(figsize=(7, 2.6), color=("#56B4E9", "#0072B2"), xlabel="share of the step").invert_yaxis()
+plt.show()
 
 # %% [markdown]
-# Where were you off the most? Remember that row: we come back to it at the end of the lab.
+# **Look at** the pair of bars that differ the most. Remember that part of the step: we come back to it at the end of
+# the lab.
 #
 # ## 2.2 Backward divided by forward
 #
-# **Exercise 2.2.** How many times longer than the forward phase is the backward phase? (1.0 is equally long.) Use the
+# **Exercise 2.2.** How many times as long as the forward phase is the backward phase? (1.0 is equally long.) Use the
 # column `ms` of `p.phases`; the rows are named `forward` and `backward`. The last line shows your answer.
 
 # %% answer 2.2
@@ -157,7 +202,8 @@ labs.check("2.2", backward_by_forward, profile=p)
 #
 # ## 2.3 Self and total
 #
-# The layers of a profile form a tree, as the names show: `model.body.conv` lies in `model.body`, which lies in `model`.
+# The layers of a profile form a tree, as their names show: `model.blocks.0.up` is inside `model.blocks.0`, which is
+# inside `model.blocks`, which is inside `model`.
 #
 # **Predict:** do the `total_ms` values of all rows add up to the step, to more, or to less?
 
@@ -170,18 +216,22 @@ print(f"phases forward and backward together {p.phases.loc[['forward', 'backward
 print(f"all phases, the step as traced: {p.phases['ms'].sum():.2f} ms")
 
 # %% [markdown]
-# The **total** of a row includes its child layers, so a sum of totals counts the convolution three times: as itself, in
-# its block, and in the model. The **self** time of a row is its total without child layers, and self times do add up,
-# to the phases forward and backward.
+# The **total** of a row includes its child layers, so a sum of totals counts `model.blocks.0.up` four times: as itself,
+# and in each of the three rows around it. The **self** time of a row is its total without its child layers. Self times
+# do add up, to the phases forward and backward.
 #
-# Rows in parentheses are not layers and have no parent: `(loss)` is the backward pass of the loss (its forward pass is
-# a phase of its own and in no row), `(gradient accumulation)` adds gradients to those of the parameters, and `(autograd
-# engine)` is autograd's own time. In forward it records a *node* for each operator, which knows how to compute that
-# operator's gradient; in backward the engine visits node after node, and its work between them belongs to none of them.
+# Rows in parentheses are not layers and have no parent:
+#
+# - `(loss)` is the backward pass of the loss. (Its forward pass is a phase of its own, and is in no row.)
+# - `(gradient accumulation)` adds new gradients to those of the parameters.
+# - `(autograd engine)` is autograd's own time. In forward, autograd records a *node* for each operator, which knows how
+#   to compute that operator's gradient. In backward, the engine visits node after node, and its work between two nodes
+#   belongs to neither.
 #
 # **Exercise 2.3.** Write `self_times(layers)`: from a frame with the column `total_ms` and the layers' names as its
 # index, return each row's self time, as a dictionary or series by name. It is tested on your profile's frame (without
-# `self_ms`, of course) and on another tree that you have not seen. `layers["total_ms"].items()` gives names and times.
+# `self_ms`, of course) and on another tree that you have not seen. `layers["total_ms"].items()` gives names and times,
+# and `name.rpartition(".")[0]` is the part of a name before its last dot.
 
 
 # %% answer 2.3
@@ -202,61 +252,61 @@ def self_times(layers):
 labs.check("2.3", self_times, profile=p)
 
 # %% [markdown]
-# Which one to look at when? A large **total** tells you *where to keep reading*; a large **self** time tells you that
-# you have arrived.
+# Which of the two do you need? A large **total** tells you *where to keep reading*; a large **self** time tells you
+# that you have arrived.
 #
 # ## 2.4 Arithmetic of backward
 #
-# The forward pass of a convolution is one big matrix product. Its backward pass needs the gradient of the **weights**,
+# The forward pass of a linear layer is one matrix product. Its backward pass needs the gradient of the **weights**,
 # another such product, and the gradient of its **input**, one more, which it passes on to the previous layer on the way
 # back to the images.
 #
-# **Predict:** how many times the FLOPs of its forward does the backward of `model.stem.conv` need, and the backward of
-# `model.body.conv`? Look at the first line of `Net.forward`: what comes before the stem, and what before the body?
+# **Predict:** how many times the FLOPs of its forward pass does the backward pass of `model.stem` need, and that of
+# `model.blocks.0.up`? Look at `Reader.forward`: what comes before the stem, and what before the blocks?
 #
-# **Exercise 2.4.** Now count: `forward_flops` and `backward_flops` of `p.layers` are floating-point operations (FLOPs),
-# multiplications and additions; they are exact, whatever else the machine is doing. Give both ratios, backward divided
-# by forward.
+# **Exercise 2.4.** Now count. `forward_flops` and `backward_flops` in `p.layers` are floating-point operations (FLOPs),
+# that is, multiplications and additions. They are exact, however busy the machine is. Give both ratios, backward
+# divided by forward.
 
 # %% answer 2.4
 stem_ratio = ...
-body_ratio = ...
+up_ratio = ...
 ### BEGIN SOLUTION
 flops = p.layers[["forward_flops", "backward_flops"]]
-stem_ratio = flops.loc["model.stem.conv", "backward_flops"] / flops.loc["model.stem.conv", "forward_flops"]
-body_ratio = flops.loc["model.body.conv", "backward_flops"] / flops.loc["model.body.conv", "forward_flops"]
+stem_ratio = flops.loc["model.stem", "backward_flops"] / flops.loc["model.stem", "forward_flops"]
+up_ratio = flops.loc["model.blocks.0.up", "backward_flops"] / flops.loc["model.blocks.0.up", "forward_flops"]
 ### END SOLUTION
-print("stem:", stem_ratio, "body:", body_ratio)
+print("stem:", stem_ratio, "up:", up_ratio)
 
 # %% check 2.4 points=2
-labs.check("2.4", {"stem": stem_ratio, "body": body_ratio}, profile=p)
+labs.check("2.4", {"stem": stem_ratio, "up": up_ratio}, profile=p)
 
 # %% [markdown]
 # One of them is smaller, because nobody needs a gradient of the images. Autograd computes what is needed and nothing
-# else. Let's use that.
+# else. You can make use of that.
 #
-# ## 2.5 A frozen body
+# ## 2.5 Frozen blocks
 #
 # A pretrained model is often *fine-tuned*: only its head keeps learning. A parameter with `requires_grad=False` is
 # frozen. (`module.requires_grad_(False)` does this to all parameters in a module.)
 #
-# **Predict:** if the stem and the body are frozen, which layers still have a backward pass? How long will the forward
+# **Predict:** if the stem and the blocks are frozen, which layers still have a backward pass? How long will the forward
 # pass take now? And how much of the head's own backward FLOPs will be left?
 #
-# **Exercise 2.5.** Freeze the `stem` and the `body` of the model in the next cell, and nothing else. Then run the next
-# cell, which profiles its step. (If it says that something *does not require grad*, nothing is left to train: the head
-# must stay as it is. Run both cells again: the check uses the last profile that succeeded.)
+# **Exercise 2.5.** Freeze the `stem` and the `blocks` of the model in the next cell, and nothing else. Then run the
+# cell after it, which profiles its step. (If you get the error that something *does not require grad*, nothing is left
+# to train: the head must keep learning. Run both cells again: the check uses the last profile that succeeded.)
 
 # %% answer 2.5
-frozen = Net(Rescale())
+frozen = Reader(Rescale())
 ### BEGIN SOLUTION
-for part in (frozen.stem, frozen.body):
+for part in (frozen.stem, frozen.blocks):
     part.requires_grad_(False)
 ### END SOLUTION
 frozen_optimizer = torch.optim.Adam(frozen.parameters())
 
 # %%
-# %%profile_step --quiet --into f --name "the patient, frozen" --steps 20 --no-memory
+# %%profile_step --quiet --into f --name "the Reader, frozen" --steps 20 --no-memory
 frozen_optimizer.zero_grad()
 loss = loss_fn(frozen(x), y)
 loss.backward()
@@ -266,7 +316,7 @@ frozen_optimizer.step()
 labs.check("2.5", f, profile=p)
 
 # %% [markdown]
-# You made three predictions. Here are both profiles side by side, first the FLOPs, in millions:
+# You made three predictions. Here are both profiles side by side, `p` and `f`, first the FLOPs, in millions:
 
 
 # %%
@@ -290,37 +340,53 @@ side_by_side("flops").div(1e6).round(2).dropna()
 # The forward FLOPs are unchanged. And the time?
 
 # %%
-side_by_side("ms").round(2)
+parts = side_by_side("ms").loc[["frozen.stem", "frozen.blocks", "frozen.rescale", "frozen.head"]]
+_, axes = plt.subplots(1, 2, figsize=(8, 2.4), sharey=True, layout="constrained")
+for ax, way in zip(axes, ("forward", "backward"), strict=True):
+    ax.barh([0.2 + place for place in range(4)], parts[way, "p"].fillna(0), 0.35, color="#0072B2", label="p, all learn")
+    ax.barh([0.6 + place for place in range(4)], parts[way, "f"].fillna(0), 0.35, color="#56B4E9", label="f, frozen")
+    ax.set(title=way, xlabel="ms")
+axes[0].set_yticks([0.4 + place for place in range(4)], ("stem", "blocks", "rescale", "head"))
+axes[0].invert_yaxis()
+axes[1].legend()
+plt.show()
 
 # %% [markdown]
-# Backward is almost gone, including that of the parameterless layers in between (apart from the engine's own few
-# microseconds). Forward may be a little faster: where nothing learns, autograd has no nodes to record, which matters
-# most for `Rescale` with its many small operators. Or it may look *slower*: these are two profiles taken back to back,
-# and if other programs ran during the second, they are in it. The counts above are not affected; for times we will
-# demand more in 2.8.
-#
-# (If you fine-tune for real: a frozen `BatchNorm2d` still updates its running mean and variance unless it is also in
-# `eval()` mode.)
+# **Look at** the right-hand picture: backward is almost gone, even for `rescale`, which has no parameters. Forward may
+# be a little faster: where nothing learns, autograd has no nodes to record, which matters most for `rescale` with its
+# many small operators. Or it may look *slower*. These are two profiles taken back to back, and if other programs ran
+# during the second, they are in it. The counts above are not affected. For times, you will ask for more certainty in
+# 2.8.
 
 # %% [markdown]
 # ## 2.6 The suspect
 #
-# Back to the first profile. Layers with parameters have arithmetic to do. What about those **without**: activation,
-# pooling, rescaling? They compute next to nothing.
+# Back to the first profile. Layers with parameters have arithmetic to do. But those **without**, which only apply an
+# activation or rescale something, compute next to nothing.
 #
-# **Predict:** which layer without parameters has the most self time? And is that more or less than the two convolutions
-# together?
+# **Predict:** which layer without parameters has the most self time? And is that more or less than all layers of the
+# three blocks together?
 
 # %%
 own = p.layers[["module", "parameters", "self_ms", "share", "ops"]].sort_values("self_ms", ascending=False)
 own.astype({"self_ms": float, "share": float, "ops": "Int64"}).round(3).head(8)
 
+# %%
+rows = own.drop(index=[name for name in own.index if name.startswith("(")]).head(8).iloc[::-1]
+colours = ["#D55E00" if count == 0 else "#0072B2" for count in rows["parameters"]]
+_, ax = plt.subplots(figsize=(7, 2.8), layout="constrained")
+ax.barh(rows.index, rows["self_ms"].astype(float), color=colours)
+ax.set_xlabel("self time in ms; layers without parameters in orange")
+plt.show()
+
 # %% [markdown]
-# **Look at** the column `ops`, the number of operators a layer ran, forward and backward, and at the class (`module`)
-# of the row with the most. (Operators called by other operators count too: `std` alone is several.)
+# **Look at** the longest orange bar. Then look at the column `ops` of the table, the number of operators that a layer
+# ran, forward and backward, and at the class (`module`) of the row with the most. (Operators called by other operators
+# count, too: `std` alone is several.)
 #
-# Two of the columns do not quite match. Milliseconds are as traced, and tracing adds time for every operator it
-# records; `share` is corrected for that. With many operators, the share is smaller than the milliseconds suggest.
+# Two of the columns do not quite match. The milliseconds are those of traced steps, and tracing adds time for every
+# operator that it records; `share` is corrected for that. With many operators, the share is smaller than the
+# milliseconds suggest.
 #
 # Before you rewrite anything: what could it save *at most*? If a layer takes a share *s* of the step and vanishes, the
 # rest is left. This bound is *Amdahl's law*, and it has saved more work than any profiler.
@@ -343,33 +409,36 @@ print("without", suspect, "the step would be at most", at_most, "times as fast")
 labs.check("2.6", {"layer": suspect, "at_most": at_most}, profile=p)
 
 # %% [markdown]
-# You found it by hand. Now open the report of the same profile and see what it says.
+# You found it by hand. Now open the report of the same profile.
 
 # %%
 p
 
 # %% [markdown]
-# **Look at** the verdict, and note the *up to* in it: it is not your bound, and at the end you will know why. (*Low
-# confidence* means that the figure is an estimate; the finding says of what.) It should be about many short operators,
-# *dispatch overhead*. If it is about something else, the machine was busy while you measured: *dispatch overhead* is
-# then second or third in the *Findings* tab, and it is the one to read. The *Why* line counts fewer ops than the column
-# `ops`, because it leaves out those called by other operators. The table of layers is the frame you know, drawn as a
-# tree. The notes, if any, are caveats.
+# **Look at** the verdict, and note the *up to* in it. It is not your bound, and at the end you will know the reason.
+# (*Low confidence* means that the figure is an estimate; the finding names the cause of the uncertainty.) The verdict
+# should be about many short operators, *dispatch overhead*. On a busy machine it may be about something else, such as
+# *synchronisation*, because torch's `std` reads a number each time that the loop calls it. *Dispatch overhead* is then
+# further down in the *Findings* tab, and it is the finding to read. Its *Why* counts fewer ops than the column `ops`,
+# because it leaves out those called by other operators.
 #
-# The report recommends letting each op do more: a larger batch, fewer and wider layers. (Would a larger batch help
-# *here*? Look at the loop in `Rescale` again before you go on.) You will do it by hand. It also mentions
-# `torch.compile`, which should do the same automatically; [lab 7](07_the_optimisation_loop.ipynb) puts that to the
-# test.
+# The table of layers is the frame you know, drawn as a tree. In the tab *Roofline*, a **ceiling** is the highest rate
+# that this machine reached with large products; [lab 3](03_counting.ipynb) explains it. The notes, if any, are caveats.
+#
+# For dispatch overhead, the report recommends that each op do more: a larger batch, or fewer and wider layers. (Would a
+# larger batch help *here*? Look at the loop in `Rescale` again before you continue.) You will do it by hand. It also
+# mentions `torch.compile`, which should do the same automatically; [lab 7](07_the_optimisation_loop.ipynb) puts that to
+# the test.
 #
 # ## 2.7 The same, faster
 #
-# `Rescale` takes its rows one by one: for each of 128 rows a mean, a standard deviation, a subtraction, an addition, a
-# division. Each of these calls an operator on very few numbers, and a call costs a few microseconds however few they
-# are. And autograd records every one of them and goes back through every one.
+# `Rescale` takes its rows one by one: for each of 128 rows, it calls a mean, a standard deviation, a subtraction, an
+# addition and a division. Each of these operators works on very few numbers, and a call takes a few microseconds
+# however few they are. On top of that, autograd records every one of them, and visits every one again in backward.
 #
 # **Exercise 2.7.** Write the layer so that it handles all rows at once. It must return the same as `Rescale`, pass on
 # the same gradient, leave its input unchanged, and take less than half the time, forward and backward. It is tested on
-# new batches of several sizes. What you need: `x.mean(dim, keepdim=True)` and likewise `std`.
+# new batches of several sizes. You need `x.mean(dim, keepdim=True)`, and likewise `std`.
 
 
 # %% answer 2.7
@@ -389,20 +458,20 @@ labs.check("2.7", RescaleAtOnce(), slow=Rescale())
 # %% [markdown]
 # ## 2.8 Did it help?
 #
-# A faster layer does not make a faster step yet. **Predict:** by which factor will the whole step be faster? Your bound
-# from 2.6 says how much it can be at most. Or does it?
+# A faster layer does not yet make a faster step. **Predict:** by which factor will the whole step be faster? By your
+# bound from 2.6, it can be no more than that. Or can it?
 #
 # To compare fairly, each step needs its own model, with the same weights, and the two must be interleaved in random
-# order. Two profiles back to back are not enough: the machine drifts between them. `make_step` returns a training step
-# with its own model around the given layer, as in `make_step(Rescale())`; `torch.manual_seed` gives all of them the
-# same weights.
+# order. Two profiles back to back are not enough, because the machine drifts between them. `make_step` returns a
+# training step with its own model around the given layer, as in `make_step(Rescale())`; `torch.manual_seed` gives all
+# of them the same weights.
 
 
 # %%
 def make_step(rescale):
     """A training step with its own model; it returns the loss."""
     torch.manual_seed(1)
-    net = Net(rescale)
+    net = Reader(rescale)
     adam = torch.optim.Adam(net.parameters())
 
     def step():
@@ -420,7 +489,7 @@ def make_step(rescale):
 # **Exercise 2.8.** Compare the training step with `Rescale()` (first) and that with `RescaleAtOnce()` (second) by
 # `perfnb.ab_test(a, b, check=1e-3, budget_s=5)`; bind the result to `test`. `check=1e-3` compares the losses that the
 # steps return. Then give the speed-up: how many times as fast is the second? `test.ratio` is the time of the second
-# divided by the first. (The check briefly runs two such steps itself, to make sure that these are what you compared.)
+# divided by the first. (The check briefly runs two such steps itself, to make sure that you compared these two.)
 
 # %% answer 2.8
 test = ...
@@ -438,13 +507,12 @@ test
 labs.check("2.8", speedup, test=test, steps=[make_step(Rescale()), make_step(RescaleAtOnce())])
 
 # %% [markdown]
-# **Look at** the interval and at what the first sentence says of the results: faster, and the same. (Below it stands
-# which difference the pairs *detect in 9 of 10 runs*: they might have missed a smaller one.) The ratio is not quite
-# that of the two medians in the table: it is the median of the pairs' own ratios. Both steps of a pair see the same
-# conditions, which cancel in their ratio; they do not cancel in two medians over all pairs, and even less in two
-# profiles taken back to back. On a busy machine, two profiles of the old step, minutes apart, said 98.7 ms and 38.5 ms.
-# A profile of the new step in a quieter hour (14 ms) would have claimed 7 times as fast as the first; the pairs
-# measured in the busy hour said 2.5.
+# **Look at** the interval, and at the first sentence, which compares the results as well: faster, and the same. (The
+# line below it names the difference that the pairs *detect in 9 of 10 runs*: they might have missed a smaller one.) The
+# ratio is not quite that of the two medians in the table, because it is the median of the pairs' own ratios. Both steps
+# of a pair meet the same conditions, which cancel in their ratio. They do not cancel in two medians over all pairs, and
+# even less in two profiles taken back to back: on a busy machine, two profiles of the same step, taken minutes apart,
+# once gave 98.7 ms and 38.5 ms.
 #
 # Now compare the factor with your bound from 2.6, and with another one.
 
@@ -458,34 +526,72 @@ print("measured:", speedup)
 # Two things may surprise you.
 #
 # - It may be *less* than the first bound. The new layer takes some time, too.
-# - It may be *more* than "at most". The bound counts one row. The engine's own time between the nodes of the graph is
-#   in another row, but nearly all of these nodes came from the loop and vanished with it: that is the second bound. A
-#   bound is only as good as what it counts, and as its measurement: the shares come from a few traced steps, the factor
-#   from many pairs. If the factor is far beyond both bounds, look at the times of 2.1 again: did traced steps take much
-#   longer than timed ones? Then other programs may have interfered, in other layers more than in yours.
+# - It may be *more* than "at most". The bound counts a single row. The engine's own time between the nodes of the graph
+#   is in another row, but nearly all of these nodes came from the loop and vanished with it: that is the second bound.
+#   A bound is only as good as its accounting, and as its measurement: the shares come from a few traced steps, the
+#   factor from many pairs. If the factor is far beyond both bounds, look at the times of 2.1 again: did traced steps
+#   take much longer than timed ones? Then other programs may have interfered, in other layers more than in yours.
 #
-# And the **verdict** of the report said how many milliseconds, and percent of the step, could be saved at most: what
-# does it count, and why is it not your bound? Think first; the answer follows.
+# The **verdict** of the report has a bound, too: how many milliseconds, and percent of the step, could be saved at
+# most. Why is it not your bound? Think first; the answer follows.
 #
-# The verdict counts a *cause*, your bound counts a *place*. The verdict's is the time of short ops and of calling ops,
-# in all layers and in the loss, where no call counts for more than a call can cost. It excludes longer ops and other
-# time in the loop, although that vanished with the loop too. Your bound takes the whole row, whatever the time was
-# spent on, and nothing from other layers. Both are bounds; neither is a forecast.
+# The verdict counts a *cause*, and your bound counts a *place*. Dispatch overhead is the time of short ops and of
+# calling them, in all layers and in the loss; longer ops and other time in the loop are not in it, although they
+# vanished with the loop. Your bound takes the whole row, whatever the time was spent on, and nothing from other layers.
+# Both are bounds; neither is a forecast.
 #
-# If you like, profile the new step as well: `fast = make_step(RescaleAtOnce())` in one cell, then `%profile_step
-# fast()`. Read it as you read the first. (Its layers start with `Net`, because the model has no name in the notebook.)
-# What is the suspect now, and what is the bound?
+# And the **part of the step in 2.1** where you were off the most? Forward and backward are long here because of the
+# loop, not because of the arithmetic. The optimizer's part grows with the number of parameters, here 400,000, and not
+# with the batch.
 #
-# And **the row of 2.1** where you were off the most? Forward and backward are long here because of the loop, not the
-# arithmetic: if you thought of the convolutions, you guessed them too small and the rest too large. The optimizer's
-# part grows with the number of parameters, here only seven thousand, and not with the batch.
+# ## The night again
+#
+# How long would Tom's computer need with your layer? His computer is **planted**, so it does not matter how busy yours
+# is. There, calling an operator takes 8 µs, and everything in the step but the rescaling layer takes 16 ms. The number
+# of operators is not planted: the next cell counts those that the two layers call, forward and backward.
+
+
+# %%
+class Counter(TorchDispatchMode):
+    """Counts the operators that run inside it."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        self.calls += 1
+        return operator(*arguments, **(options or {}))
+
+
+def planted_ms(layer):
+    """How many operators a layer calls, forward and backward, and the time of the step on Tom's computer."""
+    features = torch.randn(128, 128, requires_grad=True)
+    with Counter() as counter:
+        if not isinstance(rescaled := layer(features), torch.Tensor):
+            return 0, None
+        rescaled.sum().backward()
+    return counter.calls, 16 + 0.008 * counter.calls
+
+
+steps_ms = {}
+for name, layer in {"Maya's script": Rescale(), "your layer": RescaleAtOnce()}.items():
+    calls, ms = planted_ms(layer)
+    if ms is None:
+        print("Write RescaleAtOnce first, exercise 2.7.")
+    else:
+        print(f"{name:13} {calls:5,} calls, {ms:.1f} ms per step")
+        steps_ms[name] = round(ms, 1)
+picture(steps_ms)
+
+# %% [markdown]
+# The script is done in the middle of the night. Both layers multiply and add about as many numbers; yours calls a
+# hundredth of the operators.
 #
 # ## Takeaways
 #
 # - **Predict, measure, explain, change, verify**: the profile is the second step of five.
 # - **Total** time tells you where to keep reading, **self** time where to stop.
-# - Backward computes what is needed: usually twice the forward, once for the first layer, and nothing if neither a
-#   layer nor anything before it learns.
+# - Backward computes what is needed: usually twice as much as forward, as much as forward in the first layer, and
+#   nothing if neither a layer nor anything before it learns.
 # - The slow part is often not the part that computes a lot. Count the **ops**.
 # - Use Amdahl's bound *before* you start; compare results, and pairs in random order, *afterwards*.
 #

@@ -8,13 +8,15 @@
 # **Afterwards you can**
 #
 # - count the FLOPs of a layer and of a training step by hand, and see the profile agree to the last digit;
-# - count the bytes a layer must move, see the profile agree again, and say whether the layer is compute-bound or
-#   memory-bound;
-# - explain why a layer with a hundredth of the FLOPs does not take a hundredth of the time;
-# - say what a loop in Python costs, because you have measured it.
+# - count the bytes that a layer must move, see the profile agree again, and decide whether the layer is compute-bound
+#   or memory-bound;
+# - explain why a layer with a hundredth of the FLOPs does not take a hundredth of the time, and predict the time that
+#   it does take;
+# - name the cost of a loop in Python, because you have measured it.
 #
 # Counts are the best kind of measurement: exact, the same on every machine, and available before anything runs.
-# **Predict** first anyway.
+# **Predict** first anyway. `labs.check` tests your answers on this machine. It names the mistake, never the answer, and
+# you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -29,6 +31,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 import perfnb
@@ -37,11 +40,55 @@ from perfnb import labs
 torch.set_num_threads(1)  # several threads wait for each other when other programs take a core away
 
 # %% [markdown]
+# ## A tenth of the width
+#
+# You have joined the meter office of a small waterworks. Customers write the number of their water meter and its
+# reading on a card, a scanner cuts the card into small images, and the office's model, the *Reader*, recognises the
+# characters. Nearly all of its arithmetic is in **linear layers**.
+#
+# Tom wants faster answers, and Maya has an idea. A linear layer that is a tenth as wide, with 50 inputs and outputs
+# instead of 500, needs a hundredth of the arithmetic. So it should take a hundredth of the time. She knew the time of a
+# layer of width 1,000, drew the line through it, and then tried the narrow layers, too. Each dot is a layer, on 16
+# images at once:
+
+# %%
+planted_us = {25: 5.6, 50: 7.1, 100: 11.8, 250: 44.5, 500: 166, 1000: 643}
+IMAGES = 16
+
+
+def mayas_law(width):
+    """Microseconds for a layer: as its arithmetic, which grows with the square of the width."""
+    return planted_us[1000] * (width / 1000) ** 2
+
+
+def picture(law, title):
+    """The times of the layers, and a law."""
+    widths = np.geomspace(20, 1200, 60).round().astype(int).tolist()
+    _, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
+    ax.plot(widths, [law(width) for width in widths], color="#0072B2", label="the law")
+    ax.plot(planted_us.keys(), planted_us.values(), "o", color="#D55E00", label="the layers")
+    ax.set(xscale="log", yscale="log", ylim=(0.2, 1500), xlabel="width of the layer", ylabel="µs")
+    ax.set_xticks(list(planted_us), [f"{width:,}" for width in planted_us])
+    ax.minorticks_off()
+    ax.set_title(f"{title}: {law(50):.1f} µs predicted for a width of 50, {planted_us[50]} µs taken")
+    ax.legend(loc="upper left")
+    plt.show()
+
+
+picture(mayas_law, "Maya's law")
+
+# %% [markdown]
+# The law is good on the right, and worse and worse on the left: the layer with a hundredth of the arithmetic takes more
+# than four times as long as she had hoped. What is missing in her law? At the end of this lab you will put together a
+# better one, from three functions that you have written by then.
+#
+# (The times in this picture are **planted**: they are the same on every computer. All others are measured on yours.)
+#
 # ## 3.1 A linear layer
 #
-# A linear layer with 784 inputs and 10 outputs computes a sum of 784 products for each output. A product and an
-# addition are two *floating-point operations*, two FLOPs. By convention the bias is not counted, and the first addition
-# of a sum counts like the others.
+# A linear layer with 64 inputs and 10 outputs computes a sum of 64 products for each output. A product and an addition
+# are two *floating-point operations*, two FLOPs. By convention the bias is not counted, and the first addition of a sum
+# counts like the others.
 #
 # **Exercise 3.1.** Write `linear_flops(batch, inputs, outputs)`: the FLOPs of a forward pass. It is compared with
 # torch's own counter for several sizes.
@@ -61,9 +108,9 @@ labs.check("3.1", linear_flops)
 # %% [markdown]
 # ## 3.2 A convolution
 #
-# A convolution is a small linear layer applied at every position of the image. At each position, each output channel is
-# a sum over all input channels and over the `kernel × kernel` pixels. (At the edges there is padding; products with 0
-# count too, because they are computed.)
+# Before the Reader, Maya had tried a convolutional network. A convolution is a small linear layer that is applied at
+# every position of the image. At each position, each output channel is a sum over all input channels and over the
+# `kernel × kernel` pixels. (At the edges there is padding. Products with 0 count, too, because they are computed.)
 #
 # **Predict:** a layer with 3 × 3 kernels from 64 to 64 channels, on images of 32 × 32: does it need more or fewer FLOPs
 # than a linear layer from 4,096 to 4,096? And which of the two has more parameters?
@@ -88,14 +135,14 @@ labs.check("3.2", conv_flops)
 # ## 3.3 A training step
 #
 # The backward pass of a linear layer has two products, each as large as that of the forward pass: one for the gradient
-# of its weights, one for the gradient of its input, which it passes on to the previous layer. Hence the rule of thumb
-# that a training step needs *three times* the FLOPs of its forward pass.
+# of its weights, and one for the gradient of its input, which it passes on to the previous layer. Hence the rule of
+# thumb that a training step needs *three times* the FLOPs of its forward pass.
 #
 # **Predict:** is that exact for a network whose first layer reads the data?
 #
 # **Exercise 3.3.** Write `training_flops(batch, widths)`: the FLOPs of forward **and** backward of a network of linear
-# layers, where `widths = (784, 256, 10)` means a layer from 784 to 256 and one from 256 to 10. Activations, loss and
-# optimizer are not counted.
+# layers. `widths = (64, 256, 10)` stands for two layers, one from 64 to 256 and one from 256 to 10. Activations, loss
+# and optimizer are not counted.
 
 
 # %% answer 3.3
@@ -111,37 +158,62 @@ def training_flops(batch, widths):
 labs.check("3.3", training_flops)
 
 # %% [markdown]
-# Does a profile give the same count? Here is such a network and a training step.
+# Does a profile give the same count? Here is the Reader, and a training step. Its linear layers form a chain: `stem`,
+# then `up` and `down` of each of three blocks, then `head`. (A block also adds its input to its result. That takes no
+# product, and is not counted.)
+
 
 # %%
+class Block(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm, self.act = nn.LayerNorm(width), nn.GELU()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(64, 128)
+        self.blocks = nn.Sequential(*(Block(128, 512) for _ in range(3)))
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)))
+
+
 torch.manual_seed(0)
-BATCH, WIDTHS = 256, (784, 512, 512, 10)
-net = nn.Sequential(
-    nn.Linear(WIDTHS[0], WIDTHS[1]), nn.ReLU(), nn.Linear(WIDTHS[1], WIDTHS[2]), nn.ReLU(), nn.Linear(*WIDTHS[2:])
-)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-x, y = torch.randn(BATCH, WIDTHS[0]), torch.randint(0, 10, (BATCH,))
+BATCH, WIDTHS = 256, (64, 128, 512, 128, 512, 128, 512, 128, 10)
+reader = Reader()
+optimizer = torch.optim.SGD(reader.parameters(), lr=0.01)
+digits = load_digits()
+x, y = torch.tensor(digits.data[:BATCH] / 16, dtype=torch.float32), torch.tensor(digits.target[:BATCH])
 
 # %%
-# %%profile_step --into p --name "a network to count" --steps 20 --no-memory
+# %%profile_step --into p --name "the Reader" --steps 20 --no-memory
 optimizer.zero_grad()
-loss = nn.functional.cross_entropy(net(x), y)
+loss = nn.functional.cross_entropy(reader(x), y)
 loss.backward()
 optimizer.step()
 
 # %%
 print("by hand   ", training_flops(BATCH, WIDTHS))
-print("by perfnb ", p.layers.loc["net", ["forward_flops", "backward_flops"]].sum())
+print("by perfnb ", p.layers.loc["reader", ["forward_flops", "backward_flops"]].sum())
 p.layers[["module", "forward_flops", "backward_flops", "parameters"]]
 
 # %% [markdown]
-# **Look at** the first layer's `backward_flops`. And at the layers without a count: `n/a` (`<NA>`) means not counted,
-# not that nothing was computed. A ReLU does very little, but it takes time.
+# **Look at** the `backward_flops` of the stem. Look also at the layers without a count: `n/a` (`<NA>`) means that they
+# were not counted, which does not mean that nothing was computed. A GELU computes little, but it takes time. (The
+# counts come from a step of their own, the **counted pass** in the line *ran* of the report, which takes no times. So
+# nothing that is counted depends on how busy the machine is.)
 #
 # ## 3.4 Bytes
 #
-# Arithmetic is only half of it. Numbers must also come from memory and go back: at the very least, a layer reads its
-# input and its weights once and writes its output once. A float32 has four bytes.
+# Arithmetic is only half of it. Numbers must also be fetched from memory and written back. At the very least, a layer
+# reads its input and its weights once, and writes its output once. A float32 has four bytes.
 #
 # **Exercise 3.4.** Write `linear_bytes(batch, inputs, outputs)`: the minimum number of bytes that the forward pass of a
 # linear layer **without bias** moves, in float32. It is tested on several sizes, and then on the layers of your
@@ -163,14 +235,14 @@ labs.check("3.4", linear_bytes, profile=p, network=(BATCH, WIDTHS))
 # The profile counts bytes as well, in the column `moved_bytes`. But it covers the layer's entire training step, so it
 # includes more than the forward pass without a bias:
 #
-# - The one or two products of **backward** move as much again each: the same three matrices in other roles. For the
-#   gradient of the weights, that of the output and the input are read, and what is written is as large as the weights;
-#   for the gradient of the input, that of the output and the weights are read, and what is written is as large as the
-#   input.
+# - The one or two products of **backward** move as many bytes again each, because they involve the same three matrices
+#   in other roles. The gradient of the weights reads the input and the gradient of the output, and writes as many
+#   numbers as there are weights. The gradient of the input reads the weights and the gradient of the output, and writes
+#   as many numbers as the input has.
 # - The **bias** of `outputs` numbers is read in forward. Its gradient is a sum over the batch: the gradient of the
 #   output is read once more, and `outputs` numbers are written.
 #
-# **Predict:** for which layer is `moved_bytes` less than three times your `linear_bytes`? And by how much will the sum
+# **Predict:** which layer has less than three times your `linear_bytes` in `moved_bytes`? And by how much will the sum
 # by hand be off?
 
 
@@ -193,13 +265,14 @@ def compared():
 compared() if linear_bytes(1, 1, 1) else "first solve 3.4"
 
 # %% [markdown]
-# **Look at** the last column. Like FLOPs, these are not measured: they are the minimum the step needs, the same on
-# every machine. Caches make the real traffic smaller or larger. (A ReLU has no FLOPs in the profile, but it has bytes.
-# Forward reads and writes; backward reads the gradient of its output and its output itself, and writes a third. Does
-# that agree with `p.layers.loc["net.1", "moved_bytes"]`?)
+# **Look at** the last column. Like FLOPs, these bytes are not measured: they are the minimum that the step needs, the
+# same on every machine. Caches make the real traffic smaller or larger. (A GELU has no FLOPs in the profile, but it has
+# bytes. Forward reads and writes. Backward reads the gradient of its output and its input, and writes a third tensor.
+# All of them have 256 × 512 numbers. Does that agree with `p.layers.loc["reader.blocks.0.act", "moved_bytes"]`?)
 #
-# FLOPs divided by bytes is the **intensity**: how much a layer does with each byte it fetches. **Predict:** a layer
-# from 1,024 to 1,024, with a batch of 1, and with a batch of 256. Which intensity is larger, and by about what factor?
+# FLOPs divided by bytes is the **intensity**: how much a layer computes with each byte that it moves. **Predict:** a
+# layer from 1,024 to 1,024, with a batch of 1, and with a batch of 256. Which intensity is larger, and by about what
+# factor?
 
 # %%
 for batch in (1, 16, 256):
@@ -207,24 +280,25 @@ for batch in (1, 16, 256):
     print(f"batch {batch:3}:", f"{flops / moved:6.2f} FLOP/B" if flops and moved else "first solve 3.1 and 3.4")
 
 # %% [markdown]
-# With a batch of 1, every weight is fetched for just one product and one addition. This is why a language model serving
-# a single user is so slow, and why servers batch requests.
+# With a batch of 1, every weight is fetched for just one product and one addition. This is why a language model that
+# serves a single user is so slow, and why servers batch requests.
 #
 # ## 3.5 Under the roof
 #
-# A machine has a peak FLOP/s and a peak bytes/s. perfnb has measured both on yours, with a large matmul and a large
-# copy:
+# A machine has a peak FLOP/s and a peak bytes/s. perfnb has measured both on yours, with large products and with a
+# large copy. In its reports, the peak of the arithmetic is called the **ceiling**: do not expect a layer to compute
+# faster.
 
 # %%
 print({dtype: f"{peak / 1e9:.1f} GFLOP/s" for dtype, peak in p.roofline.peaks.items()})
 print(f"{p.roofline.bandwidth / 1e9:.1f} GB/s")
 
 # %% [markdown]
-# It computes with the numbers it has while it fetches the next ones. So a layer takes at least as long as its
-# arithmetic **and** at least as long as its bytes, and the two overlap. That is the entire *roofline model*.
+# A machine computes with the numbers that it has while it fetches the next ones. So a layer takes at least as long as
+# its arithmetic **and** at least as long as its bytes, and the two overlap. That is the entire *roofline model*.
 #
 # **Exercise 3.5.** Write `least_time(flops, moved_bytes, peak, bandwidth)`: the minimum time of a layer in seconds,
-# with `peak` in FLOP/s and `bandwidth` in bytes/s. It is tested on made-up layers and on those of your profile.
+# with `peak` in FLOP/s and `bandwidth` in bytes/s. It is tested on made-up layers, and on those of your profile.
 
 
 # %% answer 3.5
@@ -239,20 +313,21 @@ def least_time(flops, moved_bytes, peak, bandwidth):
 labs.check("3.5", least_time, roofline=p.roofline)
 
 # %% [markdown]
-# **Predict:** which of the three linear layers is closest to the roof, and which is farthest from it?
+# **Predict:** which of the Reader's linear layers are closest to the roof, and which is farthest from it?
 
 # %%
 p.roofline
 
 # %% [markdown]
-# **Look at** the picture: the slope on the left is memory, the flat part on the right is arithmetic, and each point is
-# a layer or an operator. Up and to the right is good. A point far *below* the roof is bound by neither: it spends its
-# time on something the model does not know. What might that be? The next exercise finds out.
+# **Look at** the picture. The slope on the left is the roof that memory sets, the flat part on the right is the ceiling
+# of the arithmetic, and each point is a layer or an operator. Up and to the right is good. A point far *below* the roof
+# is bound by neither: it spends its time on something that the model does not know. What might that be? The next
+# exercise is about it.
 #
 # ## 3.6 A hundred times smaller
 #
-# **Predict:** a linear layer from 500 to 500, and one from 50 to 50, with the same batch. How many times the FLOPs does
-# the first need? How many times as long will it take?
+# Here are Maya's two layers, on your computer: one from 500 to 500 and one from 50 to 50, both with 16 images.
+# **Predict:** how many times the FLOPs of the second does the first need? How many times as long will it take?
 
 # %%
 big_layer, small_layer = nn.Linear(500, 500), nn.Linear(50, 50)
@@ -277,8 +352,9 @@ print(big)
 print(small)
 
 # %% [markdown]
-# Whatever an operator computes, calling it costs a few microseconds: Python looks up the layer, torch checks shapes,
-# picks a kernel, allocates the output. The big layer hides that behind its arithmetic; the small one cannot.
+# Whatever an operator computes, calling it takes a few microseconds: Python looks up the layer, torch checks shapes,
+# picks a kernel, and allocates the output. For the big layer that is little compared with its arithmetic; for the small
+# one it is not.
 #
 # **Exercise 3.6.** Three numbers:
 #
@@ -303,7 +379,8 @@ labs.check("3.6", numbers, big=big, small=small, steps=(big_step, small_step))
 
 # %% [markdown]
 # So a network of many tiny layers is slow without computing much, and replacing one large layer by ten small ones may
-# cost more than it saves. Only a *count* together with a *time* shows which of the two you have.
+# cost more time than it saves. Only a *count* together with a *time* shows whether a slow layer computes a lot or is
+# just called a lot.
 #
 # ## 3.7 Loops of your own
 #
@@ -311,8 +388,8 @@ labs.check("3.6", numbers, big=big, small=small, steps=(big_step, small_step))
 # product of two matrices of 16 × 16, and of 128 × 128. Is it the same factor?
 #
 # **Exercise 3.7.** Write `matmul(a, b)`: the product of two matrices, given and returned as lists of rows, with your
-# own loops and without torch, numpy or the like. (The check reads which names your code uses.) The matrices may be
-# rectangular and must not be modified.
+# own loops and without torch, numpy or the like. (The check looks at the names that your code uses.) The matrices may
+# be rectangular, and must not be modified.
 
 
 # %% answer 3.7
@@ -356,25 +433,38 @@ for size in (4, 16, 64, 128):
     flops = 2 * size**3
     rows.append((size, loops * 1e3, at_once * 1e3, loops / at_once, flops / loops / 1e9, flops / at_once / 1e9))
 columns = ["size", "loops ms", "torch ms", "times as long", "loops GFLOP/s", "torch GFLOP/s"]
-pd.DataFrame(rows, columns=columns).set_index("size").round(4)
+factors = pd.DataFrame(rows, columns=columns).set_index("size")
+factors.round(4)
+
+# %%
+_, ax = plt.subplots(figsize=(7, 2.8), layout="constrained")
+ax.plot(factors.index, factors["torch GFLOP/s"], "o-", color="#0072B2", label="torch")
+ax.plot(factors.index, factors["loops GFLOP/s"], "s-", color="#D55E00", label="loops")
+if "float32" in p.roofline.peaks:
+    ax.axhline(p.roofline.peaks["float32"] / 1e9, color="black", linewidth=1, linestyle="--", label="float32 ceiling")
+ax.set(xscale="log", yscale="log", xlabel="size of the matrices", ylabel="GFLOP/s")
+ax.set_xticks(list(factors.index), list(factors.index))
+ax.minorticks_off()
+ax.legend()
+plt.show()
 
 # %% [markdown]
-# **Look at** the two columns of GFLOP/s. For the loops it hardly changes: each product costs the same, some tens of
-# nanoseconds. For torch it grows, because the cost of the call is spread over more and more arithmetic, until it gets
-# close to the roof. There is no *single* factor between Python and torch. It depends on how much each call has to do,
-# and now you know how to tell.
+# **Look at** the two lines. That of the loops is almost flat: each product takes the same time, some tens of
+# nanoseconds. That of torch rises, because the time of the call is spread over more and more arithmetic, until it
+# approaches the ceiling. There is no *single* factor between Python and torch. It depends on how much each call has to
+# compute.
 #
 # ## 3.8 A ladder
 #
-# Between three loops and torch there are rungs. All four functions below compute the same product of two matrices of 96
-# × 96, and all of them multiply 96³ pairs of numbers. They differ only in who runs the loops:
+# Between three loops and torch there are more rungs of a ladder. All four functions below compute the product of the
+# same two matrices of 96 × 96, and all of them multiply 96³ pairs of numbers. They differ only in who runs the loops:
 #
 # - `loop`: three loops in Python, one multiplication at a time;
 # - `row_product`: Python runs two loops, and the built-in functions `sum` and `map` the innermost one;
 # - `numpy`: a library runs all of them, in float64, Python's own precision;
 # - `torch`: another library runs all of them, in float32, the precision of most models.
 #
-# **Predict:** by what factor does each rung gain on the one before it? Which rung is the highest?
+# **Predict:** how many times as fast is each rung as the one before it? Which rung brings the most?
 
 
 # %%
@@ -430,18 +520,46 @@ labs.check("3.8", gains, ladder_ms=ladder_ms)
 
 # %% [markdown]
 # Gains multiply: the last figure is the product of the other three. Nearly all of it comes from one rung, where Python
-# stops running the innermost loops. The last rung is about a factor of two, and that is the precision: half as many
-# bytes, and twice as many numbers in each instruction. *"torch is thousands of times as fast as Python"* is true here,
-# and it says little about torch.
+# stops running the loops. The last rung is usually a factor of about two, and that comes from the precision: half as
+# many bytes, and twice as many numbers in each instruction. *"torch is thousands of times as fast as Python"* is true
+# here, and yet it tells you little about torch.
+#
+# ## A better law
+#
+# Back to Maya's narrow layers. Now you know three things that a layer's time depends on: its arithmetic, its bytes, and
+# the call. The office computer is planted: it computes 50 GFLOP/s, moves 8 GB/s, and a call takes 5 µs. Your three
+# functions give the rest:
+
+# %%
+CALL_US, PEAK, BANDWIDTH = 5, 50e9, 8e9
+
+
+def your_law(width):
+    """Microseconds for a layer: the call, and then the arithmetic or the bytes, whichever takes longer."""
+    flops, moved = linear_flops(IMAGES, width, width), linear_bytes(IMAGES, width, width)
+    return CALL_US + 1e6 * least_time(flops, moved, PEAK, BANDWIDTH)
+
+
+if None in (linear_flops(1, 1, 1), linear_bytes(1, 1, 1), least_time(1, 1, 1, 1)):
+    print("First solve 3.1, 3.4 and 3.5.")
+else:
+    picture(your_law, "Your law")
+
+# %% [markdown]
+# The dots are the same. On the right, both laws agree: there, the arithmetic takes nearly all of the time. On the left,
+# the time approaches that of the call, however narrow the layer is. In between, at a width of 100, the bytes take a
+# little longer than the arithmetic. Maya's idea was not wrong, but it ends where something other than arithmetic begins
+# to count.
 #
 # ## Takeaways
 #
-# - A product and an addition are two FLOPs; a training step needs three times its forward pass, minus the gradient of
+# - A product and an addition are two FLOPs. A training step needs three times its forward pass, minus the gradient of
 #   the data, which nobody needs.
 # - Time is at least `max(arithmetic / peak, bytes / bandwidth)`. Small batches are memory-bound.
-# - On top comes the cost of the call: microseconds, whatever the size. A hundredth of the FLOPs is not a hundredth of
-#   the time.
-# - A count says what *must* be done, a time what *was* spent. The gap between them is where to look.
+# - On top of that comes the call: microseconds, whatever the size. A hundredth of the FLOPs is not a hundredth of the
+#   time.
+# - A count gives the work that *must* be done, and a time the effort that *was* spent. The gap between them is the
+#   place to look.
 #
 # `labs.export("lab_03.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 4,
 # *Memory*](04_memory.ipynb)

@@ -7,16 +7,18 @@
 #
 # **Afterwards you can**
 #
-# - say which tensors live at which moment of a training step, and why their sizes do not simply add up to the peak;
-# - count by hand what parameters, gradients and Adam need, and what the backward pass keeps from the forward pass;
+# - name the tensors that are alive at each moment of a training step, and explain why their sizes do not simply add up
+#   to the peak;
+# - count by hand the bytes of parameters, gradients and Adam's state, and those that the backward pass keeps from the
+#   forward pass;
 # - predict how large a batch fits into the available memory;
-# - trade time for memory with checkpointing, and say at what price;
-# - find what leaks from step to step, and fix it;
-# - tell reserved memory from allocated memory, and choose an order of batches that wastes none.
+# - trade time for memory with checkpointing, and name the price;
+# - find a leak from step to step, and fix it;
+# - distinguish reserved memory from allocated memory, and choose an order of batches that wastes none.
 #
 # Everything here is small, a few MiB, so that it runs anywhere. The reasoning is the same for GiB.
 #
-# **Predict** before each measurement. `labs.check` tests your answers on this machine; it says what is wrong, never the
+# **Predict** before each measurement. `labs.check` tests your answers on this machine. It names the mistake, never the
 # answer, and you can try as often as you like.
 
 # %%
@@ -27,8 +29,10 @@ import itertools
 from collections import deque
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,9 +44,99 @@ torch.set_num_threads(1)  # several threads wait for each other when other progr
 KIB, MIB = 2**10, 2**20
 
 # %% [markdown]
-# ## The patient
+# ## The larger Reader
 #
-# Seven linear layers with activations in between, and Adam.
+# You have joined the meter office of a small waterworks. Customers write the number of their water meter and its
+# reading on a card, a scanner cuts the card into small images, and the office's model, the *Reader*, recognises the
+# characters. Maya wants to train a larger Reader: a linear layer (`stem`), a tower of eight blocks instead of three,
+# and ten scores (`head`). Its parameters take 4 MiB, and the office computer has 24 MiB to spare, so she saw no
+# problem. (Read a GiB for each MiB. Everything here is a thousand times smaller, so that it runs on your computer.) But
+# the operating system stopped her script, because it ran out of memory. This picture shows the memory of a training
+# step on a computer that has enough, from its start on the left to its end on the right:
+
+
+# %%
+class Block(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm, self.act = nn.LayerNorm(width), nn.GELU()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+class Tower(nn.Module):
+    def __init__(self, blocks):
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class LargerReader(nn.Module):
+    def __init__(self, tower_class):
+        super().__init__()
+        self.stem = nn.Linear(64, 128)
+        self.tower = tower_class(nn.ModuleList(Block(128, 512) for _ in range(8)))
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.head(self.tower(self.stem(x)))
+
+
+digits = load_digits()
+images, labels = torch.tensor(digits.data[:512] / 16, dtype=torch.float32), torch.tensor(digits.target[:512])
+
+
+def profiled(step):
+    """A short profile of a step, good enough for its memory only."""
+    return perfnb.profile_step(step, steps=1, warmup=1, traced=1, flops=False)
+
+
+def picture(tower_class, title):
+    """The memory of a training step of the larger Reader, by its owners, and the memory that there is."""
+    torch.manual_seed(0)
+    larger = LargerReader(tower_class)
+    adam = torch.optim.Adam(larger.parameters(), fused=True)  # one call, so that its update is not most of the picture
+
+    def step():
+        adam.zero_grad()
+        nn.functional.cross_entropy(larger(images), labels).backward()
+        adam.step()
+
+    memory = profiled(step).memory
+    owners = {"parameters": "#0072B2", "optimizer_state": "#56B4E9", "gradients": "#E69F00", "activations": "#D55E00"}
+    bands = [memory[owner] / MIB for owner in owners]
+    bands.append((memory["inputs"] + memory["temporaries"]) / MIB)
+    _, ax = plt.subplots(figsize=(7, 3.2), layout="constrained")
+    names = [owner.replace("_", " ") for owner in owners]
+    progress = np.linspace(0, 100, len(memory))
+    ax.stackplot(progress, *bands, colors=[*owners.values(), "#BBBBBB"], labels=[*names, "the rest"])
+    ax.axhline(24, color="black", linewidth=1, linestyle="--")
+    ax.annotate("there are 24 MiB", (80, 24), (80, 24.6))
+    ax.set(xlim=(0, 100), ylim=(0, 40), xlabel="% of the step's allocations and releases", ylabel="MiB")
+    ax.set_title(f"{title}: at most {sum(bands).max():.1f} MiB")
+    ax.legend(loc="upper right", ncols=2, fontsize="small")
+    plt.show()
+
+
+picture(Tower, "The larger Reader")
+
+# %% [markdown]
+# The parameters are the narrow band at the bottom. What is all the rest, why does it rise and fall, and which part of
+# it could be smaller? At the end of this lab you will draw this picture again, with the same batch and the same result
+# of the training, below the dashed line.
+#
+# (Bytes are counted, not timed. So this picture does not depend on how busy your computer is.)
+#
+# ## The first Reader
+#
+# The memory of a plain chain of layers is easier to count by hand. Maya's very first Reader was one: seven linear
+# layers with activations in between, trained with Adam.
 
 # %%
 WIDTHS = (64, 256, 256, 256, 256, 256, 256, 10)
@@ -67,24 +161,28 @@ print(f"{parameters:,} parameters, {4 * parameters / MIB:.2f} MiB")
 # %% [markdown]
 # ## 4.1 The peak
 #
-# The memory of a step is not one number but a curve: tensors are allocated and freed while it runs. What counts is the
-# highest point, the **peak**. If that does not fit, the step fails, no matter how little was needed before and after.
+# The memory of a step is not a single number but a curve: tensors are allocated and freed while it runs. The highest
+# point counts, the **peak**. If that does not fit, the step fails, no matter how little was needed before and after it.
 #
-# **Predict**, on paper: in which phase is the peak (forward, loss, backward, optimizer)? And at that instant, which of
-# these takes the most: the parameters, their gradients, Adam's state, the activations?
+# **Predict**, on paper: which phase has the peak (forward, loss, backward or optimizer)? And at that instant, which of
+# these takes the most: the parameters, their gradients, Adam's state, or the activations?
 
 # %%
-# %%profile_step --into p --name "seven layers" --steps 10 --warmup 2
+# %%profile_step --into p --name "the first Reader" --steps 10 --warmup 2
 optimizer.zero_grad()
 loss = loss_fn(model(x), y)
 loss.backward()
 optimizer.step()
 
 # %% [markdown]
-# **Look at** the tab *Memory*: time on the x axis, live bytes on the y axis, one band per category. Follow the
-# activations: up, layer by layer, through forward, and down again, in reverse order, through backward. And follow the
-# gradients: they rise while the activations fall. Click on the picture to pin an instant; below it you see who owns
-# what at that moment.
+# **Look at** the tab *Memory*: time is on the x axis, live bytes are on the y axis, and each category has a band.
+# Follow the activations: they rise through forward, layer by layer, and fall again through backward, in reverse order.
+# And follow the gradients, which rise while the activations fall. Click on the picture to pin an instant. Below it you
+# then see the owners of the memory at that moment.
+#
+# (The line *ran* of the report lists the steps. After the warm-up there are **timed** ones, without instruments;
+# **lead-in** ones, which start a trace and are discarded; **traced** ones, where operators are recorded; and
+# **counted** ones, which record each allocation or the FLOPs, and take no times.)
 #
 # The frame `p.memory` has the same data: one row per change, one column per category, and their sum in `total`, all in
 # bytes. `inputs` is the batch; `temporaries` are allocated and freed within the step; `other` is everything else. Here
@@ -99,8 +197,8 @@ larger = p.memory[p.memory["total"].diff().abs() > 100 * KIB].iloc[::4]
 # **Exercise 4.1.** Three answers:
 #
 # - `most`: the largest number of bytes alive at one instant;
-# - `sum_of_most`: for each of the `CATEGORIES` the most bytes that *it* ever had in this step, summed;
-# - `phase`: the phase of the peak, as the *Memory* tab shows it.
+# - `sum_of_most`: the sum, over all `CATEGORIES`, of the most bytes that each of them had at any instant;
+# - `phase`: the phase of the peak, as shown in the *Memory* tab.
 
 # %% answer 4.1
 most = ...
@@ -117,13 +215,13 @@ labs.check("4.1", {"most": most, "sum_of_most": sum_of_most, "phase": phase}, pr
 
 # %% [markdown]
 # The second is larger. If you add up "parameters + gradients + optimizer + activations", you count tensors that never
-# coexist: when the activations are complete, at the end of forward, `zero_grad()` has freed the previous gradients and
-# the new ones do not exist yet.
+# exist at the same time: when the activations are complete, at the end of forward, `zero_grad()` has freed the previous
+# gradients, and the new ones do not exist yet.
 #
 # ## 4.2 Sixteen bytes
 #
 # A well-known rule: *training with Adam needs 16 bytes for each parameter*: 4 for the parameter, 4 for its gradient,
-# and 8 for Adam's two running averages. Let's test it.
+# and 8 for Adam's two running averages. Test it.
 #
 # **Predict:** when are all sixteen alive: at the start of the step, at its peak, at its end?
 
@@ -133,17 +231,17 @@ moments = p.memory.loc[[0, peak, p.memory.index[-1]], CATEGORIES[:3]] / paramete
 moments.set_axis(["begin", "peak", "end"]).assign(together=moments.sum(axis=1).to_numpy()).round(2)
 
 # %% [markdown]
-# Bytes per parameter. The rule holds to two digits at both ends of the step. At the peak of this step it does not,
-# because there are no gradients yet.
+# These are bytes per parameter. The rule holds to two digits at both ends of the step. At the peak of this step it does
+# not, because there are no gradients yet.
 #
-# Now for other models. What does the rule say about a frozen parameter (`requires_grad=False`)? A model in `bfloat16`,
-# with two bytes per number? A tensor shared by two layers? *Buffers*, such as the running means of a batch
+# Now for other models. Does the rule hold for a frozen parameter (`requires_grad=False`)? For a model in `bfloat16`,
+# with two bytes per number? For a tensor shared by two layers? And for *buffers*, such as the running means of a batch
 # normalisation, which belong to the model but are not trained?
 #
 # **Exercise 4.2.** Write `adam_bytes(model)`: a dictionary with the bytes of `parameters` (buffers count with them, as
-# in the profile), `gradients` and `optimizer_state` that are alive after a training step with Adam. The model you get
-# has not been trained yet. The result is compared with what a real step leaves behind, for five models. (Adam also
-# keeps a count of its steps, 4 bytes for each parameter tensor. Count it or leave it out.)
+# in the profile), `gradients` and `optimizer_state` that are alive after a training step with Adam. The model that your
+# function gets has not been trained yet. The result is compared with the tensors that a real step leaves behind, for
+# five models. (Adam also counts its steps, with 4 bytes for each parameter tensor. Include them or leave them out.)
 #
 # Useful: `model.parameters()`, `model.buffers()`, `tensor.nbytes`, `parameter.requires_grad`.
 
@@ -163,31 +261,26 @@ def adam_bytes(model):
 labs.check("4.2", adam_bytes)
 
 # %% [markdown]
-# So *16 bytes* is a rule for float32 models that train all parameters. For a mostly frozen model it is almost four
-# times too much: one reason why fine-tuning a few layers fits where full training does not.
+# So *16 bytes* is a rule for float32 models that train all of their parameters. For a mostly frozen model it is almost
+# four times too much. That is one reason why fine-tuning a few layers fits where training all of them does not.
 #
 # ## 4.3 What backward needs
 #
 # Why are activations kept at all? Because backward needs them:
 #
-# - A **linear layer** needs its *input*: the gradient of its weights is the product of that and the incoming gradient.
+# - A **linear layer** needs its *input*: the gradient of its weights is the product of its input and the incoming
+#   gradient.
 # - A **ReLU** needs to know where its *output* was positive.
 # - A **GELU** is a smooth curve whose slope differs everywhere. It needs its *input*.
 #
-# Nothing else is kept. A layer reads the very tensor that the previous layer wrote: a tensor needed by two layers is
+# Nothing else is kept. A layer reads the very tensor that the previous layer wrote. A tensor that two layers need is
 # kept once, and one that no layer needs is freed immediately.
 #
 # **Predict:** the network has six hidden layers with 256 numbers per row. Will it keep more with GELU than with ReLU?
-# By what factor? Count on paper, then look: the profile `p` had ReLU, and here is one with GELU. `profiled` is a short
-# profile, good enough for memory only.
+# By what factor? Count on paper, then look. The profile `p` is of the network with ReLU, and here is one with GELU:
 
 
 # %%
-def profiled(step):
-    """Memory profile of a step."""
-    return perfnb.profile_step(step, steps=1, warmup=1, traced=1, flops=False)
-
-
 def make_step(batch, activation=nn.ReLU):
     """A training step with its own model, on this many rows."""
     net = network(activation)
@@ -207,18 +300,23 @@ def make_step(batch, activation=nn.ReLU):
 kept = {}
 for activation, profile in (("ReLU", p), ("GELU", profiled(make_step(BATCH, nn.GELU)))):
     inner = profile.layers[profile.layers["depth"] == 1]
-    kept[f"{activation}, KiB"] = (inner["activation_bytes"] / KIB).to_numpy()
+    kept[activation] = (inner["activation_bytes"] / KIB).to_numpy()
 names = [type(module).__name__.replace("ReLU", "activation") for module in model]
-pd.DataFrame(kept, index=pd.Index(names, name="layer")).round(1)
+numbered = [f"{place} {name}" for place, name in enumerate(names)]
+bars = pd.DataFrame(kept, index=numbered).plot.barh(figsize=(7, 4), width=0.8, color=("#0072B2", "#D55E00"))
+bars.set_xlabel("KiB that are kept until backward, by the layer that allocated them")
+bars.invert_yaxis()
+bars.legend(loc="upper left", bbox_to_anchor=(1, 1))
+plt.show()
 
 # %% [markdown]
-# One row per layer, from first to last; the number is how much of what this layer *allocated* is kept until backward.
-# Is it what you counted? The last layer has 0: its output is only needed by the loss, which keeps a tensor of its own.
+# **Look at** the layers with a bar in one colour only. Is it what you counted? The last layer keeps nothing: its output
+# is only needed by the loss, which keeps a tensor of its own.
 #
 # **Exercise 4.3.** Write `saved_bytes(batch, widths, activation)`: the bytes that the layers of such a network, in
-# float32, keep for backward. `widths` is as `WIDTHS` above; there is an activation between linear layers, none after
-# the last; `activation` is `"relu"` or `"gelu"`. The batch itself, the weights and the loss do not count. The result is
-# compared with what autograd really keeps.
+# float32, keep for backward. `widths` has the same form as `WIDTHS` above; there is an activation between linear
+# layers, but none after the last one; `activation` is `"relu"` or `"gelu"`. The batch itself, the weights and the loss
+# do not count. The result is compared with the tensors that autograd really keeps.
 
 
 # %% answer 4.3
@@ -234,13 +332,13 @@ def saved_bytes(batch, widths, activation):
 labs.check("4.3", saved_bytes)
 
 # %% [markdown]
-# The number of weights does not enter this sum, but the batch size does. So a model can be too big in two ways, with
-# two remedies.
+# The number of weights does not enter this sum, but the batch size does. So a model can be too large in two ways, each
+# with a remedy of its own.
 #
 # ## 4.4 The largest batch
 #
-# You have 16 MiB for this step. How many rows fit? You could try 1,000, 2,000, 1,500, and so on, until it fails. Or
-# measure two batches and calculate.
+# You have 16 MiB for this step. How many rows fit? You could try 1,000, 2,000, 1,500, and so on, until the step fails.
+# Or you can measure two batches and calculate.
 #
 # **Predict:** the batch is doubled. Is the peak doubled?
 
@@ -255,11 +353,11 @@ peaks = {16: peak_bytes(profiled(make_step(16))), 512: peak_bytes(p), 1024: peak
 pd.Series(peaks, name="peak, MiB").rename_axis("batch").div(MIB).round(2).to_frame()
 
 # %% [markdown]
-# If the peak is made of activations, it is a straight line: a constant plus a number of bytes per row. Not all three
-# points have to lie on that line. With few rows the peak may be elsewhere: where the gradients are complete and Adam
+# If the peak consists of activations, it is a straight line: a constant plus a number of bytes per row. Not all three
+# points have to be on that line. With few rows the peak may be elsewhere: where the gradients are complete and Adam
 # computes its update. The number of rows does not matter *there*.
 #
-# **Exercise 4.4.** What is the largest number of rows (an `int`) for which the peak of the step is at most 16 MiB
+# **Exercise 4.4.** What is the largest number of rows (an `int`) such that the peak of the step is at most 16 MiB
 # (`16 * MIB` bytes; the dict `peaks` is in bytes too)? The check runs your batch and measures it; it also runs one that
 # is 3 % larger, which must not fit.
 
@@ -275,8 +373,9 @@ labs.check("4.4", largest, make_step=make_step)
 
 # %% [markdown]
 # perfnb can do this without running anything: `estimate_memory` simulates a step with fake tensors that have shapes but
-# no data. Compare. Then divide: how many bytes does a row need, and how many of them did you count in 4.3? (The rest is
-# the row itself with its target, and two tensors of 256 numbers that backward holds while it works on a layer.)
+# no data. Compare its answer with yours. Then divide: how many bytes does a row need, and how many of them did you
+# count in 4.3? (The rest is the row itself with its label, and two tensors of 256 numbers that backward holds while it
+# works on a layer.)
 
 # %%
 if hasattr(largest, "__index__"):
@@ -285,51 +384,40 @@ if hasattr(largest, "__index__"):
     print("by the estimate:", estimate.largest_batch(16 * MIB))
     print(f"bytes for a row: {(peaks[1024] - peaks[512]) / 512:.0f}")
     print("counted in 4.3: ", saved_bytes(1, WIDTHS, "relu"))
+    _, ax = plt.subplots(figsize=(7, 2.8), layout="constrained")
+    ends = np.array([0, 1700])
+    line = peaks[512] + (ends - 512) * (peaks[1024] - peaks[512]) / 512
+    ax.plot(ends, line / MIB, color="#0072B2", linewidth=1)
+    ax.plot(peaks.keys(), [peak / MIB for peak in peaks.values()], "o", color="#0072B2", label="measured")
+    ax.axhline(16, color="black", linewidth=1, linestyle="--")
+    ax.axvline(largest, color="#D55E00", label="your answer")
+    ax.set(xlim=(0, 1700), ylim=(0, 20), xlabel="rows in the batch", ylabel="peak in MiB")
+    ax.legend(loc="lower right")
+    plt.show()
 else:
     print("first solve 4.4, with a whole number")
 
 # %% [markdown]
+# **Look at** the leftmost dot, which is above the line: this is the peak at Adam's update. A line through it and
+# another dot would have led you astray.
+#
 # ## 4.5 Checkpoints
 #
-# What if the batch cannot be smaller? Then keep less. **Checkpointing** keeps only the *input* of a block. Everything
-# inside is freed in forward, and when backward reaches the block, its forward pass runs again. You save memory and pay
-# with time.
+# Back to the larger Reader. What if the batch must not be smaller? Then keep less. **Checkpointing** keeps only the
+# *input* of a block. Everything inside the block is freed in forward, and when backward reaches the block, its forward
+# pass runs again. You save memory and pay with time.
 #
-# Here is a tower of eight blocks like those in transformers.
-
+# Here is its tower of eight blocks. It is half as wide, so that the cells are quick.
 
 # %%
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.act = nn.GELU()
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        return x + self.down(self.act(self.up(self.norm(x))))
-
-
-class Tower(nn.Module):
-    def __init__(self, blocks):
-        super().__init__()
-        self.blocks = blocks
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
 torch.manual_seed(1)
-tower = Tower(nn.ModuleList(Block(64) for _ in range(8)))
+tower = Tower(nn.ModuleList(Block(64, 256) for _ in range(8)))
 rows = torch.randn(512, 64)
 
 # %% [markdown]
 # **Predict:** for each row, a block keeps about 640 numbers, and its input has 64. If you checkpoint each block, by how
-# much does the peak drop? And if you wrap all eight blocks in *one* checkpoint? (What is alive while its backward pass
-# runs?)
+# much does the peak drop? And if you wrap all eight blocks in a *single* checkpoint? (Which tensors are alive while its
+# backward pass runs?)
 #
 # **Exercise 4.5.** Write the `forward` of a tower that keeps less. `torch.utils.checkpoint.checkpoint`, imported in the
 # first cell, does this: pass it the function, then its arguments, and `use_reentrant=False`, because the older of its
@@ -356,15 +444,15 @@ class CheckpointedTower(nn.Module):
 labs.check("4.5", CheckpointedTower(tower.blocks), plain=tower, rows=rows)
 
 # %% [markdown]
-# One checkpoint around everything would save nothing: backward has to run all eight blocks again before it can start,
-# and then everything they keep is alive at once.
+# A single checkpoint around everything would save nothing: backward has to run all eight blocks again before it can
+# start, and then all tensors that they keep are alive at once.
 #
 # ## 4.6 The price
 #
 # If a forward pass costs one unit of arithmetic, backward costs two. **Predict:** if each block's forward pass runs
 # twice, by what factor do the FLOPs of the step grow? And the time?
 #
-# `tower_step` creates a training step of a tower that returns its loss. (There is no optimizer, so that both towers,
+# `tower_step` creates a training step of a tower, which returns its loss. (It has no optimizer, so that both towers,
 # which share their blocks, stay the same.)
 
 
@@ -383,7 +471,7 @@ def tower_step(net):
 # **Exercise 4.6.** Make three measurements:
 #
 # - `plain` and `checkpointed`: profiles of both steps, `perfnb.profile_step(tower_step(...), steps=1, warmup=1,
-#   traced=1)`, short, for memory and arithmetic only;
+#   traced=1)`. They are short, for memory and arithmetic only;
 # - `test`: `perfnb.ab_test(a, b, check=1e-3, budget_s=4)` of the plain step (first) and the checkpointed one, for the
 #   time.
 #
@@ -417,33 +505,34 @@ ratios = {"memory": memory, "arithmetic": arithmetic, "time": time_ratio}
 labs.check("4.6", ratios, plain=plain, checkpointed=checkpointed, test=test)
 
 # %% [markdown]
-# Did you predict 4/3 for the FLOPs, one extra forward pass on top of three? That is what textbooks say. Look where the
-# second forward pass was counted:
+# Did you predict 4/3 for the FLOPs, an additional forward pass on top of an effort of three? That is the figure in
+# textbooks. Look for the layers where the second forward pass was counted:
 
 # %%
 ways = ["forward_flops", "backward_flops", "recompute_flops"]
 checkpointed.layers[["module", *ways]].iloc[1:7] if hasattr(checkpointed, "layers") else "first solve 4.6"
 
 # %% [markdown]
-# `down` is not recomputed. Its backward pass needs its input, but nobody needs its output. torch stops the second
-# forward pass as soon as everything the block keeps is there again. In this block that saves half of it, in others
-# less: count, don't assume.
+# `down` is not recomputed. Its backward pass needs its input, but nobody needs its output, so torch stops the second
+# forward pass as soon as it has all tensors that the block keeps. In this block that saves half of it, in others less:
+# count, don't assume.
 #
 # ## 4.7 A leak
 #
-# The last kind of trouble: the model fits, but fails after an hour, because memory grows from step to step. Here is a
-# training step by someone who likes to monitor things. It keeps three things on the side.
+# The next kind of trouble: the model fits, but the script fails after an hour, because memory grows from step to step.
+# Tom likes to monitor things. His training step for the small Reader, the one with three blocks, records three things.
 
 
 # %%
-class Net(nn.Module):
+class Reader(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU())
-        self.head = nn.Linear(128, 4)
+        self.stem = nn.Linear(64, 128)
+        self.blocks = nn.Sequential(*(Block(128, 512) for _ in range(3)))
+        self.head = nn.Linear(128, 10)
 
     def forward(self, x):
-        return self.head(self.body(x))
+        return self.head(self.blocks(self.stem(x)))
 
 
 class Monitor:
@@ -459,19 +548,19 @@ class Monitor:
 
 
 torch.manual_seed(2)
-net = Net()
-net_optimizer = torch.optim.Adam(net.parameters())
-monitor = Monitor(net.body)
+reader = Reader()
+reader_optimizer = torch.optim.Adam(reader.parameters())
+monitor = Monitor(reader.blocks)
 losses, recent = [], deque(maxlen=5)
 
 
 def train_step():
-    batch = torch.randn(256, 32)
-    net_optimizer.zero_grad()
-    scores = net(batch)
-    loss = scores.square().mean()
+    chosen = torch.randint(len(images), (256,))
+    reader_optimizer.zero_grad()
+    scores = reader(images[chosen])
+    loss = loss_fn(scores, labels[chosen])
     loss.backward()
-    net_optimizer.step()
+    reader_optimizer.step()
     losses.append(loss.item())
     recent.append(scores.detach())
 
@@ -480,7 +569,7 @@ def train_step():
 # **Predict:** which of `losses`, `recent` and `monitor.strengths` makes memory grow, and by about how many bytes per
 # step? Write it down; 4.3 is all you need for a good guess.
 #
-# Then let perfnb look. `find_leaks` runs the step repeatedly and watches what is not freed.
+# Then let perfnb look. `find_leaks` runs the step repeatedly, and watches for tensors that are not freed.
 
 # %%
 leaks = perfnb.find_leaks(train_step)
@@ -492,7 +581,7 @@ leaks
 # - `layer`: the full name of the layer that allocated most of the leaked memory;
 # - `kib_per_step`: by how many KiB torch's memory grows per step.
 #
-# The frame `leaks.survivors` has it too, in bytes.
+# The frame `leaks.survivors` has both, in bytes.
 
 # %% answer 4.7
 layer = ...
@@ -506,15 +595,16 @@ kib_per_step = leaks.survivors["bytes_per_step"].sum() / KIB
 labs.check("4.7", {"layer": layer, "kib_per_step": kib_per_step}, leaks=leaks)
 
 # %% [markdown]
-# Each entry of the list is one number, 4 bytes. But `square` keeps its input for a backward pass, as in 4.3; the number
-# remembers how it was computed, and so holds on to the entire output of the layer, 256 rows of 128 numbers.
-# `loss.backward()` frees what *its* graph has kept, but not this branch, which does not lead to the loss.
+# **Look at** the rising line in the report. Each entry of the list is a single number of 4 bytes. But `square` keeps
+# its input for a backward pass, as in 4.3. The number remembers how it was computed, and so it holds on to the entire
+# output of the blocks: 256 rows of 128 numbers. `loss.backward()` frees the tensors that *its* graph has kept, but not
+# those of this branch, which does not lead to the loss.
 #
 # ## 4.8 The leak fixed
 #
 # **Exercise 4.8.** Write the monitor so that memory does not grow. `strengths` must have the same values as before, one
-# per step, and the network must learn the same. (Keeping one number per step is fine.) The check trains a small network
-# with your monitor, compares, and runs `find_leaks`.
+# per step, and the training must not change. (Keeping one number per step is fine.) The check trains a small network
+# with each of the two monitors, compares them, and runs `find_leaks`.
 
 
 # %% answer 4.8
@@ -536,22 +626,25 @@ class QuietMonitor:
 labs.check("4.8", QuietMonitor, leaky=Monitor)
 
 # %% [markdown]
-# There is more than one good answer: `.item()` gives a Python number, `.detach()` a tensor without a graph, and under
-# `torch.no_grad()` there never was one. (`.item()` has a price on a GPU: it waits until all earlier work is done.)
+# There is more than one good answer: `.item()` gives a Python number, `.detach()` gives a tensor without a graph, and
+# under `torch.no_grad()` no graph is recorded. (`.item()` has a price on a GPU: it waits until all earlier work is
+# done.)
 #
 # ## 4.9 Reserved, but of no use
 #
-# *"Out of memory: tried to allocate 62 MiB. 60 MiB are allocated, and 2 GiB are reserved but unallocated."* Nothing
-# leaks, and yet nothing fits. On a GPU, torch does not ask the driver for each tensor, because that would take too
-# long. Its **caching allocator** reserves memory in large pieces, the *segments*. A tensor gets a *block* of a segment,
-# and a freed block is kept for later tensors. So there are two figures: **reserved**, what torch holds, and
-# **allocated**, what tensors use (`torch.cuda.memory_reserved()` and `memory_allocated()`).
+# For one night, Maya rented a GPU. *"Out of memory: tried to allocate 62 MiB. 60 MiB are allocated, and 2 GiB are
+# reserved but unallocated."* Nothing leaks, and yet the next tensor does not fit. On a GPU, torch does not ask the
+# driver for each tensor, because that would take too long. Its **caching allocator** reserves memory in large pieces,
+# the *segments*. A tensor gets a *block* of a segment, and a freed block is kept for later tensors. So there are two
+# figures: **reserved** memory, which torch holds, and **allocated** memory, which tensors use
+# (`torch.cuda.memory_reserved()` and `memory_allocated()`).
 #
-# You have no GPU, so the allocator here is simulated, with the rules of torch's. A request gets the smallest free block
-# that is large enough, and the rest of that block stays free. If none is large enough, a new segment is reserved.
+# You need no GPU here, because the allocator is simulated, with the rules of torch's. A request gets the smallest free
+# block that is large enough, and the rest of that block stays free. If none is large enough, a new segment is reserved.
 # Neighbouring free blocks become one again, but only within a segment.
 #
-# First two requests, both freed, then one that is larger than each. **Predict:** how much is reserved at the end?
+# In the next cell there are two requests, both of them freed, and then one that is larger than each. **Predict:** how
+# much is reserved at the end?
 
 # %%
 gpu = CachingAllocator()
@@ -564,8 +657,8 @@ print(f"reserved {gpu.reserved_mib} MiB, allocated {gpu.allocated_mib} MiB")
 # %% [markdown]
 # 90 MiB were free, and none of it was of use to a request for 60. This is **fragmentation**.
 #
-# Now a training run whose sentences differ in length. Each step needs memory for its activations, in proportion to its
-# longest sentence, and frees it before the next step. `steps` runs a list of sizes, in MiB, through a fresh allocator.
+# Now a training run whose cards differ in length. Each step needs memory for its activations, in proportion to its
+# longest card, and frees it before the next step. `steps` runs a list of sizes, in MiB, through a fresh allocator.
 #
 # **Exercise 4.9.** Write `ordered(sizes)`: the same sizes, each of them as often as before, in an order that makes the
 # allocator reserve as little as possible. There is more than one.
@@ -606,25 +699,42 @@ axes[0].legend(loc="upper left")
 plt.show()
 
 # %% [markdown]
-# The steps are the same, and no two of them are ever in memory together. Shortest first, each step is a little larger
-# than all blocks that earlier ones left behind. With the longest first, every later step fits into its block. So run
-# the longest batch *once* before the training starts, or pad all batches to a few sizes. The order of the others does
-# not matter, and should stay random.
+# The steps are the same, and no two of them are ever in memory together. With the shortest first, each step is a little
+# larger than all blocks that earlier ones left behind. With the longest first, every later step fits into its block. So
+# run the longest batch *once* before the training starts, or pad all batches to a few sizes. The order of the others
+# does not matter, and should stay random.
 #
-# (When memory runs out, torch gives segments that are entirely free back to the driver and tries again. That helps
-# here, but takes time, and it does not help where one small tensor keeps each segment in use.)
+# (When memory runs out, torch returns segments that are entirely free to the driver and tries again. That helps here,
+# but it takes time, and it does not help where a small tensor keeps each segment in use.)
+#
+# ## The larger Reader again
+#
+# Back to the office computer, which has 24 MiB for Maya's training step. This is the same step with the same batch, and
+# the same picture on the same axes. Only the tower is yours, from 4.5:
+
+# %%
+if not isinstance(CheckpointedTower(tower.blocks)(rows), torch.Tensor):
+    print("Write CheckpointedTower first, exercise 4.5.")
+else:
+    picture(CheckpointedTower, "With checkpoints")
+
+# %% [markdown]
+# It fits. The mountain of activations has become a low ridge of the blocks' inputs, with a tooth for each block that is
+# recomputed, and the peak is now near the end of backward, where nearly all gradients exist. No checkpoint can lower
+# that part; those are the 16 bytes per parameter of 4.2. The price is the time of 4.6.
 #
 # ## Takeaways
 #
-# - Memory is a **curve**. Only what is alive at the same time adds up, and only the highest point has to fit.
-# - Between steps, each trained float32 parameter takes **4 + 4 + 8** bytes, a frozen one 4, one in bfloat16 2 + 2 + 4.
-# - **Activations** are kept because backward needs them. They grow with the batch, and which tensors are kept depends
-#   on the layer: its input, its output, or nothing.
-# - Two measurements and a line give the largest batch, if both lie on the **same** branch of the curve.
-# - **Checkpointing** is a trade: count what is recomputed, and measure the time.
+# - Memory is a **curve**. Only tensors that are alive at the same time add up, and only the highest point has to fit.
+# - Between steps, each trained float32 parameter takes **4 + 4 + 8** bytes, a frozen one 4, and one in bfloat16
+#   2 + 2 + 4.
+# - **Activations** are kept because backward needs them. They grow with the batch. Which tensors are kept depends on
+#   the layer: its input, its output, or nothing.
+# - Two measurements and a line give the largest batch, if both are on the **same** branch of the curve.
+# - **Checkpointing** is a trade: count the recomputation, and measure the time.
+# - A number that remembers its graph is as large as its graph. `.item()` and `.detach()` let it go.
 # - **Reserved** minus **allocated** is memory that torch holds and may not be able to use. The largest batch comes
 #   first.
-# - A number that remembers its graph is as large as its graph. `.item()` and `.detach()` let it go.
 #
 # `labs.export("lab_04.json")` writes your answers and their measurements to a file for your teacher. For more on
 # memory, with a transformer, see [the memory notebook](../memory.ipynb). Next: [lab 5,

@@ -6,15 +6,19 @@
 #
 # **Afterwards you can**
 #
-# - open a trace that `torch.profiler` wrote on a machine you have never seen, and say what ran and what it waited for;
+# - open a trace that `torch.profiler` wrote on a machine you have never seen, and find out what ran and why it waited;
 # - compute by hand how long a GPU was busy, and which of its work was launched too late;
-# - tell launch-bound from idle for other reasons, find the rank the others wait for, and compare two GPUs;
-# - give a verdict with a number: which lever, and what it could save at most.
+# - tell launch-bound from idle for other reasons, find the rank that the others wait for, and compare two GPUs;
+# - read from a trace how fast data reach the GPU, and what slows them down;
+# - give a verdict with a number: which lever, and how much it could save at most.
 #
-# **Predict** before you look. `labs.check` tests your answers; it says what is wrong, never the answer, and you can try
+# **Predict** before you look. `labs.check` tests your answers. It names the mistake, never the answer, and you can try
 # as often as you like.
 
 # %%
+import gzip
+import json
+
 import matplotlib.pyplot as plt
 import pandas as pd
 
@@ -23,30 +27,73 @@ from perfnb import labs
 from perfnb.labs.made_traces import trace_file
 
 # %% [markdown]
-# ## Five files
+# ## A trace instead of an answer
 #
-# The files are in the format that `torch.profiler` writes, and they are **synthetic**: perfnb writes them, the same on
-# every machine, so this lab needs no network. Something is planted in each, and your job is to find it. The numbers are
-# realistic for GPUs but were not measured: they teach you how to read a trace, not which GPU to buy.
+# You have joined the meter office of a small waterworks. Customers write the reading of their water meter on a card, a
+# scanner cuts the card into 128 small images, and a model, the *Reader*, recognises the characters. Maya has trained a
+# larger Reader, with ten blocks of width 512, and it is too slow for the office computers.
 #
-# - `encoder_a` and `encoder_b`: inference of a text encoder on two GPUs, "A" and "B";
-# - `training_b`: training of a small image network on GPU B;
-# - `rank_0` and `rank_1`: two ranks of one job that trains a recommender.
-#
-# `trace_file` writes each into perfnb's cache folder and returns its path. The file is plain JSON, compressed; open it
-# in <https://ui.perfetto.dev> if you want to see it there too.
+# So Tom wants to rent a GPU. The supplier's brochure promises a hundred times the speed. Tom asked how long a step
+# takes: the larger Reader, eight cards at once. Instead of an answer the supplier sent a **trace**: a file where
+# `torch.profiler` has noted every operator, every call and every kernel of that step. Here it is. The upper row has the
+# calls that launch work, the lower row the work of the GPU. (You need not read the code that draws a picture.)
 
 # %%
-a = perfnb.load(trace_file("encoder_a"))
-b = perfnb.load(trace_file("encoder_b"))
+WORK = ["kernel", "gpu_memcpy", "gpu_memset"]
+CALLS = ["cuda_runtime", "cuda_driver"]
+
+
+def picture(profile, title, more=""):
+    """The calls on the host and the work of the GPU, in one step."""
+    events = profile.events
+    step_ms, origin = profile.steps["wall_ms"].sum(), events["start_ns"].min()
+    _, ax = plt.subplots(figsize=(8, 1.9), layout="constrained")
+    for row, kinds, colour in ((1, CALLS, "#E69F00"), (0, WORK, "#0072B2")):
+        here = events[events["category"].isin(kinds)]
+        bars = zip((here["start_ns"] - origin) / 1e6, here["duration_ns"] / 1e6, strict=True)
+        ax.broken_barh(list(bars), (row - 0.35, 0.7), facecolors=colour)
+    ax.axvline(step_ms, color="gray", linewidth=1, linestyle="--")
+    ax.annotate("end of\nthe step", (step_ms, 1.1), (step_ms + 0.05, 0.9))
+    ax.set_yticks((1, 0), ("calls on the host", "work of the GPU"))
+    ax.set(xlim=(0, 5), ylim=(-0.5, 1.5), xlabel="ms", title=f"{title}: {step_ms:.1f} ms{more}")
+    plt.show()
+
+
+a = perfnb.load(trace_file("reader_a"))
+picture(a, "A step on the rented GPU")
+
+# %% [markdown]
+# The GPU's row looks like a barcode: mostly gaps. Nobody needs to rent a GPU that does nothing for most of the time.
+# Whose fault is that, and what would help: a better GPU, faster kernels, or something else? At the end of this lab, the
+# supplier follows your advice, and you draw this picture again.
+#
+# ## Seven files
+#
+# The supplier has sent more. All files are in the format that `torch.profiler` writes:
+#
+# - `reader_a` and `reader_b`: the larger Reader on two GPUs, "A" and "B";
+# - `reader_a_again`: the last file, for the end of this lab;
+# - `training_b`: training of the small network that finds the boxes on a scanned card, on GPU B;
+# - `rank_0` and `rank_1`: two ranks of a big customer's job, which trains a recommender;
+# - `copies`: cards on their way to a GPU.
+#
+# The first six are **synthetic**. perfnb writes them, the same on every computer, so that this lab needs no network.
+# Something is planted in each, and your job is to find it. Their times are realistic, but nobody measured them: they
+# teach you how to read a trace, not which GPU to buy. `copies` is **real**: it was recorded on an NVIDIA H100.
+#
+# `trace_file` writes each of them into perfnb's cache folder and returns its path. The file is compressed JSON, which
+# you can also open in <https://ui.perfetto.dev>.
+
+# %%
+b = perfnb.load(trace_file("reader_b"))
 training = perfnb.load(trace_file("training_b"))
 ranks = perfnb.load([trace_file("rank_0"), trace_file("rank_1")])
 
 # %% [markdown]
-# ## 8.1 What ran it
+# ## 8.1 What produced these traces?
 #
-# Before any times: what is this? A trace has the name of its GPU if the profiler recorded the devices, its rank if
-# there were several, and its steps if `profiler.step()` was called.
+# Before you look at any times: what are these files? A trace has the name of its GPU if the profiler recorded the
+# devices, its rank if there were several, and its steps if `profiler.step()` was called.
 
 # %%
 traces = {"a": a, "b": b, "training": training, "ranks[0]": ranks[0], "ranks[1]": ranks[1]}
@@ -69,16 +116,16 @@ pd.DataFrame(
 # calls the model once and updates it once.
 #
 # **Exercise 8.1.** Give, as numbers: how many `iterations` the trace `training` holds; how many images are in its
-# `batch`; and how many `ranks` took part in the job of which we have two. The column `calls` of `training.layers` tells
-# how often a layer was called. The column `shapes` of `training.events` tells what an operator was given: look at the
-# first `aten::conv2d`; images are *batch × channels × height × width*.
+# `batch`; and how many `ranks` took part in the job (we have the traces of two). The column `calls` of
+# `training.layers` counts the calls to a layer. The column `shapes` of `training.events` has the shapes of an
+# operator's inputs: look at the first `aten::conv2d`; images are *batch × channels × height × width*.
 
 # %% answer 8.1
 iterations = ...
 batch = ...
 world_size = ...
 ### BEGIN SOLUTION
-iterations = training.layers.loc["SmallNet_0", "calls"]
+iterations = training.layers.loc["BoxFinder_0", "calls"]
 first = training.events[training.events["name"] == "aten::conv2d"].iloc[0]
 print(first["shapes"])
 batch = 256
@@ -91,30 +138,43 @@ labs.check("8.1", {"iterations": iterations, "batch": batch, "ranks": world_size
 # %% [markdown]
 # ## 8.2 Busy
 #
-# What a GPU does is in `events` under three categories: `kernel`, `gpu_memcpy`, `gpu_memset`. Each row has a start and
-# a duration in nanoseconds. **Predict:** is the sum of all durations the time the GPU was busy, or is it more, or less?
+# The work of a GPU is in `events` under three categories: `kernel`, `gpu_memcpy`, `gpu_memset`. Each row has a start
+# and a duration in nanoseconds. **Predict:** is the sum of all durations the time when the GPU was busy, or is it more,
+# or less?
 
 # %%
-WORK = ["kernel", "gpu_memcpy", "gpu_memset"]
 work = ranks[0].events[ranks[0].events["category"].isin(WORK)]
 work.groupby("stream")["duration_ns"].agg(["size", "sum"])
 
 # %% [markdown]
-# Three *streams*: queues whose work runs side by side. Some communication (stream 20) runs beside computation (stream
-# 7), so a sum counts some time twice. What we want is the length of the **union** of the intervals.
-#
-# On paper first: one kernel runs from 0 to 300 µs, one from 100 to 150, one from 200 to 400, one from 900 to 950. How
-# long is the GPU busy?
+# There are three *streams*: queues whose work runs side by side. Some communication (stream 20) runs at the same time
+# as computation (stream 7), so a sum counts some of the time twice. What we want is the length of the **union** of the
+# intervals. Here is a small example, four kernels:
+
+# %%
+example = pd.DataFrame({"start_ns": [0, 100_000, 200_000, 900_000], "duration_ns": [300_000, 50_000, 200_000, 50_000]})
+_, ax = plt.subplots(figsize=(7, 2.3), layout="constrained")
+for place, (start, duration) in enumerate(zip(example["start_ns"] / 1e3, example["duration_ns"] / 1e3, strict=True)):
+    ax.barh(place, duration, left=start, color="#56B4E9", edgecolor="black", height=0.7)
+    ax.annotate(f"{start:.0f} to {start + duration:.0f}", (start + duration + 10, place), va="center")
+ax.set_yticks(range(4), [f"kernel {place + 1}" for place in range(4)])
+ax.set(xlim=(-10, 1150), xlabel="µs")
+ax.invert_yaxis()
+plt.show()
+
+# %% [markdown]
+# On paper first: for how many microseconds is the GPU busy? Which kernel adds nothing?
 #
 # **Exercise 8.2.** Write `busy_ms(work)`: from a frame with the columns `start_ns` and `duration_ns`, return for how
 # many milliseconds at least one interval ran. One way: sort the rows by their start, go through them, and remember the
-# *latest* end that you have seen; only what lies beyond it is new. (`zip(work["start_ns"], work["duration_ns"])` gives
-# pairs of numbers.) It is tested on the two ranks and on a small frame with intervals like those above.
+# *latest* end that you have seen; only time after it is new. (`zip(work["start_ns"], work["duration_ns"])` gives pairs
+# of numbers.) It is tested on the two ranks and on a small frame with intervals like those above; `example` is there
+# for your own tests.
 
 
 # %% answer 8.2
 def busy_ms(work):
-    """Milliseconds in which at least one interval was running."""
+    """Milliseconds while at least one interval was running."""
     ### BEGIN SOLUTION
     work = work.sort_values("start_ns")
     busy, latest = 0, 0
@@ -129,8 +189,8 @@ def busy_ms(work):
 labs.check("8.2", busy_ms, ranks=ranks)
 
 # %% [markdown]
-# `gpu_time` has this figure for each rank, and what the busy time was made of. `kernel_ms` is the sum, which is
-# something else.
+# `gpu_time` has this figure for each rank, and how the busy time was spent. `kernel_ms` is the sum, which is something
+# else.
 
 # %%
 ranks.gpu_time[["rank", "total_ms", "busy_ms", "kernel_ms", "computation_ms", "communication_ms", "overlap_ms"]]
@@ -138,32 +198,40 @@ ranks.gpu_time[["rank", "total_ms", "busy_ms", "kernel_ms", "computation_ms", "c
 # %% [markdown]
 # ## 8.3 Late launches
 #
-# Now `a`: inference of eight sentences on GPU A. **Predict:** for what share of the step is the GPU busy: almost all,
-# half, a sixth?
-#
-# Then look:
+# Back to the barcode, `a`. Here is how long its GPU was busy and idle:
 
 # %%
 a.gpu_time[["total_ms", "busy_ms", "idle_ms", "idle_pct"]]
 
 # %% [markdown]
 # The GPU is idle for most of the step. Does it wait for the host? A kernel is launched by a call on the host, such as
-# `cudaLaunchKernel`, and both rows have the same number in the column `correlation`. Here is one kernel, what the GPU
-# did before it, and the call that launched it, in microseconds.
+# `cudaLaunchKernel`, and both rows have the same number in the column `correlation`. The next picture shows 90 µs of
+# the barcode. A line leads from each call to the kernel that it launched.
 
 # %%
-CALLS = ["cuda_runtime", "cuda_driver"]
 work = a.events[a.events["category"].isin(WORK)].sort_values("start_ns")
-calls = a.events[a.events["category"].isin(CALLS)]
-before, kernel = work.iloc[60], work.iloc[61]
-rows = pd.DataFrame([before, calls[calls["correlation"] == kernel["correlation"]].iloc[0], kernel])
-rows["from_us"] = rows["start_ns"] / 1e3
-rows["to_us"] = (rows["start_ns"] + rows["duration_ns"]) / 1e3
-rows[["category", "name", "correlation", "from_us", "to_us"]]
+calls = a.events[a.events["category"].isin(CALLS)].dropna(subset="correlation").set_index("correlation")
+some = work.iloc[58:63]
+origin = calls.loc[some["correlation"].iloc[0], "start_ns"]
+_, ax = plt.subplots(figsize=(8, 2.3), layout="constrained")
+ended = None
+for kernel in some.itertuples():
+    call, start = calls.loc[kernel.correlation], (kernel.start_ns - origin) / 1e3
+    called = (call["start_ns"] - origin) / 1e3
+    ax.broken_barh([(called, call["duration_ns"] / 1e3)], (0.65, 0.7), facecolors="#E69F00", edgecolor="black")
+    ax.broken_barh([(start, kernel.duration_ns / 1e3)], (-0.35, 0.7), facecolors="#0072B2", edgecolor="black")
+    ax.plot((called, start), (0.65, 0.35), color="gray", linewidth=1)
+    if ended is not None and ended < start:
+        ax.broken_barh([(ended, start - ended)], (-0.35, 0.7), facecolors="none", edgecolor="#D55E00", hatch="///")
+    ended = start + kernel.duration_ns / 1e3
+ax.set_yticks((1, 0), ("calls on the host", "GPU; hatched: idle"))
+ax.set(ylim=(-0.5, 1.5), xlabel="µs")
+plt.show()
 
 # %% [markdown]
-# The host made the call long after the GPU had finished what it had. Such a launch is *late*: the GPU could do nothing
-# but wait. How many are?
+# **Look at** the hatched gaps. If a call comes after the GPU has finished everything that it had, the launch is *late*:
+# the GPU could do nothing but wait. Two of these launches are in time, because the GPU was still busy when they were
+# made. **Predict:** what share of all launches is late?
 #
 # **Exercise 8.3.** Write `late_share(events)`: of all the GPU's work except the first, which share was launched by a
 # call that *started* after all earlier work on the GPU had ended? Take the three categories of work and the two of
@@ -191,8 +259,8 @@ def late_share(events):
 labs.check("8.3", late_share, profile=a, other=b)
 
 # %% [markdown]
-# Such a step is **launch-bound**. The profile says so in time, and by operator: `host_ms` of `gpu_idle` is how long the
-# GPU waited because the host was late; `launches` shows how long the calls took and what they launched.
+# Such a step is **launch-bound**. The profile measures that in time and by operator: `host_ms` of `gpu_idle` is how
+# long the GPU waited because the host was late; `launches` has the duration of the calls and of the launched work.
 
 # %%
 a.gpu_idle[["idle_ms", "host_ms", "dependency_ms", "other_ms"]]
@@ -201,17 +269,17 @@ a.gpu_idle[["idle_ms", "host_ms", "dependency_ms", "other_ms"]]
 a.launches[["launched", "call_ms", "gpu_ms", "short"]].head(4)
 
 # %% [markdown]
-# All the launching calls together take less than a millisecond, and the GPU waits for more than three. The rest is what
-# the host does from one launch to the next: Python, modules, torch's own way to the kernel. That is about 24 µs of host
-# time for a kernel of 4 µs.
+# All the launching calls together take less than a millisecond, and the GPU waits for more than three. The host spends
+# the rest on its way from one launch to the next: in Python, in modules, and in torch before it reaches the kernel.
+# That is about 24 µs of host time for a kernel of 4 µs.
 #
 # ## 8.4 A faster kernel
 #
-# A colleague offers kernels for the operator that keeps this GPU busiest, *twice as fast*. **Predict:** by how many
-# milliseconds will the step of 4.3 ms become shorter?
+# The supplier offers kernels that are *twice as fast* for the operator that keeps this GPU busiest. **Predict:** by how
+# many milliseconds will the step of 4.3 ms become shorter?
 #
-# The **critical path** is the one chain of host work, launches and GPU work that determined how long the step took.
-# Only what lies on it can make the step shorter.
+# The **critical path** is the chain of host work, launches and GPU work that determined how long the step took. Only a
+# change on this path can make the step shorter.
 
 # %%
 a.critical_path.groupby("kind", observed=True)["duration_ns"].sum() / 1e6
@@ -220,14 +288,14 @@ a.critical_path.groupby("kind", observed=True)["duration_ns"].sum() / 1e6
 a.path_savings.loc[a.path_savings["by"] == "op", ["part", "path_ms", "saves_ms"]].head(4)
 
 # %% [markdown]
-# The kinds are the host between operators (`host`), in them (`operator`), and in calls of the GPU's library (`call`);
-# the few microseconds of `memcpy` are the copy of the result, for which the host waits at the end. Work of kernels
-# would be `computation`. Of the operators, `saves_ms` is what their *host* time, and whatever else of them lies on the
-# path, costs the step.
+# The kinds are the host between operators (`host`), in operators (`operator`), and in calls to the GPU's library
+# (`call`). The few microseconds of `memcpy` are the copy of the result; the host waits for it at the end. Work of
+# kernels would be `computation`. In the table of operators, `saves_ms` is the time that their part of the path, nearly
+# all of it on the *host*, costs the step.
 #
 # **Exercise 8.4.** Give the `op` whose kernels took longest on the GPU, all of them together (column `gpu_ms` of
 # `launches`); its `share` of the time of all such work, from 0 to 1; and `saves_ms`, by how much the step gets shorter
-# if that op's *kernels* take half as long and everything else stays.
+# if that op's *kernels* take half as long and everything else stays the same.
 
 # %% answer 8.4
 op = ...
@@ -245,9 +313,8 @@ saves_ms = path.loc[(path["op"] == op) & path["device"].notna(), "duration_ns"].
 labs.check("8.4", {"op": op, "share": share, "saves_ms": saves_ms}, profile=a)
 
 # %% [markdown]
-# Two thirds of the GPU's work made twice as fast, and the step takes as long as before: nobody waits for that work.
-# What can help here is a larger batch, a compiled model or CUDA graphs: each gives the GPU more to do for what the host
-# does.
+# Two thirds of the GPU's work become twice as fast, and the step takes as long as before: nobody waits for that work. A
+# larger batch, a compiled model or CUDA graphs can help here. Each of them gives the GPU more work per launch.
 #
 # ## 8.5 Idle again
 #
@@ -263,14 +330,14 @@ training.gpu_idle[["idle_ms", "host_ms", "dependency_ms", "other_ms"]]
 training.kernels[["calls", "total_ms", "mean_us"]].head(4).round(1)
 
 # %% [markdown]
-# 74 % idle, because the host was late: as in `a`. **Predict:** launch-bound too? Compare how long kernels run here (the
-# batch is large), and remember how long a launch takes.
+# The GPU is idle for 74 % of the time, because the host was late, as in `a`. **Predict:** is this step launch-bound,
+# too? Compare how long kernels run here (the batch is large), and remember how long a launch takes.
 #
-# *The host was late* tells you that the next launch came late, not what the host did before. Calls on the host are in
+# *The host was late* means that the next launch came late; it does not name the reason. Calls on the host are in
 # `events` under `cuda_runtime`. The names of this GPU's calls start with `hip`: it is programmed through AMD's library.
 #
-# **Exercise 8.5.** Give the name of the `call` in which the host spent the most time in total; how many of them there
-# are `per_iteration` (the iterations are those of 8.1); and which share of the step they take, from 0 to 1
+# **Exercise 8.5.** Give the name of the `call` that took most of the host's time in total; how many of these calls
+# there are `per_iteration` (the iterations are those of 8.1); and the share of the step that they take, from 0 to 1
 # (`call_share`; `training.steps` has the one step's `wall_ms`).
 
 # %% answer 8.5
@@ -290,15 +357,16 @@ labs.check("8.5", {"call": call, "per_iteration": per_iteration, "share": call_s
 
 # %% [markdown]
 # Memory is freed and allocated again (`hipMalloc`) two dozen times in *each* iteration. Each free waits until the GPU
-# has finished, then takes about 2 ms, during which nothing is launched. Torch keeps a memory pool to avoid exactly
-# this; here the pool seems to be switched off. Whether on purpose, the trace does not say.
+# has finished and then takes about 2 ms, while nothing is launched. Torch keeps a memory pool to avoid exactly this;
+# here the pool seems to be switched off. The trace does not show whether that was intended.
 #
-# Two GPUs, idle 84 % and 74 % of the time, and the cure for one does not help the other. *Idle* is a symptom.
+# One GPU is idle for 84 % of the time, the other for 74 %, and the cure for one does not help the other. *Idle* is a
+# symptom.
 #
 # ## 8.6 The straggler
 #
-# In a job of several ranks all must reach a collective before it can end. Two of 64 ranks are here, with three steps
-# each. **Predict** from the next table: which of the two holds the other up?
+# In a job of several ranks, all of them must reach a collective before it can end. We have two of 64 ranks, with three
+# steps each. **Predict** from the next table: which of the two holds the other up?
 
 # %%
 ranks.times[["rank", "step", "wall_ms", "computation_ms", "communication_ms", "exposed_ms"]]
@@ -321,12 +389,12 @@ both.round(3)
 
 # %% [markdown]
 # These are the collectives that ended on both ranks at about the same time: fifteen of eighteen. (The other three are
-# with ranks whose traces we do not have.) They end together, and start when each rank reaches them. Whoever arrives
-# first waits *inside* the kernel: a long collective can be the sign of a rank that had nothing else to do. In the first
-# exchange of each step one rank comes some milliseconds after the other; in the rest they differ by less than half a
-# millisecond.
+# with ranks whose traces we do not have.) They end together, but each rank starts when it gets there. Whoever arrives
+# first waits *inside* the kernel, so a long collective can be the sign of a rank that had nothing else to do. In the
+# first exchange of each step, one rank comes some milliseconds after the other; in the others they differ by less than
+# half a millisecond.
 #
-# **Exercise 8.6.** Give the `rank` that holds the other up, and for how many ms of a step the other waits for it
+# **Exercise 8.6.** Give the `rank` that holds the other up, and for how many ms per step the other waits for it
 # (`waits_ms`), as the mean of the three steps. `ranks.times` has a column `waiting_ms`, which also allows for clocks
 # that differ between the ranks: the clock of rank 1 is 0.15 ms ahead (`ranks.clocks`).
 
@@ -342,7 +410,25 @@ waits_ms = ranks.times.groupby("rank")["waiting_ms"].mean()[1 - straggler]
 labs.check("8.6", {"rank": straggler, "waits_ms": waits_ms}, ranks=ranks)
 
 # %% [markdown]
-# What does it do more of? Look at the kernels of the two, in ms a step. (Any of the 62 other ranks may hold up both.)
+# Here is the first step of both ranks. Each bar is a collective of all ranks, from its start on this rank to its end.
+# **Look at** the one bar that is mostly hatched:
+
+# %%
+step = both[both["step"] == both["step"].min()]
+origin = step[["started_0", "started_1"]].min().min()
+ready = step[["started_0", "started_1"]].max(axis=1)
+_, ax = plt.subplots(figsize=(8, 2.2), layout="constrained")
+for rank in (0, 1):
+    started = step[f"started_{rank}"]
+    ax.barh(rank, ready - started, left=started - origin, color="#E69F00", hatch="//", edgecolor="black")
+    ax.barh(rank, step["end"] - ready, left=ready - origin, color="#56B4E9", edgecolor="black")
+ax.set_yticks((0, 1), ("rank 0", "rank 1"))
+ax.invert_yaxis()
+ax.set_xlabel("ms; hatched: the other rank is not there yet; plain: both are there, and the data move")
+plt.show()
+
+# %% [markdown]
+# Why is rank 1 late? Compare the kernels of the two, in ms per step. (And any of the 62 other ranks may hold up both.)
 
 # %%
 kernels = pd.DataFrame({rank: ranks[rank].kernels["total_ms"].astype(float) for rank in (0, 1)}).fillna(0)
@@ -350,16 +436,16 @@ kernels["more"] = kernels[1] - kernels[0]
 kernels.sort_values("more", ascending=False).rename(lambda name: name[:60]).head(3).round(2)
 
 # %% [markdown]
-# By their names, lookups in embedding tables, forward and backward. It looks as if the tables, or the lookups, are not
-# evenly distributed.
+# By their names, these are lookups in embedding tables, forward and backward. It looks as if the tables, or the
+# lookups, are not evenly distributed.
 #
 # ## 8.7 Two machines
 #
-# `a` and `b` ran the same model on the same shapes, on two GPUs. Kernels may have other names on another GPU, but the
+# `a` and `b` ran the same Reader on the same shapes, on two GPUs. Kernels may have other names on another GPU, but the
 # operators above them are the same: `compare` sets the work of the GPUs side by side under the closest operator that
 # both have.
 #
-# **Predict:** the step of `b` is shorter than that of `a` (3.9 and 4.3 ms; look at 8.1). Does its GPU also work for a
+# **Predict:** the step of `b` is shorter than that of `a` (4.0 and 4.3 ms, see 8.1). Does its GPU also work for a
 # shorter time?
 
 # %%
@@ -370,7 +456,7 @@ compared.by_op[["op", "calls_a", "gpu_ms_a", "gpu_ms_b", "grew_gpu_ms"]].head(8)
 # A row is an operator with given shapes; `a` is the first trace, `b` the second.
 #
 # **Exercise 8.7.** Give the op whose GPU time, *all its shapes together*, grew most from `a` to `b` (`grown`); its time
-# in `b` divided by that in `a` (`op_ratio`); and the same ratio for how long the GPUs were busy in the step
+# in `b` divided by that in `a` (`op_ratio`); and the same ratio for the time when the GPUs were busy in the step
 # (`busy_ratio`; `busy_ms` is in `gpu_steps` of each trace).
 
 # %% answer 8.7
@@ -388,32 +474,32 @@ busy_ratio = b.gpu_steps["busy_ms"].sum() / a.gpu_steps["busy_ms"].sum()
 labs.check("8.7", {"op": grown, "op_ratio": op_ratio, "busy_ratio": busy_ratio}, profile=a, other=b)
 
 # %% [markdown]
-# The GPU that works longer has the shorter step. Both wait for their hosts most of the time, so the step's length tells
-# you about the hosts and what runs there, and hardly anything about the GPUs.
+# The GPU that works longer has the shorter step. Both wait for their hosts most of the time, so the length of the step
+# depends on the hosts and their software, and hardly on the GPUs.
 #
 # ## 8.8 A verdict
 #
-# A verdict is a lever and a number: what could it save *at most* per step, if the problem it fixes took no time at all?
-# Four levers:
+# A verdict is a lever and a number: how much could it save *at most* per step, if the problem that it fixes took no
+# time at all? There are four levers:
 #
 # | lever | its bound: the most that can go |
 # |---|---|
 # | `"faster kernels"` | the time of the GPU's work on the critical path |
-# | `"fewer launches"` | the time for which the GPU waits for the host, where the host prepares launches |
-# | `"no allocation"` | the time for which the GPU waits for the host, where the host takes or gives back memory |
-# | `"hidden communication"` | the time in communication beside which nothing is computed |
+# | `"fewer launches"` | the time when the GPU waits for the host, and the host prepares launches |
+# | `"no allocation"` | the time when the GPU waits for the host, and the host takes or gives back memory |
+# | `"hidden communication"` | the time in communication while nothing is computed |
 #
-# **Exercise 8.8.** For `encoder_a`, `training_b` and `rank_0`, give the lever with the largest bound, and that bound in
-# ms of a step (`training` counts as one step; of rank 0 take the mean of its two). You have met these tables:
-# `gpu_idle`, `critical_path`, and `ranks.times`, whose `exposed_ms` is communication beside which nothing is computed.
-# The answer is a dictionary such as `{"encoder_a": ("faster kernels", 1.5), ...}`, with other words and figures.
+# **Exercise 8.8.** For `reader_a`, `training_b` and `rank_0`, give the lever with the largest bound, and that bound in
+# ms per step (`training` counts as one step; of rank 0 take the mean of its three). You have met these tables:
+# `gpu_idle`, `critical_path`, and `ranks.times`, whose `exposed_ms` is communication while nothing is computed. The
+# answer is a dictionary such as `{"reader_a": ("faster kernels", 1.5), ...}`, with other words and figures.
 
 # %% answer 8.8
 verdict = ...
 ### BEGIN SOLUTION
 own = ranks.times[ranks.times["rank"] == 0]
 verdict = {
-    "encoder_a": ("fewer launches", a.gpu_idle["host_ms"].sum()),
+    "reader_a": ("fewer launches", a.gpu_idle["host_ms"].sum()),
     "training_b": ("no allocation", training.gpu_idle["host_ms"].sum()),
     "rank_0": ("hidden communication", own["exposed_ms"].mean()),
 }
@@ -424,15 +510,14 @@ labs.check("8.8", verdict, profile=a, training=training, ranks=ranks)
 
 # %% [markdown]
 # Now let perfnb give its own verdict, and compare. Here is its report on `a`. Open the tab *Timeline* too: drag and
-# zoom (in a notebook that runs) until you see single kernels in the GPU's row, and above them what the host did.
+# zoom (in a running notebook) until you see single kernels in the GPU's row, and the host's work above them.
 
 # %%
 a
 
 # %% [markdown]
-# And here are the findings of all three. (In `a` it counts the GPU's idle time before its first and after its last
-# work as well; in `training` only the time during calls that take or give back memory.) `confidence` says how sure it
-# is.
+# And here are the findings of all three. (In `a` it counts the GPU's idle time before its first and after its last work
+# as well; in `training` only the time during calls that take or give back memory.) `confidence` is how sure it is.
 
 # %%
 pd.concat({name: p.findings for name, p in (("a", a), ("training", training), ("ranks[0]", ranks[0]))})[
@@ -445,36 +530,19 @@ calls = ranks[0].events.loc[ranks[0].events["category"].isin(CALLS), "name"].ast
 print(path.unstack("step").round(1), calls.value_counts(), sep="\n\n")
 
 # %% [markdown]
-# Be careful with rank 0. There are 11 ms of communication that nothing hides, and yet none of it lies on the critical
-# path, which by this trace is the host's, and nearly all of it is time in which no event says what the host does. Look
-# at which calls the trace has: launches, copies and fills, and not one in which a host waits for its GPU. Where the
-# host did wait, for communication perhaps, it seems to work. And for 5 ms of a step the GPU has nothing to do, and the
-# trace does not say why the host launched nothing. *At most* is not *at least*: here the verdict is to record more, for
-# instance with stacks. A good verdict names what it does not know.
+# Be careful with rank 0. It has 11 ms of communication that nothing hides, and yet none of it is on the critical path.
+# According to this trace, that path is on the host, and for nearly all of it no event names the host's work. Now look
+# at the calls in the trace: launches, copies and fills, but not a single call that waits for the GPU. So where the host
+# did wait, perhaps for communication, it seems to work. And for 5 ms per step the GPU has nothing to do, but the trace
+# does not explain why the host launched nothing. *At most* is not *at least*: here the verdict is to record more, for
+# instance with stacks. A good verdict names its gaps.
 #
 # ## 8.9 Two cures for one wait
 #
-# *Hidden communication* is one lever, but exposed communication has two causes. Here is the first step of both ranks,
-# drawn from the frame `both` of 8.6: each bar is a collective of all ranks, from its start on this rank to its end.
-
-# %%
-step = both[both["step"] == both["step"].min()]
-origin = step[["started_0", "started_1"]].min().min()
-ready = step[["started_0", "started_1"]].max(axis=1)
-_, ax = plt.subplots(figsize=(8, 2.2), layout="constrained")
-for rank in (0, 1):
-    started = step[f"started_{rank}"]
-    ax.barh(rank, ready - started, left=started - origin, color="#E69F00", hatch="//", edgecolor="white")
-    ax.barh(rank, step["end"] - ready, left=ready - origin, color="#56B4E9", edgecolor="white")
-ax.set_yticks((0, 1), ("rank 0", "rank 1"))
-ax.invert_yaxis()
-ax.set_xlabel("ms; hatched: the other rank is not there yet; plain: both are there, and the data move")
-plt.show()
-
-# %% [markdown]
-# A faster network shortens the plain part and leaves the hatched one. A better balance of the work does the opposite.
+# *Hidden communication* is one lever, but exposed communication has two causes. Look at the picture in 8.6 again. A
+# faster network shortens the plain part and leaves the hatched one. A better balance of the work does the opposite.
 # `ranks.collectives` has a row for each rank and kind of collective, per step: `exposed_ms`, with no computation at the
-# same time, and `waiting_ms`, how long this rank waited in it for the last one.
+# same time, and `waiting_ms`, how long this rank waited in it for the last rank.
 #
 # **Exercise 8.9.** For rank 0, in ms per step: how much could a perfect balance save at most (`balance_ms`), if nobody
 # ever waited for another rank? And how much could an infinitely fast network save at most (`network_ms`), if the ranks
@@ -493,21 +561,118 @@ network_ms = of_rank["exposed_ms"].sum() - balance_ms
 labs.check("8.9", {"balance_ms": balance_ms, "network_ms": network_ms}, ranks=ranks)
 
 # %% [markdown]
-# One third of the exposed communication is the straggler's doing. Whoever buys a faster network for this job hopes for
+# The straggler causes one third of the exposed communication. Whoever buys a faster network for this job hopes for
 # eleven milliseconds and gets at most seven and a half.
+#
+# ## 8.10 Cards on their way
+#
+# The cards must reach the GPU before it can read them. Memory on the host comes in two kinds. Ordinary memory is
+# **pageable**: the operating system may move it at any time, so the GPU cannot read it by itself. The driver first
+# copies it, piece by piece, to a place that stays where it is. **Pinned** memory stays where it is from the start
+# (`tensor.pin_memory()`, or `pin_memory=True` in a `DataLoader`), and the GPU reads it directly.
+#
+# `copies` was recorded on an H100. In each of its six steps, 256 cards of 128 images (8 MiB) and 256 labels (2 KiB) are
+# copied to the GPU, where a Reader without blocks reads them. The first three steps copy from pageable memory, the last
+# three from pinned memory with `non_blocking=True`. The name of a copy has its direction, *HtoD* or *DtoH* (host to
+# device, device to host), and the kind of the host's memory. Its size is only in the file itself:
+
+# %%
+content = json.loads(gzip.decompress(trace_file("copies").read_bytes()))
+called_us = {e["args"]["correlation"]: e["dur"] for e in content["traceEvents"] if e["cat"] == "cuda_runtime"}
+copies = pd.DataFrame(
+    {
+        "name": event["name"],
+        "bytes": event["args"]["bytes"],
+        "us": event["dur"],
+        "call_us": called_us[event["args"]["correlation"]],
+    }
+    for event in content["traceEvents"]
+    if event["cat"] == "gpu_memcpy"
+)
+copies
+
+# %% [markdown]
+# **Predict** before you compute: how many times as fast is a copy from pinned memory? And by how much will the whole
+# step become shorter: by more than the copies, by as much, or by less?
+#
+# **Exercise 8.10.** `pageable` and `pinned`: the bandwidth of the copies **to** the GPU from either kind of memory,
+# cards and labels together, in GB/s (10⁹ bytes per second), as all of their bytes divided by all of their time. And
+# `saves_ms`: how much less time these copies take *per step* from pinned memory.
+
+# %% answer 8.10
+pageable = ...
+pinned = ...
+saves_ms = ...
+### BEGIN SOLUTION
+to_gpu = copies[copies["name"].str.contains("HtoD")].groupby("name")[["bytes", "us"]].sum()
+gb_per_s = to_gpu["bytes"] / to_gpu["us"] / 1e3
+pageable = gb_per_s["Memcpy HtoD (Pageable -> Device)"]
+pinned = gb_per_s["Memcpy HtoD (Pinned -> Device)"]
+saves_ms = (to_gpu["us"].max() - to_gpu["us"].min()) / 3 / 1e3
+### END SOLUTION
+
+# %% check 8.10 points=2
+labs.check("8.10", {"pageable": pageable, "pinned": pinned, "saves_ms": saves_ms})
+
+# %% [markdown]
+# Now **look at** one step of each kind, on the same axis:
+
+# %%
+_, axes = plt.subplots(2, 1, figsize=(8, 3.6), sharex=True, layout="constrained")
+for ax, number, kind in zip(axes, (5, 8), ("pageable", "pinned"), strict=True):
+    (mark,) = [event for event in content["traceEvents"] if event["name"] == f"ProfilerStep#{number}"]
+    here = [event for event in content["traceEvents"] if mark["ts"] <= event["ts"] < mark["ts"] + mark["dur"]]
+    for row, kinds, colour in ((2, CALLS, "#E69F00"), (1, ["gpu_memcpy"], "#009E73"), (0, ["kernel"], "#0072B2")):
+        bars = [(event["ts"] - mark["ts"], event["dur"]) for event in here if event["cat"] in kinds]
+        ax.broken_barh(bars, (row - 0.35, 0.7), facecolors=colour)
+    ax.axvline(mark["dur"], color="gray", linewidth=1, linestyle="--")
+    ax.set_yticks((2, 1, 0), ("calls on the host", "copies", "kernels"))
+    ax.set_title(f"from {kind} memory: {mark['dur'] / 1e3:.2f} ms")
+axes[1].set_xlabel("µs")
+plt.show()
+
+# %% [markdown]
+# The copies became shorter by half a millisecond, and the step by a whole one. In the upper picture the *call* takes
+# even longer than the copy, because the host itself fills the driver's pieces. Until it has done that, it cannot launch
+# anything, and the GPU waits once more. In the lower picture the call returns after a few microseconds, and the
+# launches are there before the copy has ended. And note the labels: 2 KiB reach only a small fraction of the bandwidth,
+# because each copy has a fixed cost. So pin the memory, and combine small copies into large ones.
+#
+# ## The barcode again
+#
+# Tom sends your verdict on `reader_a` to the supplier: fewer launches. The supplier records all of the step's kernels
+# once, as a **CUDA graph**, and then launches the graph with a single call. The GPU is the same, and so is every
+# kernel. The titles use your functions. (This file is synthetic, too.)
+
+# %%
+again = perfnb.load(trace_file("reader_a_again"))
+for profile, title in ((a, "Kernel by kernel"), (again, "As one graph")):
+    events = profile.events
+    busy, late = busy_ms(events[events["category"].isin(WORK)]), late_share(events)
+    if busy is None or late is None:
+        print("First solve 8.2 and 8.3.")
+        break
+    picture(profile, title, f", GPU busy for {busy:.2f} ms, {100 * late:.0f} % of launches late")
+
+# %% [markdown]
+# The step takes less than a quarter of the time, and the GPU is busy for 0.69 ms, as before. Nothing became faster; the
+# waiting disappeared. (The long bar on the host is the call that waits for the result.) Now, and only now, would faster
+# kernels make the step shorter.
 #
 # ## Takeaways
 #
 # - First **what**, then how long: GPU, ranks, steps, batch.
 # - A GPU is busy for the length of a **union**. Sums count twice, spans count gaps.
-# - *Idle* is a symptom. Follow the **correlation** back to the host, and see what it did.
-# - Only what lies on the **critical path** makes a step shorter.
+# - *Idle* is a symptom. Follow the **correlation** back to the host, and find the reason there.
+# - Only a change on the **critical path** makes a step shorter.
 # - The rank that communicates longest is the one that **waits**.
 # - Compare machines by the work of their GPUs, under operators that both have, not by the length of a step that neither
 #   GPU determines.
-# - A verdict is a lever with a **bound**, and says what the trace cannot show.
+# - Copies from pinned memory are faster, and they do not hold up the host.
+# - A verdict is a lever with a **bound**, and it names what the trace cannot show.
 #
-# `labs.export("lab_08.json")` writes your answers and their measurements to a file for your teacher.
+# `labs.export("lab_08.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 9,
+# *Serving*](09_serving.ipynb)
 
 # %% progress
 ### BEGIN HIDDEN TESTS

@@ -1,4 +1,4 @@
-"""All rules. A new one is written in the module of its subject."""
+"""All rules. A new one belongs in the module of its subject."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ _SUBJECTS = (
 RULES: tuple[Rule, ...] = tuple(
     value for subject in _SUBJECTS for value in vars(subject).values() if isinstance(value, Rule)
 )
-#: Rules of one name differ only in how they search, from which share on, and in the lever.
+#: Rules of one name differ only in how they search, in their threshold, and in the lever.
 BY_NAME = {rule.name: rule for rule in RULES}

@@ -1,4 +1,7 @@
-"""Compute-bound and memory-bound steps: near the machine's peak arithmetic or memory bandwidth, or badly using them."""
+"""Find compute-bound and memory-bound steps.
+
+They are near the machine's peak arithmetic or memory bandwidth, or far below it.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +55,11 @@ class RoofWork:
 
     #: Their time in a timed step.
     ms: float
-    #: The least that the roof allows.
+    #: The least time that the roof allows.
     least_ms: float
-    #: What their arithmetic alone needs.
+    #: The time that their arithmetic alone needs.
     arithmetic_ms: float
-    #: Heaviest first.
+    #: The layers, heaviest first.
     layers: tuple[str, ...]
 
     @property
@@ -66,7 +69,7 @@ class RoofWork:
 
 
 def work_under(facts: Facts, bound: str, least: float, without: Collection[str] = ()) -> RoofWork:
-    """The layers under one part of the roof that reach at least a share of it, `without` some."""
+    """Return the layers under one part of the roof that reach at least a share of it, `without` some."""
     roofline = facts.figures.roofline
     if roofline is None:
         return RoofWork(0.0, 0.0, 0.0, ())
@@ -75,7 +78,7 @@ def work_under(facts: Facts, bound: str, least: float, without: Collection[str] 
     unknown = points["bound"].isna() & (bound == MEMORY)
     is_bound = (points["bound"] == bound).fillna(False) | unknown
     points = points[(points["kind"] == "layer") & is_bound & points["ms"].notna() & ~points["name"].isin(without)]
-    if bound == COMPUTE:  # how far a part is below a ceiling that was measured too low is unknown
+    if bound == COMPUTE:  # it is unknown how far a part is below a ceiling that was measured too low
         points = points[~points["dtype"].isin(list(roofline.refuted))]
     # For a step on the host use typical times: their sum never exceeds the step.
     ms = points["ms"] if facts.gpu is not None else points["name"].map(facts.layers_ms)
@@ -84,12 +87,12 @@ def work_under(facts: Facts, bound: str, least: float, without: Collection[str] 
     arithmetic = (points["flops"] / peak).fillna(0.0).astype(float) * 1e3
     moved = points["bytes"].astype(float) / (roofline.bandwidth or math.inf) * 1e3
     needed = moved if bound == MEMORY else arithmetic
-    # What was counted in one step may not have run in another.
+    # Work that was counted in one step may not have run in another.
     reaches = (ms > 0) & (needed >= least * ms)
     ms, needed, arithmetic = (each[reaches].clip(upper=ms[reaches]) for each in (ms, needed, arithmetic))
     heaviest = points["name"][ms.sort_values(ascending=False, kind="stable").index[:3]]
     if facts.gpu is not None and len(ms):
-        # Their kernels may overlap: together they then take less, and so does what they need.
+        # Their kernels may overlap: together they then take less time, and need less.
         together = facts.layers_on_gpu_ms(set(points["name"][ms.index]))
         shorter = together / float(ms.sum())
         needed, arithmetic, ms = needed * shorter, arithmetic * shorter, ms * shorter
@@ -98,12 +101,12 @@ def work_under(facts: Facts, bound: str, least: float, without: Collection[str] 
 
 @rule("compute", "Compute-bound", "computing as fast as large products do", ceiling=True, worth=0.05)
 def compute(facts: Facts) -> Iterator[Finding]:
-    """Arithmetic near the roof, or far below what the units for it can do."""
+    """Find arithmetic near the roof, or far below what the units for it can do."""
     roofline = facts.figures.roofline
     if roofline is None:
         yield from _products_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
         return
-    # Unfused attention is a finding of its own.
+    # Unfused attention is a separate finding.
     work = work_under(facts, COMPUTE, _FAR, without=attention_layers(facts))
     near = work.efficiency >= _NEAR
     if facts.share(work.ms) < _MOST:
@@ -133,7 +136,7 @@ def compute(facts: Facts) -> Iterator[Finding]:
 
 
 def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
-    """How to compute products in lower precision, in words."""
+    """Return how to compute products in lower precision, in words."""
     if not facts.uses_torch:
         return dtype
     scaled = ", with torch.amp.GradScaler for the gradients" if dtype == "float16" else ""
@@ -142,7 +145,7 @@ def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
 
 
 def _pays(roofline: RooflineLevels) -> bool:
-    """Whether bfloat16 was measured to be faster than float32, and nothing in the step contradicts either rate."""
+    """Return whether bfloat16 was measured to be faster, and nothing in the step contradicts that."""
     if roofline.refuted.keys() & {"float32", "bfloat16"}:
         return False
     full, less = roofline.peaks.get("float32"), roofline.peaks.get("bfloat16")
@@ -150,7 +153,7 @@ def _pays(roofline: RooflineLevels) -> bool:
 
 
 def _doubt(roofline: RooflineLevels) -> str:
-    """Why the ceilings may be too low, in a sentence; empty if nothing suggests it."""
+    """Return the reason why the ceilings may be too low, in a sentence; empty if nothing suggests it."""
     if not roofline.ceilings_doubted:
         return ""
     return f"Low confidence: other programs used {fmt.share(roofline.others)} of the CPUs while the roof was measured. "
@@ -158,7 +161,7 @@ def _doubt(roofline: RooflineLevels) -> str:
 
 @rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, worth=_MUCH)
 def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
-    """Layers of low arithmetic intensity that move bytes about as fast as the machine can.
+    """Find layers of low arithmetic intensity that move bytes about as fast as the machine can.
 
     On the host these are products that read far more weights than samples; other elementwise work there rarely waits
     for memory and is judged by its chains.
@@ -192,7 +195,7 @@ def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
     work = work_under(facts, MEMORY, _FAR, without=others)
     if not work.layers:
         return
-    halves = _pays(roofline) and not facts.trains  # in bfloat16, small updates of weights are lost
+    halves = _pays(roofline) and not facts.trains  # in bfloat16, small weight updates are lost
     model = facts.variable(work.layers[0])
     yield Finding(
         f"Layers that read their weights for only a few samples take {facts.of_step(work.ms)}; the bytes that they "
@@ -211,7 +214,7 @@ def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
 
 
 def _not_reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times: int) -> pd.Series:
-    """Layers whose traffic is not mostly weights, if those are read so many times."""
+    """Return layers whose traffic is not mostly weights, if weights are read this many times."""
     points = roofline.points[roofline.points["kind"] == "layer"]
     inside = modules.groupby("parent")["parameter_bytes"].sum().reindex(modules.index, fill_value=0)
     own = pd.Series((modules["parameter_bytes"] - inside).to_numpy(), index=modules["name"].to_numpy())
@@ -221,14 +224,14 @@ def _not_reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times:
 
 @rule("low precision unused", "Compute-bound in float32", "lower precision", ceiling=True, worth=0.05)
 def low_precision(facts: Facts) -> Iterator[Finding]:
-    """Products in float32 on hardware that multiplies lower precision faster."""
+    """Find products in float32 on hardware that multiplies lower precision faster."""
     roofline = facts.figures.roofline
     if roofline is None:
         yield from _float32_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
         return
     points = roofline.points
     products = points.loc[(points["bound"] == COMPUTE).fillna(False).to_numpy(dtype=bool), "dtype"]
-    if set(products) != {"float32"} or not _pays(roofline):  # float64 has a rule of its own
+    if set(products) != {"float32"} or not _pays(roofline):  # float64 has its own rule
         return
     work, faster = work_under(facts, COMPUTE, _FAR), roofline.peaks["bfloat16"] / roofline.peaks["float32"]
     yield Finding(
@@ -246,7 +249,7 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
 
 
 def _kernels(gpu: GpuFacts) -> tuple[Bools, Bools]:
-    """Which runs are kernels that multiply matrices, and which are other kernels that compute."""
+    """Return which runs are kernels that multiply matrices, and which are other kernels that compute."""
     runs = gpu.runs
     computes = (runs.sort == SORTS.index("computation")) & ~runs.named(_SENDS) & ~runs.named(_FILLS)
     multiplies = runs.named(_PRODUCTS) & ~runs.named(_NO_PRODUCTS)
@@ -254,7 +257,7 @@ def _kernels(gpu: GpuFacts) -> tuple[Bools, Bools]:
 
 
 def _heaviest(gpu: GpuFacts, chosen: Bools) -> tuple[Row, ...]:
-    """The kernels with the most time."""
+    """Return the kernels with the most time."""
     runs = gpu.runs
     ns = pd.Series((runs.end - runs.start)[chosen]).groupby(np.asarray(runs.names, dtype=object)[chosen]).sum()
     return rows("kernel", ns.sort_values(ascending=False, kind="stable").index[:3])
@@ -287,7 +290,7 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
 
 
 def _lower_precision(facts: Facts) -> str:
-    """How to multiply in lower precision on this GPU, in words; empty if it has no units for that."""
+    """Return how to multiply in lower precision on this GPU, in words; empty if it has no units for that."""
     if (has_them := has_units(facts.recording, "bfloat16")) is not False:
         return _autocast(facts) + ("" if has_them else " if the GPU has units for it")
     return _autocast(facts, "float16") if has_units(facts.recording, "float16") else ""

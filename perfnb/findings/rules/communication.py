@@ -1,4 +1,4 @@
-"""Gradients on their way between processes: collectives that the host runs, and what DDP was asked to do."""
+"""Find the cost of exchanging gradients between processes: collectives that the host runs, and DDP's settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import NONE
 
-#: Least share of the step that is worth a finding about how gradients are sent.
+#: Least share of the step that makes a finding about how gradients are sent worthwhile.
 _LITTLE = 0.02
 #: Buckets are small below this size, and many from this number on; DDP's own size of a bucket.
 _SMALL_BYTES, _MANY, _USUAL_BYTES = 2**20, 6, 25 * 2**20
@@ -23,13 +23,13 @@ _DDP = "DistributedDataParallel"
 
 @rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,", worth=0.05)
 def exposed_on_host(facts: Facts) -> Iterator[Finding]:
-    """Time when the step only waits for collectives that the host runs."""
+    """Find the time when the step only waits for collectives that the host runs."""
     exposed = facts.phases_ms["communication"]
     calls = facts.collectives
     if facts.gpu is not None or not len(calls):
         return
     traced = float(calls["exposed_ns"].sum()) / 1e6 / facts.steps
-    # Traced steps wait longer than timed ones: what is in flight is scaled alike.
+    # Traced steps wait longer than timed ones, so the time in flight is scaled alike.
     flying = _in_flight_ms(facts, calls) * (exposed / traced if traced > 0 else 1.0)
     hidden = max(0.0, 1 - exposed / flying) if flying > 0 else 0.0
     overlap = min(exposed, max(facts.step_ms - flying, 0.0))
@@ -54,7 +54,7 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
 
 @rule("small buckets", "Communication-bound by many small messages", "sending fewer and larger ones", worth=_LITTLE)
 def small_buckets(facts: Facts) -> Iterator[Finding]:
-    """Gradients sent in many small buckets: each has a latency of its own."""
+    """Find gradients that are sent in many small buckets, each of which has its own latency."""
     calls = facts.collectives
     calls = calls[(calls["bucket"] != NONE) & (calls["bytes"] != NONE)]
     count, size = len(calls) / facts.steps, float(calls["bytes"].median()) if len(calls) else 0.0
@@ -81,7 +81,7 @@ def small_buckets(facts: Facts) -> Iterator[Finding]:
 
 @rule("unused parameters", "Slowed by the search for unused parameters", "leaving it out")
 def unused_parameters(facts: Facts) -> Iterator[Finding]:
-    """DDP searches the graph for unused parameters in each step although there are none."""
+    """Find steps where DDP searches the graph for unused parameters although there are none."""
     for wrapped in facts.parallel:
         layer, unused = wrapped["name"], wrapped.get("unused_bytes")
         if not wrapped.get("find_unused_parameters") or wrapped.get("static_graph") or unused:
@@ -112,7 +112,7 @@ def unused_parameters(facts: Facts) -> Iterator[Finding]:
 
 @rule("every micro-step", "Communication-bound by synchronising each micro-step", "synchronising once", worth=_LITTLE)
 def every_micro_step(facts: Facts) -> Iterator[Finding]:
-    """Gradients that are accumulated over several backward passes, and sent after each."""
+    """Find gradients that are accumulated over several backward passes, but sent after each."""
     calls = facts.collectives
     sent, blocks = calls[calls["bucket"] != NONE], facts.attribution.host.blocks
     runs = blocks[(blocks["kind"] == Kind.ENGINE).to_numpy()].sort_values("start")
@@ -143,7 +143,7 @@ def every_micro_step(facts: Facts) -> Iterator[Finding]:
 
 
 def _in_flight(calls: pd.DataFrame) -> IntervalSet:
-    """The time when any collective is in flight."""
+    """Return the time when any collective is in flight."""
     return union(calls["start_ns"].to_numpy(dtype=np.int64), calls["end_ns"].to_numpy(dtype=np.int64))
 
 
@@ -157,6 +157,6 @@ def _exposed_ms(facts: Facts, calls: pd.DataFrame) -> float:
 
 
 def _exposed_beside_others_ms(facts: Facts, calls: pd.DataFrame, others: pd.DataFrame) -> float:
-    """The part of it when no other collective is in flight."""
+    """Return the part of the time when no other collective is in flight."""
     alone = difference(_in_flight(calls), _in_flight(others))
     return min(_exposed_ms(facts, calls), alone.length / 1e6 / facts.steps)

@@ -1,4 +1,4 @@
-"""What torch.compile compiled: where graphs break, compilation in timed steps, and regions too small to pay."""
+"""Find problems of compiled code: graph breaks, compilation in timed steps, and regions too small to pay."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from perfnb.recording.nesting import NONE, Bools, Floats, Ints
 from perfnb.recording.text import TEXT
 from perfnb.trace_names import REGION
 
-#: Share of a region's work in kernels from which the time of entering it is comparable to that.
+#: Share of a region's work in kernels above which the time of entering it is comparable to that work.
 _COMPARABLE = 0.5
 #: Nanoseconds between regions below which there is hardly any user code.
 _SHORT_NS = 200_000
-#: Places and functions that are named.
+#: The number of places and functions that are named.
 _MOST = 3
-#: What to do about the reason of a graph break or, behind it, the line; the first that fits.
+#: The recommendation for the reason of a graph break or for its line; the first that fits.
 _CURES = (
     (r"graph_break\(\)", "remove this call"),
     (r"\bprint\(|\blog(?:ger|ging)?\.", "print or log outside the compiled code"),
@@ -40,7 +40,7 @@ _CURES = (
     ),
 )
 _OTHER_CURE = "rewrite this line so that torch.compile can trace it; fullgraph=True makes it raise the whole reason"
-#: What to do about a guard that failed; the first that fits.
+#: The recommendation for a failed guard; the first that fits.
 _GUARD_CURES = (
     (
         r"size mismatch|\.size\(|shape|stride",
@@ -63,14 +63,14 @@ class _Runs:
     """The compiled regions of the traced steps, on the CPU; times at their medians over steps that did the same."""
 
     found: RegionRuns
-    #: By run: the place and the reason of its graph break, empty without one; and its function.
+    #: By run: the place and the reason of its graph break, empty without one, and its function.
     broke_at: np.ndarray
     broke: np.ndarray
     function: np.ndarray
     kernels_known: bool
 
     def ns(self, name: str) -> Floats:
-        """A column of the runs; 0 if unknown."""
+        """Return a column of the runs; 0 if unknown."""
         runs = self.found.runs
         values = runs[name].fillna(0.0).to_numpy(dtype=float)
         return typical(values, runs["step"].to_numpy(), pd.factorize(runs["region"])[0])
@@ -88,7 +88,7 @@ def _runs(facts: Facts) -> _Runs | None:
 
 
 class _Costs(NamedTuple):
-    """What seams between regions cost, in milliseconds of a timed step."""
+    """The cost of the seams between regions, in milliseconds of a timed step."""
 
     code: float
     entering: float
@@ -101,7 +101,7 @@ class _Costs(NamedTuple):
 
 
 def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels: Floats) -> _Costs:
-    """The costs of some runs, from nanoseconds by run.
+    """Return the costs of some runs, from nanoseconds by run.
 
     Tracing slows torch's own code, which is all of a short stretch between regions, but hardly Python code and kernels.
     """
@@ -116,7 +116,7 @@ def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels:
 
 @rule("graph breaks", "Slowed by graph breaks", "compiling across them", worth=0.03)
 def graph_breaks(facts: Facts) -> Iterator[Finding]:
-    """Regions inside another one: without the graph breaks, all of these would be a single region."""
+    """Find regions inside another one: without the graph breaks, all of these would be a single region."""
     runs, left = _runs(facts), _left_uncompiled(facts)
     if len(left):
         yield _uncompiled(facts, left)
@@ -170,9 +170,9 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
 
 
 def _left_uncompiled(facts: Facts) -> pd.DataFrame:
-    """The functions that torch left uncompiled because a graph breaks where it cannot resume, on the CPU.
+    """Return the functions that torch left uncompiled because a graph breaks where it cannot resume, on the CPU.
 
-    Where regions of the steps end at the same break, it is theirs: torch resumes there, and gives up only around it.
+    If regions of the steps end at the same break, it counts for them: torch resumes there, and gives up only around it.
     """
     record = facts.recording.compiled
     code = pd.DataFrame(columns=CompiledCode._fields) if record is None or facts.gpu is not None else record.code
@@ -183,7 +183,10 @@ def _left_uncompiled(facts: Facts) -> pd.DataFrame:
 
 
 def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
-    """What is compiled of such functions is what they call: small regions."""
+    """Describe functions that torch left uncompiled.
+
+    Only the functions that they call are compiled, as small regions.
+    """
     small, first = _small(facts), left.drop_duplicates("broke_at").head(_MOST)
     named = "; ".join(
         f"{row['function']} ({place_in_words(row['line'])}), because its graph breaks at "
@@ -205,10 +208,11 @@ def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
 
 
 def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[Ints, Bools]:
-    """By run, the number of the region that it would belong to if no graph broke, and whether it is the last of that.
+    """Return, by run, the number of its region if no graph broke, and whether it is the last of that region.
 
     If a graph breaks in a function that torch cannot resume, it leaves that function and those around it uncompiled: so
-    groups with breaks in one call to a model belong together. Elsewhere those do that are no further apart than long.
+    groups with breaks in one call to a model belong together. Elsewhere, groups belong together if they are no further
+    apart than they are long.
     """
     group, call_ends = frame["group"].to_numpy(), np.sort(model_calls(facts)["end"].to_numpy())
     call = np.searchsorted(call_ends, frame["start"].to_numpy(), side="right")
@@ -221,7 +225,7 @@ def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[I
 
 
 def _following(group: Ints, has: Bools) -> Ints:
-    """The next of some runs in the group of each of them; `NONE` without one."""
+    """Return the next of some runs in the group of each of them; `NONE` without one."""
     following, rows = np.full(len(group), NONE), np.flatnonzero(has)
     same = group[rows[1:]] == group[rows[:-1]]
     following[rows[:-1][same]] = rows[1:][same]
@@ -244,7 +248,7 @@ class _Small(NamedTuple):
 
 @shared
 def _small(facts: Facts) -> _Small | None:
-    """The regions without graph breaks whose entry takes about as long as their kernels."""
+    """Return the regions without graph breaks whose entry takes about as long as their kernels."""
     runs = _runs(facts)
     if runs is None or not runs.kernels_known:
         return None
@@ -289,7 +293,7 @@ def _words_of_small(facts: Facts) -> tuple[str, str]:
 
 @rule("small regions", "Slowed by entering compiled regions", worth=0.1, words=_words_of_small)
 def small_regions(facts: Facts) -> Iterator[Finding]:
-    """Regions that are too small to pay, unless a graph break is why they are small."""
+    """Find regions that are too small to pay, unless a graph break is the reason why they are small."""
     small = _small(facts)
     if small is None or len(_left_uncompiled(facts)):
         return
@@ -309,7 +313,10 @@ def small_regions(facts: Facts) -> Iterator[Finding]:
 
 
 def _whole_model(facts: Facts) -> str:
-    """The line that compiles a model of which only parts are compiled; empty if it is unknown or would not apply."""
+    """Return the line that compiles a model of which only parts are compiled.
+
+    The result is empty if the line is unknown or would not apply.
+    """
     modules = facts.recording.modules
     compiled = modules["compiled"].fillna(False).to_numpy(dtype=bool)
     roots = {facts.root(str(name)) for name in modules["name"][compiled]}
@@ -320,9 +327,9 @@ def _whole_model(facts: Facts) -> str:
     return lever_line("compile", known[0])
 
 
-@rule("recompilation", "Slowed by compiling anew", "compiling only once", timed_only=True, worth=0.02)
+@rule("recompilation", "Slowed by recompilation", "compiling only once", timed_only=True, worth=0.02)
 def recompilation(facts: Facts) -> Iterator[Finding]:
-    """Timed steps during which torch.compile compiled code."""
+    """Find timed steps during which torch.compile compiled code."""
     known, per_step = facts.compilations, facts.compiling_ms
     steps = np.flatnonzero(per_step)
     if not len(steps):
@@ -353,7 +360,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
 
 
 def _guard(text: str) -> str:
-    """A guard without the number of its region: ``k == 1 (h = h * k, model.py:11)``."""
+    """Return a guard without the number of its region: ``k == 1 (h = h * k, model.py:11)``."""
     guard, *places = _NUMBER.sub("", text.partition(" (HINT")[0], count=1).split(" # ")
     where = ", ".join(place_in_words(place.partition(" in ")[0]) if place is places[-1] else place for place in places)
     return f"{guard.strip()} ({where.strip()})" if where else guard.strip()

@@ -1,4 +1,4 @@
-"""Computing in float64, which takes twice the bytes and half the speed or less."""
+"""Find computing in float64, which takes twice the bytes and half the speed or less."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from perfnb.findings.proposed_code import lever_line
 from perfnb.recording.text import TEXT
 from perfnb.roofline.levels import RooflineLevels
 
-#: How many times as fast float32 is at least: it moves half the bytes, and a vector register holds twice the numbers.
+#: The lowest speedup of float32: it moves half the bytes, and a vector register holds twice the numbers.
 _FASTER = 2.0
-#: How many times as fast as that, at most: half the bytes may fit into a faster cache.
+#: The highest factor on top of that: half the bytes may fit into a faster cache.
 _IN_CACHE = 1.5
 _CONVERTS = r"aten::(?:to|_to_copy|copy_)$"
 
 
 @rule("float64", "Computes in float64", "computing in float32", worth=0.05)
 def float64(facts: Facts) -> Iterator[Finding]:
-    """The time of ops in float64, inside the model and outside, less what the same ops take in float32."""
+    """Find the time of ops in float64, inside the model and outside, less the time of the same ops in float32."""
     record, roofline = facts.recording.arithmetic, facts.figures.roofline
     if record is None or roofline is None:
         return
@@ -46,7 +46,7 @@ def float64(facts: Facts) -> Iterator[Finding]:
         "made from them. Convert the model before you make its optimizer.",
         # The state of an optimizer would stay in float64.
         "medium",
-        "The time in float64 was measured. What float32 takes is an estimate: short ops gain less.",
+        "The time in float64 was measured. The time in float32 is an estimate: short ops gain less.",
         "Whether the result is still good enough in float32.",
         rows("layer", names) + rows("op", ops["ms"].nlargest(2).index),
         code=lever_line("float32", model) if model and takes and not facts.optimizer_classes else "",
@@ -61,7 +61,7 @@ def _rates(double: float, single: float) -> str:
 
 
 def _in_float64(facts: Facts, calls: pd.DataFrame, roofline: RooflineLevels) -> pd.DataFrame:
-    """By operator: ``ms`` per timed step of its calls in float64, and whether it ``multiplies``."""
+    """Return, by operator, the ``ms`` per timed step of its calls in float64, and whether it ``multiplies``."""
     op, dtype = calls["op"].astype(TEXT), calls["dtype"].astype(object)
     # Within an operator, a call's share of the time is that of its arithmetic, or else of its bytes.
     peak = dtype.map(dict(roofline.peaks)).astype("Float64")
@@ -71,7 +71,7 @@ def _in_float64(facts: Facts, calls: pd.DataFrame, roofline: RooflineLevels) -> 
     share = weight.where(dtype == "float64", 0.0).groupby(op).sum() / weight.groupby(op).sum()
     points = roofline.points[roofline.points["kind"] == "op"].set_index("name")
     traced_ms = float(facts.attribution.cells["corrected_ns"].sum()) / 1e6 / facts.steps
-    # Of a step on the host the parts add up to a timed step.
+    # For a step on the host, the parts add up to a timed step.
     scale = 1.0 if facts.gpu is not None or traced_ms <= 0 else facts.per_step(facts.cells_ns.sum()) / traced_ms
     ms = points["ms"].astype("Float64").fillna(0.0).astype(float) * scale * share.reindex(points.index)
     return pd.DataFrame({"ms": ms, "multiplies": ms.index.isin(op[multiplies])})[ms > 0]

@@ -1,4 +1,4 @@
-"""Separate ops that one fused op would replace: attention, and chains of elementwise ops."""
+"""Find separate ops that one fused op would replace: attention, and chains of elementwise ops."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from perfnb.findings.proposed_code import compiling
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints
 from perfnb.recording.text import found, of_labels
 
-#: Share of the step from which attention is worth reporting.
+#: Share of the step above which attention is worth reporting.
 _WORTH = 0.03
 _SOFTMAX = re.compile(r"aten::_?(?:safe_)?softmax$")
 _PRODUCT = re.compile(r"aten::(?:matmul|bmm|baddbmm|einsum)$")
 _BATCHED = re.compile(r"aten::baddbmm$|aten::bmm$")
-#: What may stand between the products and the softmax: scale, mask, dropout, a change of dtype or device.
+#: Ops that may be between the products and the softmax: scale, mask, dropout, a change of dtype or device.
 _BETWEEN = re.compile(
     r"aten::(?:mul|div|add|sub|rsub|neg|where|masked_fill|tril|triu|native_dropout|dropout|feature_dropout|bernoulli|to|"
     r"_to_copy|copy|clone|contiguous|type_as|float|half|bfloat16|softmax|_softmax|nan_to_num|maximum|eq|ne|lt|gt|"
@@ -40,9 +40,9 @@ _FUSED, _FUSED_BACKWARD = 0.7, 0.5
 #: Work of the fused backward pass relative to the separate one's four products: it recomputes one of forward's.
 _AGAIN = 5 / 4
 _AGAIN_WORDS = ", and a fused backward pass recomputes one of them (Dao et al., FlashAttention, 2022)"
-#: How deep a product may be nested in the operator that was called.
+#: The depth to which a product may be nested in the operator that was called.
 _DEPTH = 4
-#: How many operators away from the softmax to look for a product.
+#: The distance from the softmax, in operators, within which a product is searched.
 _REACH = 12
 _ELEMENTWISE = re.compile(
     r"(?:add|sub|rsub|mul|div|true_divide|neg|abs|exp|expm1|log|log1p|sqrt|rsqrt|square|pow|reciprocal|sin|cos|tanh|erf|"
@@ -50,9 +50,9 @@ _ELEMENTWISE = re.compile(
     r"clamp_min|clamp_max|where|maximum|minimum|masked_fill|addcmul|addcdiv|lerp|sign|floor|round|eq|ne|lt|gt|le|ge|"
     r"logical_(?:and|or|not)|to|_to_copy)(?:_backward)?_?$"
 )
-#: What ends a chain and is still fused with it.
+#: Ops that end a chain and are still fused with it.
 _ENDS = re.compile(r"(?:sum|mean|amax|amin|max|min|norm|linalg_vector_norm)$")
-#: What moves no data between two of them.
+#: Ops between two of them that move no data.
 _MOVES_NOTHING = re.compile(r"(?:view|reshape|transpose|t|permute|expand|unsqueeze|squeeze|select|slice|detach|alias)$")
 _NODE = re.compile(r"Backward\d+$")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -60,7 +60,7 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @rule("attention unfused", "Bound by unfused attention", "a fused kernel", remedy="attention")
 def unfused_attention(facts: Facts) -> Iterator[Finding]:
-    """Softmax between two batched products, with nothing but scale, mask and dropout in between."""
+    """Find a softmax between two batched products, with only scale, mask and dropout in between."""
     forward, count = _segments(facts)
     if count == 0:
         return
@@ -87,13 +87,13 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def attention_layers(facts: Facts) -> list[str]:
-    """The layers with unfused attention, if that is worth a finding."""
+    """Return the layers with unfused attention, if that is worth a finding."""
     chosen = facts.ops.loc[_segments(facts)[0]]
     return [str(name) for name in chosen["layer"].unique() if name] if unfused_attention(facts) else []
 
 
 def attention_ops(facts: Facts) -> Bools:
-    """Which ops belong to unfused attention, forward and backward, if that is worth a finding."""
+    """Return which ops belong to unfused attention, forward and backward, if that is worth a finding."""
     inside = np.zeros(len(facts.ops), dtype=bool)
     if unfused_attention(facts):
         inside = _with_inside(facts, facts.ops.loc[_segments(facts)[0]])
@@ -102,7 +102,7 @@ def attention_ops(facts: Facts) -> Bools:
 
 
 def _advice(facts: Facts, layers: list[str]) -> str:
-    """What to change: torch's own layer only has to know that its weights are not needed."""
+    """Return the recommendation: torch's own layer only has to know that its weights are not needed."""
     own = [name for name in layers if facts.kinds.get(name) == "MultiheadAttention"]
     if own:
         return (
@@ -116,7 +116,7 @@ def _advice(facts: Facts, layers: list[str]) -> str:
 
 
 def _remains(facts: Facts, products: float, of_backward: float) -> float:
-    """Milliseconds per step that the fused operator takes: about as long as its products alone, or less."""
+    """Return milliseconds per step that the fused operator takes: about as long as its products alone, or less."""
     known = _arithmetic_ms(facts)
     forward = known / 3 if of_backward else known
     return min(products - of_backward, forward / _FUSED) + min(
@@ -125,7 +125,7 @@ def _remains(facts: Facts, products: float, of_backward: float) -> float:
 
 
 def _arithmetic_ms(facts: Facts) -> float:
-    """How long the products' arithmetic takes at peak rate; infinite if that is unknown."""
+    """Return how long the products' arithmetic takes at peak rate; infinite if that is unknown."""
     roofline = facts.figures.roofline
     # On a busy machine, a peak measured in quiet times is no yardstick.
     if roofline is None or facts.gpu is not None or facts.busy:
@@ -138,13 +138,13 @@ def _arithmetic_ms(facts: Facts) -> float:
 
 
 def _kind(name: str) -> str:
-    """Softmax, product, what may stand between them, or none of these."""
+    """Return what an op is: softmax, product, an op that may be between them, or none of these."""
     return "s" if _SOFTMAX.match(name) else "p" if _PRODUCT.match(name) else "b" if _BETWEEN.match(name) else ""
 
 
 @shared
 def _segments(facts: Facts) -> tuple[Ints, int]:
-    """Rows of the operators from one product to the other, and the number of attentions in all steps."""
+    """Return rows of the operators from one product to the other, and the number of attentions in all steps."""
     ops = facts.ops
     candidates = ops[ops["outer"] & ops["phase"].isin(("forward", "other"))]
     kinds: list[str] = of_labels(candidates["op"], _kind, "").tolist()
@@ -175,7 +175,7 @@ def _segments(facts: Facts) -> tuple[Ints, int]:
 
 
 def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
-    """Milliseconds per step in all these operators, and in the products inside them: on the GPU if there is one.
+    """Return milliseconds per step in all these operators, and in the products inside them: on the GPU if there is one.
 
     The copies that a batched product makes of non-contiguous inputs do not count as product.
     """
@@ -187,7 +187,7 @@ def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
 
 
 def _with_inside(facts: Facts, used: pd.DataFrame) -> Bools:
-    """Which of all operators are these or nested in them."""
+    """Return which of all operators are these or nested in them."""
     around = facts.ops["around"].to_numpy()
     inside = np.zeros(len(around), dtype=bool)
     inside[used.index.to_numpy()] = True
@@ -197,7 +197,7 @@ def _with_inside(facts: Facts, used: pd.DataFrame) -> Bools:
 
 
 def _on_gpu_ms(gpu: GpuFacts, used: pd.DataFrame) -> float:
-    """Device time of what operators and those nested in them launched."""
+    """Return the device time of work that operators and those nested in them launched."""
     within = union(used["start"].to_numpy(dtype=np.int64), used["end"].to_numpy(dtype=np.int64))
     called = gpu.runs.called
     return gpu.ran_ms((called != NONE) & (within.within(called, called + 1) > 0))
@@ -209,7 +209,7 @@ class Chains:
 
     #: Which of `Facts.ops` belong to a chain.
     members: Bools
-    #: Time of all ops, and of the longest op of each chain: what one fused loop would still take.
+    #: Time of all ops, and of the longest op of each chain, which one fused loop would still take.
     whole_ns: float
     one_pass_ns: float
     #: Number of chains.
@@ -221,7 +221,10 @@ class Chains:
 
 @rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, remedy="compile", worth=0.1)
 def elementwise_chains(facts: Facts) -> Iterator[Finding]:
-    """Tensors that elementwise ops on the host read and write again and again: another way to be memory-bound."""
+    """Find tensors that elementwise ops on the host read and write again and again.
+
+    This is another way to be memory-bound.
+    """
     if facts.gpu is not None:
         return
     chains = chains_of(facts)
@@ -246,7 +249,7 @@ def elementwise_chains(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def chains_of(facts: Facts) -> Chains:
-    """Two or more longer elementwise ops back to back on one thread, except those of attention."""
+    """Return chains of at least two longer elementwise ops back to back on one thread, except those of attention."""
     ops = facts.ops
     gaps = np.zeros(len(facts.attribution.cells))
     fused, ends, free = (_is(pattern, ops["op"]) for pattern in (_ELEMENTWISE, _ENDS, _MOVES_NOTHING))
@@ -266,7 +269,7 @@ def chains_of(facts: Facts) -> Chains:
     joined = long[first] & long[second] & ~ends[first]
     joined &= (step[first] == step[second]) & (thread[first] == thread[second])
     between = np.maximum(start[second] - end[first], 0).astype(float)
-    # A gap longer than the op before it is somebody's code, not memory being freed.
+    # A gap longer than the op before it is other code, not memory being freed.
     joined &= between <= whole[first]
     number = np.concatenate([[0], np.cumsum(~joined)])
     in_chain = np.concatenate([[False], joined]) | np.concatenate([joined, [False]])
@@ -289,7 +292,7 @@ def _is(pattern: re.Pattern[str], ops: pd.Series) -> Bools:
 
 
 def _plain(name: str) -> str:
-    """An op's name in Python; for a backward node, that of its op."""
+    """Return an op's name in Python; for a backward node, that of its op."""
     if _NODE.search(name):
         return _CAPITAL.sub("_", _NODE.sub("", name)).lower()
     return name.removeprefix("aten::")

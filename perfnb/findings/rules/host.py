@@ -1,4 +1,7 @@
-"""The host as the bottleneck: calls of many small ops or kernels, code between ops, other work; unexplained idling."""
+"""Find the host as the bottleneck.
+
+It calls many small ops or kernels, runs code between ops or other work, or idles without explanation.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +29,23 @@ from perfnb.trace_names import LAYER_SPAN
 
 #: Share of the step, and milliseconds of it, worth reporting.
 _WORTH, _LEAST_MS = 0.1, 0.2
-#: Share of the step above which the host's own code is always accounted for, by sampled stacks if they can be taken.
+#: Share of the step above which the host's own code is always accounted for, by sampled stacks if possible.
 WORTH_SAMPLING = 0.15
-#: Fewest traced steps that are sure to show a step's regular work.
+#: Fewest traced steps that reliably show a step's regular work.
 _SURE = 2
 #: Fewest small operators per step worth reporting.
 _FEWEST = 30
-#: What Python may take around a call, in lengths of a tiny op; a third of one is usual on a quiet machine.
+#: The time that Python may take around a call, in lengths of a tiny op; a third of one is usual on a quiet machine.
 _AROUND = 2.0
-#: Calls of a model per step that are a loop around it.
+#: Calls to a model per step that count as a loop around it.
 _FEWEST_ROUNDS = 8
 _PHASES = ("forward", "loss", "backward")
 #: Share of the work above which CUDA graphs launch it already.
 _GRAPHS = 0.5
-#: Nanoseconds of Python that calling an op or a layer costs anyway, and above which a stretch without ops is more.
+#: Nanoseconds of Python that a call to an op or a layer costs in any case, and above which a stretch without ops is
+#: more.
 _USUAL_NS, _STRETCH_NS = 30_000, 200_000
-#: Where the host's own code runs. In the model, freeing large memory between ops looks the same.
+#: The places of the host's own code. In the model, freeing large memory between ops looks the same.
 _WHERE = {
     "loss": "around the loss",
     "other": "outside model, loss and optimizer",
@@ -51,14 +55,14 @@ _WHERE = {
 _OUTSIDE = ("loss", "other")
 #: Peak bytes above which freeing memory may take long.
 _LARGE = 256 * 2**20
-_PLACES = {"calls": "calls of the GPU's runtime", "ops": "ops", "functions": "Python functions"}
+_PLACES = {"calls": "calls to the GPU's runtime", "ops": "ops", "functions": "Python functions"}
 #: Share of the time above which one place where the host was seen takes most of it.
 _MAINLY = 0.5
 
 
 @rule("dispatch overhead", "Bound by dispatch overhead", "fewer and larger ops", remedy="compile")
 def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
-    """On the CPU: everything in forward and backward that is not work in longer operators."""
+    """Find, on the CPU, everything in forward and backward that is not work in longer operators."""
     if facts.gpu is not None:
         return
     ops, blocks = facts.ops, facts.attribution.host.blocks
@@ -102,7 +106,7 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
 
 
 def _rounds(facts: Facts) -> float:
-    """How often a step calls the model that it calls most often; 0 if calls have a backward pass of their own.
+    """Return how often a step calls the model that it calls most often; 0 if calls have a backward pass of their own.
 
     Those are micro-batches, whose gradients are accumulated because one large batch does not fit.
     """
@@ -113,9 +117,10 @@ def _rounds(facts: Facts) -> float:
 
 
 def _together_ms(facts: Facts, rounds: float) -> float:
-    """The most that a single call to the model in place of so many could save: all but one round, less the arithmetic.
+    """Return the most that a single call to the model in place of this many could save.
 
-    Python code after the last call counts as freeing the results of the calls, as far as that may take so long.
+    That is all rounds except one, less the arithmetic. Python code after the last call counts as freeing the results of
+    the calls, as far as that may take so long.
     """
     blocks, cells, calls = facts.attribution.host.blocks, facts.attribution.cells, model_calls(facts)
     last = cells["step"].map(calls.groupby("step")["end"].max())
@@ -130,9 +135,9 @@ def _together_ms(facts: Facts, rounds: float) -> float:
 
 
 def _calling_ms(facts: Facts, small_ns: Floats, chosen: Bools) -> float:
-    """Milliseconds per step in small ops and around all ops; no call counts for more than a call can cost.
+    """Return milliseconds per step in small ops and around all ops; no call counts for more than a call can cost.
 
-    Anything longer is not overhead: freeing memory, or other programs that had the core.
+    Anything longer is not overhead, but freed memory, or other programs that used the core.
     """
     cells, outer = facts.attribution.cells, facts.ops[facts.ops["outer"]]
     line = facts.lines[outer["block"].to_numpy()]
@@ -146,7 +151,7 @@ def _calling_ms(facts: Facts, small_ns: Floats, chosen: Bools) -> float:
 
 @rule("launch overhead", "Bound by launch overhead (the GPU waits for the host)", "launching less often", worth=_WORTH)
 def launch_overhead(facts: Facts) -> Iterator[Finding]:
-    """On a GPU: the time it waited for launches."""
+    """Find, on a GPU, the time that it waited for launches."""
     gpu = facts.gpu
     if gpu is None:
         return
@@ -179,11 +184,11 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
 
 @rule("host code", "Bound by code outside the model", "moving it out of the step", worth=_WORTH)
 def host_code(facts: Facts) -> Iterator[Finding]:
-    """The host's own work: time when no op runs, and ops outside model, loss, backward pass and optimizer."""
+    """Find the host's own work: time when no op runs, and ops outside model, loss, backward pass and optimizer."""
     cells, work = facts.attribution.cells, host_time(facts, _WHERE if len(facts.lines_of_code) else _OUTSIDE)
     if not work.chosen.any():
         return
-    reads = reads_of(facts)  # a finding of its own
+    reads = reads_of(facts)  # a separate finding
     python = np.maximum(work.python_ns - np.where(reads.looped, reads.loop_python_ns, reads.after_ns), 0.0)
     ops = np.maximum(work.ops_ns - reads.loop_ops_ns, 0.0)
     ops_ms = facts.per_step(float(ops[work.chosen].sum()))
@@ -204,7 +209,7 @@ def host_code(facts: Facts) -> Iterator[Finding]:
         f"Move it out of the step, or do it less often, in another thread or process, or with fewer calls.{ask}",
         "low" if memory is not None and memory.peak_bytes > _LARGE and not named else "medium",
         "The time is known; "
-        + ("which lines took it was sampled, a hundred times per second." if named else "what it was spent on is not."),
+        + ("which lines took it was sampled, a hundred times per second." if named else "its cause is not."),
         f"{'' if named else 'Which function ran. '}Freeing large memory looks the same.",
         rows("phase", [most]),
     )
@@ -221,7 +226,7 @@ class HostTime:
 
 
 def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
-    """Python code between the ops of some phases, and the ops outside model, loss, backward pass and optimizer.
+    """Return Python code between the ops of some phases, and the ops outside model, loss, backward pass and optimizer.
 
     Long ops before the last backward pass may be the step's purpose, and do not count. Inside the other phases only
     long stretches of Python count, and in the model only those whose line stacks can name.
@@ -243,9 +248,10 @@ def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
 
 
 def unnamed_share(facts: Facts) -> float:
-    """The share of the step that is the host's own work, of which sampled stacks could name the lines.
+    """Return the share of the step that is the host's own work and whose lines sampled stacks could name.
 
-    At least in each of several traced steps, because an interruption of one looks the same; 0 if it is not worth it.
+    It must occur in each of several traced steps, because an interruption of one looks the same; 0 if it is not worth
+    sampling.
     """
     if not facts.live or facts.steps < _SURE:
         return 0.0
@@ -271,7 +277,7 @@ def _short(name: str) -> str:
 
 @rule("host work", "Host-bound (the GPU waits for other work on the host)", "removing that work", worth=0.05)
 def host_work(facts: Facts) -> Iterator[Finding]:
-    """Idle time in pieces too long for launching: the host was in a long op or call, or in Python."""
+    """Find idle time in pieces too long for launching: the host was in a long op or call, or in Python."""
     gpu = facts.gpu
     if gpu is None:
         return
@@ -294,7 +300,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
 
 
 def _seen(gpu: GpuFacts) -> str:
-    """What the host did: ``It spent 30.0 s in calls of the GPU's runtime (most in cudaMalloc) ...``."""
+    """Describe the host's work: ``It spent 30.0 s in calls to the GPU's runtime (most in cudaMalloc) ...``."""
     doing, bound = gpu.doing, gpu.idle_by["host"]
     parts = [
         f"{fmt.duration(doing.shares[place] * bound)} in {word} (most in {_short(doing.longest[place])})"
@@ -333,7 +339,7 @@ def _advice(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
 
 @rule("unexplained idle time", "", explained=False, worth=_WORTH)
 def unexplained_idle(facts: Facts) -> Iterator[Finding]:
-    """Idle time that nothing in the trace explains."""
+    """Find idle time that nothing in the trace explains."""
     gpu = facts.gpu
     if gpu is None:
         return

@@ -1,4 +1,7 @@
-"""Memory: activations that dominate the peak or are recomputed, a strained allocator, memory left behind by steps."""
+"""Find memory problems.
+
+These are activations that dominate the peak or are recomputed, a strained allocator, and memory left behind by steps.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.proposed_code import EXPANDABLE, is_amd
 
 _MIB = 2**20
-#: Share of the peak from which activations dominate, and bytes below which it does not matter.
+#: Share of the peak above which activations dominate, and bytes below which it does not matter.
 _DOMINATES, _LEAST_BYTES = 0.5, 64 * _MIB
 #: Share of reserved memory that is unused between blocks, and bytes of it, worth reporting.
 _FRAGMENTED, _LEAST_FRAGMENTS = 0.3, 256 * _MIB
@@ -22,7 +25,7 @@ _WAYS = ("checkpointing", "half the batch", _ROUGHLY)
 
 @rule("activation memory", "Out of memory: activations take most of it")
 def activation_memory(facts: Facts) -> Iterator[Finding]:
-    """Activations are most of the peak."""
+    """Find activations that take most of the peak."""
     memory = facts.figures.memory
     if memory is None or memory.peak_bytes == 0:
         return
@@ -56,7 +59,7 @@ def activation_memory(facts: Facts) -> Iterator[Finding]:
 
 @rule("recomputation", "Bound by recomputation", "checkpointing less", worth=0.05)
 def recomputation(facts: Facts) -> Iterator[Finding]:
-    """Forward work that checkpointing repeats in the backward pass."""
+    """Find forward work that checkpointing repeats in the backward pass."""
     if facts.gpu is not None:
         return
     again = (facts.attribution.cells["direction"] == "recompute").to_numpy()
@@ -75,7 +78,7 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
 
 @rule("allocator", "Bound by memory allocation", "avoiding it", idle_cause="allocator", worth=0.05)
 def allocator(facts: Facts) -> Iterator[Finding]:
-    """Calls in the step that take memory from the device; retries; fragmentation."""
+    """Find calls in the step that take memory from the device; retries; fragmentation."""
     gpu, memory = facts.gpu, facts.figures.memory
     if gpu is not None:
         bound = gpu.held_ms("allocator")
@@ -119,7 +122,7 @@ def allocator(facts: Facts) -> Iterator[Finding]:
 
 @rule("memory may grow", "Memory may grow")
 def growth(facts: Facts) -> Iterator[Finding]:
-    """Every step whose allocations were recorded left something behind that nothing freed."""
+    """Find memory that every step whose allocations were recorded left behind, and that nothing freed."""
     memory = facts.figures.memory
     if memory is None or memory.incomplete or not memory.kept_bytes:
         return

@@ -1,4 +1,4 @@
-"""An optimizer, or gradient clipping, that loops over parameters where one call could update them all."""
+"""Find an optimizer, or gradient clipping, that loops over parameters where one call could update them all."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _CLIPS = re.compile(r"aten::(?:mul|div|clamp|clamp_min|clamp_max|clip|copy)_$")
 _AT_ONCE = re.compile(r"aten::_(?:foreach|fused)_")
 #: Bytes moved per byte of a parameter: read it and its gradient, write it; more with two moments.
 _MOVED, _MOVED_WITH_STATE = 3, 7
-#: What updating all at once still costs per parameter, in ops that do nothing (fused SGD and Adam of torch 2.13, at
-#: least, with 40 and 120 parameters of up to 16 KiB: 0.8 and 3.6 µs): torch's optimizers collect parameters, gradients
-#: and states in Python.
+#: The cost per parameter that remains when updating all at once, in ops that do nothing (fused SGD and Adam of torch
+#: 2.13, at least, with 40 and 120 parameters of up to 16 KiB: 0.8 and 3.6 µs): torch's optimizers collect parameters,
+#: gradients and states in Python.
 _PER_TENSOR, _PER_TENSOR_WITH_STATE, _BARE_NS = 1.2, 5.5, 650.0
 #: torch's optimizers that take foreach=True but not fused=True.
 _FOREACH = ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
@@ -38,7 +38,7 @@ _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
 @rule("optimizer", "Bound by the optimizer's loop over parameters", "updating all parameters at once", worth=0.05)
 def optimizer_loop(facts: Facts) -> Iterator[Finding]:
-    """Many small operators in the optimizer's step."""
+    """Find many small operators in the optimizer's step."""
     if not facts.uses_torch:
         return
     ops, phase_ms, updates = facts.ops, facts.phases_ms["optimizer"], facts.updates
@@ -58,7 +58,7 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
         bound, waits = min(bound, idle), f" The GPU was idle for {fmt.duration(idle)} of that."
     known = facts.optimizers
     classes = list(dict.fromkeys(str(part["class"]) for part in known if part.get("class"))) or facts.optimizer_classes
-    if classes == ["LBFGS"]:  # its vectors hold all parameters already
+    if classes == ["LBFGS"]:  # its vectors already hold all parameters
         return
     tensors = sum(int(part.get("tensors") or 0) for part in known)
     over = f" over {tensors:,} parameters" if tensors else ""
@@ -86,7 +86,7 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
 
 @rule("gradient clipping", "Bound by clipping gradients one by one", "clipping all gradients at once", worth=0.05)
 def gradient_clipping(facts: Facts) -> Iterator[Finding]:
-    """Many small operators between the last backward pass and the optimizer, most of them in place."""
+    """Find many small operators between the last backward pass and the optimizer, most of them in place."""
     if not facts.uses_torch or facts.gpu is not None:
         return
     own, count = _clipping(facts)
@@ -113,7 +113,10 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def _clipping(facts: Facts) -> tuple[pd.DataFrame, float]:
-    """Operators between the last backward pass and the optimizer of each step; how many work in place, per step."""
+    """Return the operators between the last backward pass and the optimizer of each step.
+
+    Also return how many work in place, per step.
+    """
     blocks, ops = facts.attribution.host.blocks, facts.ops
     optimizers = blocks[(blocks["kind"] == Kind.OPTIMIZER) & blocks["main"]].groupby("step")["start"].max()
     before = (blocks["start"] < blocks["step"].map(optimizers).fillna(-np.inf)).to_numpy()
@@ -124,7 +127,7 @@ def _clipping(facts: Facts) -> tuple[pd.DataFrame, float]:
 
 @shared
 def clips_gradients(facts: Facts) -> Bools:
-    """The blocks that `gradient_clipping` explains."""
+    """Return the blocks that `gradient_clipping` explains."""
     result = np.zeros(len(facts.cells_ns), dtype=bool)
     if gradient_clipping(facts):
         result[np.unique(_clipping(facts)[0]["block"].to_numpy())] = True
@@ -132,13 +135,13 @@ def clips_gradients(facts: Facts) -> Bools:
 
 
 def _switched(lever: str, names: list[str]) -> str:
-    """What the line for existing optimizers does, in words."""
+    """Describe the line for existing optimizers."""
     existing = "optimizer" if len(names) == 1 else "optimizers"
     return f": this line switches the existing {existing} to {lever.removesuffix('_optimizer')}=True"
 
 
 def _how(facts: Facts, classes: list[str]) -> str:
-    """How to make it update all at once, in words, where no line does."""
+    """Return how to make it update all at once, in words, if there is no line for that."""
     arguments = {_argument(facts, kind) for kind in classes}
     if arguments == {None}:
         return ": torch._foreach_add_ and similar functions take lists of tensors"
@@ -148,13 +151,13 @@ def _how(facts: Facts, classes: list[str]) -> str:
 
 
 def _argument(facts: Facts, kind: str) -> str | None:
-    """The argument that makes an optimizer of torch update all at once; ``None`` for other classes."""
+    """Return the argument that makes an optimizer of torch update all at once; ``None`` for other classes."""
     fused = kind in FUSED or (kind in FUSED_ON_CPU and facts.gpu is None)
     return "fused" if fused else "foreach" if kind in _FOREACH else None
 
 
 def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str]) -> str:
-    """The lever that all these optimizers take; empty if there is none.
+    """Return the lever that all these optimizers take; empty if there is none.
 
     On a GPU, a fused update would need the optimizers' state on the device.
     """
@@ -164,7 +167,7 @@ def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str]) 
 
 
 def _sparse(facts: Facts) -> str:
-    """Advice on embeddings, of which a batch looks up few rows, if they are most of the parameters.
+    """Return advice on embeddings, of which a batch looks up few rows, if they are most of the parameters.
 
     The gradient of a table shared with another layer, such as one tied to the output, stays dense.
     """
@@ -184,7 +187,7 @@ def _sparse(facts: Facts) -> str:
 
 @shared
 def gaps_after_backward(facts: Facts) -> Bools:
-    """Which blocks come after their step's last backward pass."""
+    """Return which blocks come after their step's last backward pass."""
     blocks = facts.attribution.host.blocks
     engines = blocks[blocks["kind"] == Kind.ENGINE].groupby("step")["end"].max()
     after = blocks["start"] >= blocks["step"].map(engines).fillna(np.inf)
@@ -192,7 +195,10 @@ def gaps_after_backward(facts: Facts) -> Bools:
 
 
 def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
-    """The least that these updates take if each is done at once: memory traffic, and a cost per parameter."""
+    """Return the least time that these updates take if each is done at once.
+
+    It consists of memory traffic, and a cost per parameter.
+    """
     moments = bool(found(own["op"], _ADAM.match).any())
     known = sum(int(part.get("tensors") or 0) for part in facts.optimizers)
     tensors = known * updates or float(own["op"].value_counts().max()) / facts.steps

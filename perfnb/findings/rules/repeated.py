@@ -1,4 +1,7 @@
-"""Calls of a model whose results no backward pass uses, next to one that is trained: the same forward pass again."""
+"""Find calls to a model whose results no backward pass uses, next to one that is trained.
+
+They are the same forward pass again.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from perfnb.findings.facts import Facts, shared
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import NONE, innermost, subtree_sums
 
-#: Calls of one model are alike if each has at least this share of the ops of the largest.
+#: Calls to one model are alike if each has at least this share of the ops of the largest.
 _ALIKE = 0.5
-#: What using and freeing the results of a call may take after it, at most, as a share of the call.
+#: The time that may pass after a call for using and freeing its results, as a share of the call.
 _USING = 0.1
 
 
@@ -28,7 +31,10 @@ _USING = 0.1
     worth=0.05,
 )
 def repeated_forward(facts: Facts) -> Iterator[Finding]:
-    """A model that the step trains is called again, with as many ops, and nothing runs backward through that call."""
+    """Find a model that the step trains and calls again without a backward pass through that call.
+
+    The other call must have as many ops.
+    """
     if facts.gpu is not None:
         return
     calls = model_calls(facts)
@@ -47,7 +53,7 @@ def repeated_forward(facts: Facts) -> Iterator[Finding]:
         f"{fmt.counted(number, 'call')} of them has no backward pass: {facts.of_step(bound)}.",
         bound,
         "If both calls get the same inputs, keep the outputs of the trained call and compute metrics from them. "
-        "If not, this is no waste: run what only evaluates under torch.no_grad(), and less often where you can.",
+        "If not, this is not waste: run code that only evaluates under torch.no_grad(), and less often if possible.",
         "low",
         "Calls and backward passes were counted. Whether both calls get the same inputs is not known.",
         "The inputs of the calls.",
@@ -57,10 +63,10 @@ def repeated_forward(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def model_calls(facts: Facts) -> pd.DataFrame:
-    """One row per call of a model that the step calls itself.
+    """Return one row per call to a model that the step calls itself.
 
     ``step``, ``layer`` (its row among the modules), ``end``, ``ops`` inside, ``ns`` (children included),
-    ``after_ns`` (what comes right after it), and ``trained``: whether a backward pass runs through it.
+    ``after_ns`` (the time right after it), and ``trained``: whether a backward pass runs through it.
     """
     host, cells = facts.attribution.host, facts.attribution.cells
     layer, blocks = layer_of_spans(facts.recording, host), host.blocks

@@ -1,4 +1,4 @@
-"""Synchronisation: the host waits for results, and the GPU then waits for the host."""
+"""Find synchronisation: the host waits for results, and the GPU then waits for the host."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _LEAST_MS = 0.05
 #: Nanoseconds of Python usual between a read and the next operator, and for each operator of the step if nothing
 #: follows: then the results of forward and backward are freed.
 _USUAL_NS, FREEING_NS = 20_000, 1_000
+_OF_TORCH = re.compile("aten::")
 #: Fewest reads in one block that are a loop.
 _FEWEST_ROUNDS = 10
 _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()", "aten::is_nonzero": "if tensor:"}
@@ -36,12 +37,12 @@ _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()",
     worth=0.04,
 )
 def synchronisation(facts: Facts) -> Iterator[Finding]:
-    """Reads of results: on a GPU the time it was idle for them, on the CPU what reads and their use took."""
+    """Find reads of results: on a GPU the time it was idle for them, on the CPU the time of the reads and their use."""
     return _on_gpu(facts, facts.gpu) if facts.gpu is not None else _on_cpu(facts)
 
 
 def _reads(facts: Facts) -> pd.DataFrame:
-    """The outermost operators that bring results to the host."""
+    """Return the outermost operators that bring results to the host."""
     ops = facts.ops
     is_read = found(ops["op"], READS.match)
     outermost: pd.DataFrame = ops[is_read & (innermost(forest_of(ops["around"].to_numpy()), is_read) == NONE)]
@@ -86,10 +87,15 @@ class Reads:
 
 @shared
 def reads_of(facts: Facts) -> Reads:
-    """The reads of a step on the CPU, except those of the optimizer, the loader and the clipping of gradients."""
+    """Return the reads of a step on the CPU.
+
+    Reads of the optimizer, the loader and the clipping of gradients are left out. So are reads inside another operator,
+    such as ``aten::std``: they are torch's own, and no line of the user asks for them.
+    """
     reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))
     claimed = clips_gradients(facts)[facts.lines[reads["block"].to_numpy()]]
-    reads = reads[~reads["phase"].isin(("optimizer", "data")) & ~claimed]
+    of_torch = np.append(found(facts.ops["op"], _OF_TORCH.match), False)[reads["around"].to_numpy()]
+    reads = reads[~reads["phase"].isin(("optimizer", "data")) & ~claimed & ~of_torch]
     if reads.empty:
         return Reads(reads, nothing, nothing, nothing)
     after, last = _until_next(facts, reads)
@@ -101,10 +107,10 @@ def reads_of(facts: Facts) -> Reads:
 
 
 def _loops(facts: Facts, reads: pd.DataFrame) -> tuple[Floats, Floats]:
-    """By block, the Python code and the operators of loops that read a result in each round.
+    """Return, by block, the Python code and the operators of loops that read a result in each round.
 
     A round begins before its read, so that the first one counts as long as the others. Longer operators only count if
-    the next operator reads their result, or after the backward pass, where nothing is the model's work.
+    the next operator reads their result, or after the backward pass, where nothing belongs to the model.
     """
     blocks, size = facts.attribution.host.blocks, len(facts.cells_ns)
     block = facts.lines[reads["block"].to_numpy()]
@@ -169,13 +175,16 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
         "The loop was seen; that all of it is there for what it reads is an assumption."
         if looped
         else "The read was seen; that the Python code after it belongs to it is an assumption.",
-        "" if named else "What Python did after the read.",
+        "" if named else "The Python code after the read.",
         rows("layer", facts.heaviest_layers(reads.ops)) + _op_rows(reads.ops),
     )
 
 
 def _until_next(facts: Facts, reads: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Nanoseconds from each read to the next op or block on its thread, or to the end of its block; and which it is."""
+    """Return nanoseconds from each read to the next op or block on its thread, or to the end of its block.
+
+    Also return which of these it is.
+    """
     blocks = facts.attribution.host.blocks
     ops = facts.ops
     starts = pd.concat([ops[["thread", "start"]], blocks[["thread", "start"]]])

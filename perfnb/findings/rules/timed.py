@@ -1,4 +1,7 @@
-"""What only timed steps show: waits for data, a number of threads that does not fit, and slow steps among fast ones."""
+"""Find what only timed steps show.
+
+That is waits for data, a number of threads that does not fit, and slow steps among fast ones.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,13 @@ _FEWEST = 10
     worth=_WORTH,
 )
 def input_pipeline(facts: Facts) -> Iterator[Finding]:
-    """The wait for data, from the timed pass; with a GPU, no more of it than the GPU was idle."""
+    """Find the wait for data, from the timed pass; with a GPU, only the part of it when the GPU was idle."""
     waited = facts.phases_ms["data"]
     measured = facts.live and bool(facts.waits_ms.any())
     least = waited
     if measured:
-        # One step held up by other work is no slow pipeline: some wait must be left without the longest ones; if the
-        # batches exist already, in most steps.
+        # One step held up by other work does not make a slow pipeline: some wait must remain without the longest ones;
+        # if the batches exist already, in most steps.
         at_hand = facts.loader.get("class") in ("list", "tuple")
         least = min(waited, float(np.median(facts.waits_ms)) if at_hand else _without_longest(facts.waits_ms))
     if least < _LEAST_MS or facts.share(least) < _WORTH:
@@ -70,7 +73,7 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
 
 
 def _without_longest(ms: Floats) -> float:
-    """The mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
+    """Return the mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
     return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
 
 
@@ -86,7 +89,7 @@ def _setting(facts: Facts) -> str:
 
 
 def _advice(facts: Facts, waited: float) -> tuple[str, str]:
-    """What to change about how batches are made, and the line for it."""
+    """Return the recommended change to how batches are made, and the line for it."""
     loader, cores = facts.loader, facts.cores or math.inf
     workers = loader.get("num_workers")
     if not isinstance(workers, int):
@@ -140,14 +143,14 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     worth=0.1,
 )
 def threads_and_cores(facts: Facts) -> Iterator[Finding]:
-    """More or fewer threads than cores, judged by steps that were run with another number."""
+    """Find more or fewer threads than cores, judged by steps that were run with another number."""
     threads, cores, tried = facts.environment.get("threads"), facts.cores, facts.meta.get("threads_tried")
     if facts.gpu is not None or not threads or cores is None or not facts.live or not tried:
         return
     other = np.asarray(tried["steps_ms"], dtype=float)
     typical, faster = float(np.median(facts.timed_ms)), float(np.median(other))
     bound = min(facts.step_ms - faster * facts.step_ms / typical if typical > 0 else 0.0, typical - faster)
-    # The tried steps must be clearly faster, not just within the spread of the timed ones.
+    # The tried steps must be clearly faster, not only within the spread of the timed ones.
     clearly = float(np.percentile(other, 75)) < float(np.percentile(facts.timed_ms, 25))
     if not clearly:
         return
@@ -176,7 +179,7 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
     worth=_WORTH_GC,
 )
 def garbage_collection(facts: Facts) -> Iterator[Finding]:
-    """Pauses of Python's garbage collector in the timed steps."""
+    """Find pauses of Python's garbage collector in the timed steps."""
     per_step = facts.pauses_ms
     if not per_step.any():
         return
@@ -205,7 +208,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
 
 @rule("uneven steps", "Slowed by a few slow steps", "making them as fast as the others", timed_only=True, worth=_WORTH)
 def uneven_steps(facts: Facts) -> Iterator[Finding]:
-    """Steps far slower than the others, if no wait for data, garbage collection or compilation explains it."""
+    """Find steps far slower than the others, if no wait for data, garbage collection or compilation explains them."""
     if not facts.live or len(facts.timed_ms) < _FEWEST:
         return
     rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms - facts.compiling_ms
@@ -231,14 +234,14 @@ def uneven_steps(facts: Facts) -> Iterator[Finding]:
         "watch=True shows the state of the machine during the slow steps.",
         "medium" if period else "low",
         f"The slow steps recur every {period} steps." if period else "Other work on the machine looks the same.",
-        "What these steps did: the timed pass runs without instrumentation.",
+        "The work of these steps: the timed pass runs without instrumentation.",
         rows("step", slow[:5]),
         of_ms=mean_ms,
     )
 
 
 def _period(slow: Ints, count: int) -> int | None:
-    """The distance between slow steps, if it is always the same."""
+    """Return the distance between slow steps, if it is always the same."""
     apart = np.diff(slow)
     if len(slow) < 3 or apart.min() < 2 or apart.max() != apart.min():
         return None

@@ -1,4 +1,4 @@
-"""Data on its way: copies between host and device, and communication between GPUs, that no computation hides."""
+"""Find data transfers that no computation hides: copies between host and device, and communication between GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARDED = re.compile("AllGather|ReduceScatter")
 
 @rule("host-device copies", "Bound by copies between host and device", idle_cause="copies", worth=0.05)
 def host_device_copies(facts: Facts) -> Iterator[Finding]:
-    """Time of copies on the device, and time the device was idle while the host was inside a copying call."""
+    """Find the time of copies, and the device's idle time while the host was inside a copying call."""
     gpu = facts.gpu
     if gpu is None:
         return
@@ -49,7 +49,7 @@ def host_device_copies(facts: Facts) -> Iterator[Finding]:
 
 
 def _moved(gpu: GpuFacts) -> str:
-    """How many copies go each way, and how much they move."""
+    """Return how many copies go each way, and how much they move."""
     said = ""
     for way, copies in (("to the device", gpu.to_device), ("to the host", gpu.to_host)):
         if copies.count:
@@ -60,7 +60,7 @@ def _moved(gpu: GpuFacts) -> str:
 
 
 def _advice(facts: Facts, gpu: GpuFacts) -> str:
-    """What to change, by the direction that blocks the host for longer and by the size of its copies."""
+    """Return the recommendation, by the direction that blocks the host for longer and by the size of its copies."""
     there, back = gpu.to_device, gpu.to_host
     if not there.count and not back.count:
         return (
@@ -97,7 +97,7 @@ def _advice(facts: Facts, gpu: GpuFacts) -> str:
 
 @rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,", worth=0.05)
 def exposed_communication(facts: Facts) -> Iterator[Finding]:
-    """Time when a GPU communicates and computes nothing."""
+    """Find the time when a GPU communicates and computes nothing."""
     gpu = facts.gpu
     if gpu is None or not gpu.communication_ms:
         return

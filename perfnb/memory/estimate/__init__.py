@@ -1,1 +1,1 @@
-"""Estimates of a step's memory, from a simulated allocator and fake tensors."""
+"""Estimate a step's memory with a simulated allocator and fake tensors."""

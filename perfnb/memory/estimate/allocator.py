@@ -1,4 +1,4 @@
-"""A simulated allocator: what ops on fake tensors allocate, who owns it, and when it is freed."""
+"""Simulate an allocator: what ops on fake tensors allocate, who owns it, and when it is freed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """How an allocation came to be."""
+    """The origin of an allocation."""
 
     size: int
     phase: str
@@ -56,9 +56,9 @@ class SimulatedAllocator(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.cuda = device.type == "cuda"
-        # Where its tensors pretend to be. Without CUDA, autograd has no cuda queue: sizes then come from CPU kernels.
+        # The device of its tensors. Without CUDA, autograd has no cuda queue, and sizes come from CPU kernels.
         self.place = device if not self.cuda or torch.cuda.is_available() else torch.device("cpu")
-        self.phase = "before"  # what the step is doing
+        self.phase = "before"  # the current activity of the step
         self.used: set[int] = set()  # the allocations that were passed to ops
         self.changes: list[Change] = []  # in order
         self.made: dict[int, Allocation] = {}  # every allocation by number
@@ -70,7 +70,7 @@ class SimulatedAllocator(TorchDispatchMode):
         self.gradients: set[int] = set()  # those that held the gradient of a parameter
         self.trained: set[int] = set()  # those that hold parameters with a gradient
         self.alive_at_begin: set[int] = set()  # those alive when the calls that count started
-        self.first_change = 0  # place of the first change in those calls
+        self.first_change = 0  # the place of the first change in those calls
         self.models: list[nn.Module] = []  # the outermost modules that were called
         self.optimizers: list[Optimizer] = []  # those that stepped
         self.trains = False  # whether there was a backward pass
@@ -81,12 +81,12 @@ class SimulatedAllocator(TorchDispatchMode):
         self._between = "other"  # the phase when neither a module, backward nor an optimizer runs
 
     def numbers(self, tensors: Iterable[Any]) -> set[int]:
-        """The allocations that hold these tensors."""
+        """Return the allocations that hold these tensors."""
         found = (self._alive.get(id(_storage(t))) for t in tensors if isinstance(t, Tensor))
         return {entry[0] for entry in found if entry is not None}
 
     def alive(self) -> set[int]:
-        """The allocations that are alive now."""
+        """Return the allocations that are alive now."""
         return {number for number, _ in self._alive.values()}
 
     def __torch_dispatch__(
@@ -132,7 +132,7 @@ class SimulatedAllocator(TorchDispatchMode):
         return result
 
     def see(self, tensor: Tensor, op: str = "", untold: int = 0) -> bool:
-        """Whether a tensor, made by an op or outside one, is a new allocation; it is followed from now on."""
+        """Return whether a tensor, made by an op or outside one, is a new allocation; it is followed from now on."""
         storage = _storage(tensor)
         key = id(storage)
         if key in self._alive or tensor.device.type != self.place.type:
@@ -165,7 +165,7 @@ class SimulatedAllocator(TorchDispatchMode):
         return -(-size // self._grain) * self._grain
 
     def listening(self) -> ExitStack:
-        """Hook module calls and optimizer steps until this is left."""
+        """Hook module calls and optimizer steps until this context ends."""
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._call_begins).remove)
             stack.callback(register_module_forward_hook(self._call_ends, always_call=True).remove)
@@ -174,19 +174,19 @@ class SimulatedAllocator(TorchDispatchMode):
             return stack.pop_all()
 
     def steps_again(self) -> None:
-        """The next call is the first that counts."""
+        """Note that the next call is the first that counts."""
         self.alive_at_begin, self.first_change, self._between = self.alive(), len(self.changes), "other"
         self._first_step = len(self.optimizers)
 
     def late(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-        """Those of these optimizers with parameters that have gradients and that no optimizer has stepped."""
+        """Return the optimizers whose parameters have gradients, but that have not stepped."""
         stepped: set[int] = set()
         for optimizer in self.optimizers[self._first_step :]:
             stepped |= self.numbers(stepped_by(optimizer))
         return [each for each in optimizers if (self.numbers(stepped_by(each)) & self.trained) - stepped]
 
     def accumulated(self, parameter: Tensor) -> None:
-        """A parameter has got its gradient."""
+        """Note that a parameter has got its gradient."""
         self.gradients |= self.numbers([parameter.grad])
         self.trained |= self.numbers([parameter])
 
@@ -204,8 +204,10 @@ class SimulatedAllocator(TorchDispatchMode):
             self.phase = "optimizer" if self._stepping else self._between
 
     def number_asked_for(self) -> float | None:
-        """The value for code that reads an unknown one: an optimizer gets its step count, a gradient scaler that no
-        gradient overflowed; ``None`` if it cannot be given."""
+        """Return the value for code that reads an unknown one; ``None`` if it cannot be given.
+
+        An optimizer gets its step count, and a gradient scaler that no gradient overflowed.
+        """
         asker = _asker()
         if asker.endswith("grad_scaler.py"):
             return 0.0
@@ -244,12 +246,12 @@ class SimulatedAllocator(TorchDispatchMode):
 
 
 def stepped_by(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters of an optimizer."""
+    """Return the parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
-    """The device to simulate: `wanted`, or the first one with data, else the CPU."""
+    """Return the device to simulate: `wanted`, or the first one with data, else the CPU."""
     if wanted is None:
         device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
     else:
@@ -290,18 +292,20 @@ class KnownNumbers:
 
     def __init__(self) -> None:
         self._of: Any = WeakIdKeyDictionary()
-        self._sizes: tuple[int, int] | None = None  # samples simulated, and samples that the values belong to
+        self._sizes: tuple[int, int] | None = (
+            None  # the number of samples simulated, and the number that the values belong to
+        )
 
     def __contains__(self, fake: Tensor) -> bool:
         return fake in self._of
 
     def item(self, fake: Tensor) -> Any:
-        """The single value in a tensor."""
+        """Return the single value in a tensor."""
         with unset_fake_temporarily():
             return self._of[fake].item()
 
     def tell(self, fake: Any, real: Any) -> None:
-        """`fake` stands for `real`."""
+        """Note that `fake` represents `real`."""
         if isinstance(real, Tensor) and real.device.type != "meta" and _small(real):
             with unset_fake_temporarily():
                 self._of[fake] = real.detach().cpu()
@@ -309,7 +313,7 @@ class KnownNumbers:
                 self._sizes = int(fake.shape[0]), int(real.shape[0])
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Repeat on the known values the op that ran on their stand-ins."""
+        """Repeat, on the known values, the op that ran on their stand-ins."""
         if not self._of:
             return
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -348,7 +352,7 @@ def _small(tensor: Tensor) -> bool:
 
 
 def _asker() -> str:
-    """The file of the code that reads a tensor's value."""
+    """Return the file of the code that reads a tensor's value."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _DISPATCHING:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Batches of a different size, made of tensors without memory."""
+"""Make batches of a different size from tensors without memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from perfnb.arguments import shown
 from perfnb.step.device import random_state, set_random_state
 from perfnb.step.steps import BatchSource
 
-#: What has been copied, with its copy, by its id.
+#: Copies by the id of the original.
 Copies = dict[int, tuple[Any, Any]]
 #: Nesting depth to which a batch is searched for tensors.
 _MOST_LEVELS = 4
-#: Containers whose copies are like them, and most entries of one that is searched.
+#: Containers that can be copied as themselves, and most entries of one that is searched.
 _PLAIN, _MOST_ENTRIES = (dict, OrderedDict, defaultdict, list, tuple), 10_000
 
 
 def one_batch(batch: Any) -> Any:
-    """The first batch of a loader; anything else is a batch itself.
+    """Return the first batch of a loader; anything else is a batch itself.
 
     Raises
     ------
@@ -51,13 +51,13 @@ def one_batch(batch: Any) -> Any:
 
 
 def samples_in(batch: Any) -> int | None:
-    """First dimension of the first tensor that has one."""
+    """Return the first dimension of the first tensor that has one."""
     leaves = batch.values() if isinstance(batch, Mapping) else tree_leaves(batch)
     return next((int(t.shape[0]) for t in leaves if isinstance(t, Tensor) and t.dim()), None)
 
 
 def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
-    """A resized tensor on ``meta`` if its first dimension counts samples; otherwise the tensor itself."""
+    """Return a resized tensor on ``meta`` if its first dimension counts samples; otherwise the tensor itself."""
     given: Any = size
     if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
         raise ValueError(f"batch_size must be a whole number of at least 1, not {shown(given)}.")
@@ -76,7 +76,7 @@ def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
 def with_tensors(
     value: Any, change: Callable[[Tensor], Tensor], depth: int = _MOST_LEVELS, known: Copies | None = None
 ) -> Any:
-    """A copy of a batch with its tensors replaced, each by one other, in containers and objects of the same classes.
+    """Return a copy of a batch with each tensor replaced by one other, in containers and objects of the same classes.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def with_tensors(
     depth : int
         Levels of containers that are searched.
     known : dict, optional
-        What has been copied so far. With it only plain containers are copied, and anything else is kept.
+        The copies so far. If given, only plain containers are copied, and anything else is kept.
     """
     of_batch, copies = known is None, Copies() if known is None else known
 
@@ -113,7 +113,7 @@ def with_tensors(
             vars(made).update({name: copied(part, depth - 1) for name, part in vars(value).items()})
         else:
             return value
-        copies[id(value)] = value, made  # which keeps it alive, so that its id stays its own
+        copies[id(value)] = value, made  # a copy that is met again represents itself
         copies[id(made)] = made, made  # a copy met again stands for itself
         return made
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from perfnb.memory.estimate.step_simulation import Simulation
 
-#: Estimates that took longer than this, in seconds, are not repeated for other batches without being asked to.
+#: Estimates that took longer than this, in seconds, are not repeated for other batches without a request.
 _PATIENT_S = 5.0
 #: Largest batch tried.
 _MOST = 2**40
@@ -67,9 +67,10 @@ class MemoryEstimate(Documented):
     peak_op : str or None
         The op whose allocation reaches the peak.
     caveat : str or None
-        What the estimate cannot know, in a sentence.
+        The limits of the estimate, in a sentence.
     options : DataFrame
-        What would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated), ``detail``.
+        Changes that would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated),
+        ``detail``.
     """
 
     model: str
@@ -94,13 +95,14 @@ class MemoryEstimate(Documented):
     _took_s: float = field(compare=False)
 
     def largest_batch(self, bytes: int | float | None = None) -> int:
-        """The largest batch whose step fits into so many bytes; 0 if not even one sample fits.
+        """Return the largest batch whose step fits into so many bytes; 0 if not even one sample fits.
 
         Parameters
         ----------
         bytes : int or float, optional
-            Memory available, for instance ``8 * 2**30``. By default what this machine's device has for this process: on
-            a GPU what is free or held by torch already, on the CPU what is installed or the container's limit.
+            Memory available, for instance ``8 * 2**30``. By default the memory of this machine's device for this
+            process: on a GPU the memory that is free or already held by torch, on the CPU the installed memory or the
+            container's limit.
 
         Raises
         ------
@@ -131,7 +133,7 @@ class MemoryEstimate(Documented):
         return found
 
     def with_batch_size(self, batch_size: int) -> MemoryEstimate:
-        """The estimate for a different number of samples."""
+        """Return the estimate for a different number of samples."""
         return self if batch_size == self.batch_size else self._again(batch_size)
 
     @cached_property
@@ -189,7 +191,7 @@ def estimate_memory(
     ``estimate_memory(step=step, batch=batch)`` simulates your own step with everything that it keeps alive. Its Python
     code really runs, twice for each batch size, on fake tensors, which have a shape but no data. If it accumulates
     gradients over several calls, it runs until its optimizers have stepped twice, and the peak is the highest in the
-    calls up to the second time. Each time it runs at most 16 times; `caveat` names an optimizer that never stepped.
+    calls up to the second time. It runs at most 16 times for each; `caveat` names an optimizer that never stepped.
     Afterwards parameters, buffers, gradients, optimizers, schedulers, random number generators, and the variables,
     lists and dicts that it uses are restored. Files that it writes and data that it sends elsewhere are not undone.
 
@@ -201,7 +203,7 @@ def estimate_memory(
         Required without a `step`.
     batch : tensor, tuple, mapping or DataLoader
         A tensor is the model's input. In a tuple, the last element is the target and the others are the model's inputs.
-        A mapping holds the model's keyword arguments. A small batch is enough, also on the device ``meta``. From a
+        A mapping holds the model's keyword arguments. A small batch is enough, even on the device ``meta``. From a
         DataLoader, the first batch is taken. A `step` gets the batch unchanged.
     optimizer : str, Optimizer, callable, optional
         A name from ``torch.optim`` (``"adam"``), an optimizer of this model, or a class or function that makes one from
@@ -230,7 +232,7 @@ def estimate_memory(
     Raises
     ------
     TypeError
-        If `step` is given together with something it brings itself, or an argument has the wrong type.
+        If `step` is given together with something that it brings itself, or if an argument has the wrong type.
     CaptureError
         If the step depends on the values in a tensor, or uses an op that cannot be simulated.
     Exception
@@ -315,16 +317,17 @@ def _estimated(
 
 
 def _capacity_of(device: str) -> int | None:
-    """What the device has for this process, now."""
+    """Return the memory that the device has for this process, now."""
     from perfnb.step.device import capacity_bytes
 
     return capacity_bytes(device.partition(":")[0])
 
 
 def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> int | None:
-    """The largest batch size whose need, nearly linear and never decreasing, is within a limit, from one to start with.
+    """Return the largest batch size whose need is within a limit, given one to start with.
 
-    It is 0 if not even one sample fits, and ``None`` if every batch does. Few sizes are tried.
+    The need is nearly linear and never decreases. It is 0 if not even one sample fits, and ``None`` if every batch
+    does. Few sizes are tried.
     """
     fits, too_large, size, known = 0, _MOST + 1, start, dict[int, float]()
     while too_large - fits > 1:
@@ -335,13 +338,15 @@ def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> 
 
 
 def _next_size(known: dict[int, float], limit: float, fits: int, too_large: int) -> int:
-    """Where the line through the two largest known sizes meets the limit; if that tells nothing new, bisect or
-    double."""
+    """Return where the line through the two largest known sizes meets the limit.
+
+    If that is not informative, bisect or double.
+    """
     *_, first, last = [0, 0, *sorted(size for size, bytes_ in known.items() if bytes_ < math.inf)]
     slope = (known[last] - known[first]) / (last - first) if first else 0.0
     if slope > 0 and limit < math.inf and len(known) % 3:
         meets = int(last + (limit - known[last]) // slope)
-        meets += meets in known  # if one more than what should fit fails, the search is over
+        meets += meets in known  # if one more than the size that should fit fails, the search is over
         if fits < meets < too_large:
             return meets
     return (fits + too_large) // 2 if too_large <= _MOST else min(2 * fits, _MOST)

@@ -1,6 +1,6 @@
-"""Running a step on fake tensors: their mode, stand-ins for a model's own tensors, and why a step cannot run so.
+"""Run a step on fake tensors: their mode, stand-ins for a model's own tensors, and reasons why a step cannot run so.
 
-Whatever is replaced is put back, and afterwards everything is unchanged.
+Everything that is replaced is put back, so that afterwards nothing has changed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ABSENT = object()
 
 @contextmanager
 def pretending() -> Iterator[None]:
-    """Within this context ops create fake tensors; random number generators are restored at its end."""
+    """Make ops create fake tensors in this context; random number generators are restored at its end."""
     log, layers = logging.getLogger("torch._subclasses.fake_tensor"), torch.backends.mha
     with ExitStack() as stack:
         stack.enter_context(room_to_nest())
@@ -62,7 +62,7 @@ def pretending() -> Iterator[None]:
 
 @contextmanager
 def explained(model: nn.Module | None) -> Iterator[None]:
-    """Say in one sentence why a step cannot be simulated; any other error is the user's own.
+    """Explain in one sentence why a step cannot be simulated; any other error is the user's own.
 
     Without a `model`, the place is given as a line of user code.
     """
@@ -96,8 +96,10 @@ def _needs_numbers(what: str, where: str) -> str:
 
 
 def _where(traceback: TracebackType | None, model: nn.Module | None) -> str:
-    """The innermost module of the model that was running when an error was raised; without a model, the innermost line
-    of user code, and the library module that was running in it, if any."""
+    """Return the innermost module of the model that was running when an error was raised.
+
+    Without a model, return the innermost line of user code, and the library module that was running in it, if any.
+    """
     names = {} if model is None else {id(module): name for name, module in model.named_modules()}
     where, inside = "the step" if model is None else type(model).__name__, ""
     while traceback is not None:
@@ -116,7 +118,7 @@ def _where(traceback: TracebackType | None, model: nn.Module | None) -> str:
 class StandIns:
     """Makes one fake tensor per real one; tensors that share memory get stand-ins that share it.
 
-    Use under a fake tensor mode.
+    Use it under a fake tensor mode.
 
     Parameters
     ----------
@@ -131,11 +133,14 @@ class StandIns:
         self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def all(self) -> list[Tensor]:
-        """All stand-ins made so far."""
+        """Return all stand-ins made so far."""
         return [fake for _, fake in self._made.values()]
 
     def of(self, real: Tensor) -> Tensor:
-        """The stand-in for `real`; a fake tensor stands for itself, as does one that cannot have a stand-in."""
+        """Return the stand-in for `real`.
+
+        A fake tensor represents itself, and so does one that cannot have a stand-in.
+        """
         if isinstance(real, FakeTensor):
             return real
         if id(real) not in self._made:
@@ -147,7 +152,10 @@ class StandIns:
         return self._made[id(real)][1]
 
     def within(self, value: Any) -> Any:
-        """`value` with its tensors replaced by stand-ins; plain containers are copied once, anything else is kept."""
+        """Return `value` with its tensors replaced by stand-ins.
+
+        Plain containers are copied once, anything else is kept.
+        """
         return with_tensors(value, self.of, _NESTING, self._copies)
 
     def _make(self, real: Tensor, storage: torch.UntypedStorage, stride: tuple[int, ...], offset: Any) -> Tensor:
@@ -165,7 +173,7 @@ class StandIns:
 
 @contextmanager
 def replaced(modules: Iterable[nn.Module], stand_ins: StandIns) -> Iterator[None]:
-    """Within this context modules and their submodules hold stand-ins; anything set on them is undone at its end.
+    """Make modules and their submodules hold stand-ins in this context; anything set on them is undone at its end.
 
     Scripted modules are left alone, because they hold their tensors outside Python. A step that calls one is refused.
     """
@@ -179,7 +187,7 @@ def replaced(modules: Iterable[nn.Module], stand_ins: StandIns) -> Iterator[None
 
 @contextmanager
 def stepping(optimizer: Any, stand_ins: StandIns) -> Iterator[None]:
-    """Within this context the optimizer steps stand-ins."""
+    """Make the optimizer step stand-ins in this context."""
     with _stood_in(vars(optimizer), None, stand_ins):
         of_parameters = [
             (stand_ins.of(key) if isinstance(key, Tensor) else key, kept) for key, kept in optimizer.state.items()
@@ -190,7 +198,7 @@ def stepping(optimizer: Any, stand_ins: StandIns) -> Iterator[None]:
 
 @contextmanager
 def variables_replaced(values: Iterable[Any], stand_ins: StandIns) -> Iterator[None]:
-    """Within this context functions' variables (globals and closures) and objects' attributes hold stand-ins.
+    """Make functions' variables (globals and closures) and objects' attributes hold stand-ins in this context.
 
     Plain containers in them are copied, so that anything a step appends to a list is gone afterwards.
     """
@@ -209,7 +217,7 @@ def variables_replaced(values: Iterable[Any], stand_ins: StandIns) -> Iterator[N
 
 @contextmanager
 def _stood_in(space: dict[str, Any], names: Iterable[str] | None, stand_ins: StandIns) -> Iterator[None]:
-    """Within this context some names of a namespace, or all, hold stand-ins."""
+    """Make some names of a namespace, or all, hold stand-ins in this context."""
     kept = {name: space[name] for name in (list(space) if names is None else names) if name in space}
     try:
         for name, value in kept.items():

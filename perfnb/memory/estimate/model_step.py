@@ -1,4 +1,4 @@
-"""A training or inference step around a model, for real or in a simulation."""
+"""Run a training or inference step around a model, for real or in a simulation."""
 
 from __future__ import annotations
 
@@ -102,7 +102,10 @@ class ModelStep:
         return torch.autocast(next((tensor.device.type for tensor in tensors_in(batch)), "cpu"), self.autocast)
 
     def _forward(self, batch: Any) -> Any:
-        """In a tuple the last element is the target, if there is another; a mapping holds keywords."""
+        """Run the forward pass.
+
+        In a tuple the last element is the target, if there is another; a mapping holds keywords.
+        """
         __tracebackhide__ = True
         if isinstance(batch, Mapping):
             return self.model(**batch)
@@ -132,7 +135,7 @@ class ModelStep:
 def model_step(
     model: nn.Module, batch: Any, loss: Callable[..., Any] | None = None, *, training: bool = True
 ) -> Callable[[], None]:
-    """A `ModelStep` on one batch that changes nothing in the model except gradients and buffers."""
+    """Return a `ModelStep` on one batch that changes nothing in the model except gradients and buffers."""
     __tracebackhide__ = True
     if training or not callable(loss):  # inference does not call it
         require_loss(loss, batch)
@@ -147,7 +150,7 @@ def model_step(
 
 
 def chosen_optimizer(wanted: Any) -> Any:
-    """An optimizer, or the function that makes one, given either or a name in ``torch.optim``.
+    """Return an optimizer, or the function that makes one, given either or a name in ``torch.optim``.
 
     Raises
     ------

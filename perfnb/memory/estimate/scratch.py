@@ -1,8 +1,8 @@
-"""Scratch memory of CPU kernels beyond their results, which fake kernels do not show.
+"""Estimate the scratch memory of CPU kernels beyond their results, which fake kernels do not show.
 
 A oneDNN convolution holds copies of its tensors in its own layouts; many backward kernels first copy a gradient that is
-not contiguous. The sizes here were found by watching torch's CPU allocator. What a convolution holds independently of
-the batch, up to about 0.2 MiB per thread, is left out.
+not contiguous. The sizes here were found by watching torch's CPU allocator. Memory that a convolution holds
+independently of the batch, up to about 0.2 MiB per thread, is left out.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ _COPY = {
     "_scaled_dot_product_flash_attention_for_cpu_backward",
 }
 _PRODUCTS = {"mm", "addmm"}
-#: What oneDNN keeps of an LSTM layer for backward, as a multiple of the layer's output (within 5 %).
+#: The memory that oneDNN keeps of an LSTM layer for backward, as a multiple of the layer's output (within 5 %).
 _LSTM_KEPT = 15.4
 _KEEPS_SQUARES = {"mse_loss"}
-#: Kernels that hold this many buffers the size of their first argument.
+#: Kernels that hold this many buffers of the size of their first argument.
 _BUFFERS = {"mse_loss": 1, "binary_cross_entropy_with_logits": 2, "huber_loss": 1, "smooth_l1_loss": 1}
 
 
 def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Bytes that a CPU kernel holds at its own peak beyond its results; `op` has no namespace: ``convolution``."""
+    """Return the bytes that a CPU kernel holds at its own peak beyond its results.
+
+    `op` has no namespace: ``convolution``.
+    """
     held = sum(t.nbytes for t in results)
     if op == "convolution":
         return max(0, _convolution(args, results[0]) - held)
@@ -63,7 +66,7 @@ def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> in
 
 
 def untold_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Bytes of the last result that the fake kernel does not report.
+    """Return the bytes of the last result that the fake kernel does not report.
 
     An LSTM layer keeps more for backward; a mean squared error stays in the memory of the squares that it sums.
     """
@@ -98,7 +101,10 @@ def _block() -> int:
 
 
 def _blocked(t: Tensor, block: int, *, first: bool = False) -> int:
-    """Bytes of `t` in oneDNN's layout, with channels in full blocks; few input channels (`first`) stay unblocked."""
+    """Return the bytes of `t` in oneDNN's layout, with channels in full blocks.
+
+    Few input channels (`first`) stay unblocked.
+    """
     channels = t.shape[1]
     if first and channels < block:
         return 0
@@ -130,7 +136,7 @@ class _Call:
 
     @property
     def plan(self) -> str:
-        """How torch computes it: ``blocked``, ``dense`` (channels last), ``columns`` or ``transposed``."""
+        """The way that torch computes it: ``blocked``, ``dense`` (channels last), ``columns`` or ``transposed``."""
         x, weight, last = self.x, self.weight, self.last
         if self.transposed:
             return "transposed"
@@ -164,7 +170,7 @@ def _onednn_takes(kind: torch.dtype) -> bool:
 
 
 def has_tiles(kind: torch.dtype) -> bool:
-    """Whether the CPU multiplies tiles of this dtype (AMX). oneDNN then has strided kernels that are dilated."""
+    """Return whether the CPU multiplies tiles of this dtype (AMX). oneDNN then has strided kernels that are dilated."""
     known = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return kind == torch.bfloat16 and known is not None and bool(known())
 
@@ -198,7 +204,7 @@ def _convolution_backward(args: Sequence[Any], results: Sequence[Tensor]) -> int
 
 
 def _data(call: _Call, grad: Tensor) -> int:
-    """Bytes held while oneDNN computes the input gradient, gradient included."""
+    """Return the bytes held while oneDNN computes the input gradient, including that gradient."""
     into = int(call.x.nbytes)
     wide = call.groups == 1 or call.out > _block() or (call.depthwise and call.x.dtype != torch.float32)
     if call.strided and wide and (not call.dilated or has_tiles(call.x.dtype)):
@@ -212,7 +218,7 @@ def _data(call: _Call, grad: Tensor) -> int:
 
 
 def _weights(call: _Call, grad: Tensor) -> int:
-    """Bytes held while oneDNN computes the weight gradient, gradient included."""
+    """Return the bytes held while oneDNN computes the weight gradient, including that gradient."""
     if call.block < 8 or (call.strided and call.dilated):
         return 2 * int(call.weight.nbytes)
     source = _blocked(call.x, call.block, first=call.groups == 1)
@@ -220,13 +226,13 @@ def _weights(call: _Call, grad: Tensor) -> int:
 
 
 def _weight_copy(call: _Call) -> int:
-    """Bytes of the copy of a weight whose channels are not last although the input's are."""
+    """Return the bytes of the copy of a weight whose channels are not last although those of the input are."""
     last = call.last
     return 0 if last is None or call.weight.is_contiguous(memory_format=last) else int(call.weight.nbytes)
 
 
 def _columns(call: _Call, y: Tensor) -> int:
-    """Bytes of the input unfolded into columns."""
+    """Return the bytes of the input unfolded into columns."""
     kernel = math.prod(call.weight.shape[2:])
     if kernel == 1 and not call.strided:
         return 0

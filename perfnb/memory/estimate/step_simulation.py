@@ -28,7 +28,7 @@ from perfnb.step.data_waits import tensors_in
 from perfnb.step.memory import living
 from perfnb.step.namespace import is_installed, reachable
 
-#: Most calls of a step until every optimizer has stepped, and again until they step once more.
+#: Most calls to a step until every optimizer has stepped, and again until they step once more.
 _MOST_CALLS = 16
 _NEVER_STEPPED = (
     f"did not step in any of {_MOST_CALLS} simulated calls: the estimate lacks the memory of its step and any state "
@@ -42,7 +42,7 @@ _NO_PART = {*sys.stdlib_module_names, "IPython", "ipykernel", "ipywidgets", "per
 
 @dataclass(frozen=True)
 class Simulation:
-    """Memory of a step in steady state, and of which classes its objects are."""
+    """The memory of a step in steady state, and the classes of its objects."""
 
     model: str
     optimizer: str | None
@@ -54,7 +54,7 @@ class Simulation:
     peak_op: str | None
     single: bool  # whether parameters take at least four bytes each
     half: bool  # whether a model was called under autocast
-    caveat: str | None = None  # what the simulation cannot know, in a sentence
+    caveat: str | None = None  # the limits of the simulation, in a sentence
 
 
 def simulate_step(
@@ -65,10 +65,11 @@ def simulate_step(
     device: str | torch.device | None,
     model: nn.Module | None = None,
 ) -> tuple[Simulation, torch.device]:
-    """Run a step on fake tensors until it is in steady state; return what that call did, and the simulated device.
+    """Run a step on fake tensors until it is in steady state.
 
-    The first call creates the optimizer's state and the second one counts. If gradients are accumulated over several
-    calls, the step is called until each optimizer has stepped, and then all calls until they step again count.
+    Return the results of that call, and the simulated device. The first call creates the optimizer's state and the
+    second one counts. If gradients are accumulated over several calls, the step is called until each optimizer has
+    stepped, and then all calls count until they step again.
 
     Parameters, buffers, gradients, optimizer state, random number generators, and the variables and plain containers
     reachable from the step are restored afterwards. Other effects of its Python stay: files, counters elsewhere.
@@ -83,7 +84,7 @@ def simulate_step(
     device : str, device or None
         The device whose allocator is simulated; ``None``: that of the step's models.
     model : Module or None
-        The model that perfnb itself made the step for: then whatever it uses is reachable from its variables.
+        The model that perfnb itself made the step for: everything it uses is then reachable from its variables.
 
     Raises
     ------
@@ -152,7 +153,7 @@ def _tensors(found: Iterable[Any], batch: Any) -> Iterator[Tensor]:
 def _call_until_stepped(
     step: Callable[..., Any], batch: tuple[Any, ...], allocator: SimulatedAllocator, optimizers: list[Optimizer]
 ) -> list[Optimizer]:
-    """Call the step until these optimizers have stepped; return those that have not after `_MOST_CALLS` calls."""
+    """Call the step until these optimizers have stepped. Return those that have not after `_MOST_CALLS` calls."""
     __tracebackhide__ = True
     for _ in range(_MOST_CALLS):
         step(*batch)
@@ -170,7 +171,7 @@ def _seen(
     late: Iterable[Optimizer],
     model: nn.Module | None,
 ) -> Simulation:
-    """The calls that count, and who owns what was allocated, given the optimizers that never stepped."""
+    """Return the calls that count, and who owns what was allocated, given the optimizers that never stepped."""
     batch, stood_in = allocator.numbers(inputs), allocator.numbers(stand_ins)
     parameters: set[int] = set()
     buffers: set[int] = set()
@@ -228,7 +229,10 @@ def _seen(
 
 
 def _kind_of(made: Allocation, saved: bool, training: bool) -> str:
-    """Category of an allocation that no live object owns, from where it was made and whether backward needs it."""
+    """Return the category of an allocation that no live object owns.
+
+    It follows from where it was made and whether backward needs it.
+    """
     if made.scratch or made.phase == "optimizer":
         return "temporaries"
     if made.phase == "backward":
@@ -237,7 +241,7 @@ def _kind_of(made: Allocation, saved: bool, training: bool) -> str:
 
 
 def _has_variables(value: Any) -> bool:
-    """Whether a step may keep something in a value: a user's function, or an object that is not a model."""
+    """Return whether a step may keep something in a value: a user's function, or an object that is not a model."""
     kind = type(value)
     if kind is FunctionType:
         return not is_installed(value.__code__.co_filename)

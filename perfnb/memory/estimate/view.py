@@ -1,4 +1,4 @@
-"""The estimated memory of a step, as a document."""
+"""Show the estimated memory of a step as a document."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _AVAILABLE = replace(palette.mark("loss"), word="available")
 
 
 def estimate_document(estimate: MemoryEstimate, capacity: int | None, largest: int | None) -> Document:
-    """Whether a step fits, what it needs at its peak, and what would need less.
+    """Return whether a step fits, what it needs at its peak, and what would need less.
 
     Parameters
     ----------
     estimate : MemoryEstimate
     capacity : int or None
-        What this machine's device has for the process; ``None`` if unknown.
+        The memory that this machine's device has for the process; ``None`` if unknown.
     largest : int or None
         The largest batch that fits into it; ``None`` if it is unknown or does not depend on the batch.
     """
@@ -46,7 +46,7 @@ def estimate_document(estimate: MemoryEstimate, capacity: int | None, largest: i
 
 
 def step_words(estimate: MemoryEstimate) -> str:
-    """What kind of step it is: ``training with a batch of 32 and AdamW``."""
+    """Describe the kind of step: ``training with a batch of 32 and AdamW``."""
     size = "" if estimate.batch_size is None else f" with a batch of {estimate.batch_size:,}"
     if not estimate.training:
         return f"inference{size}"
@@ -96,7 +96,7 @@ def _sections(estimate: MemoryEstimate, capacity: int | None) -> Iterator[Sectio
     )
     rows = []
     for name, held in estimate.by_category.items():
-        most = getattr(estimate, name, held)  # nobody asks for the most of "other"
+        most = getattr(estimate, name, held)  # the most of "other" is never requested
         if held or most:
             rows.append((palette.category(name), held, held / (peak or 1), most))
     yield Table("Memory by category", columns, rows, noun="category")

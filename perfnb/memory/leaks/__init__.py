@@ -1,1 +1,1 @@
-"""Memory that grows from step to step, and what leaks it."""
+"""Find memory that grows from step to step, and the cause of the leak."""

@@ -1,4 +1,4 @@
-"""`find_leaks`: does memory grow from step to step, and what leaks it?"""
+"""`find_leaks`: find out whether memory grows from step to step, and what leaks it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ WARMUP = 10
 
 
 class Leaks(Documented, LeakFigures):
-    """What many steps leak. A notebook displays it; its tables are pandas frames."""
+    """The leaks of many steps. A notebook displays it; its tables are pandas frames."""
 
     @property
     def sentence(self) -> str:
-        """The verdict in words, with its reason and what to do."""
+        """The verdict in words, with its reason and a recommendation."""
         verdict = leak_verdict(self)
         return " ".join(filter(None, (verdict.sentence, verdict.why, verdict.next)))
 
@@ -51,15 +51,15 @@ def find_leaks(
     allocation recorded (fewer, but at least 15, if the process grows by more than 256 MiB meanwhile). If the process
     grew in the first round, its memory is read again in as many steps: only growth that continues is a leak.
 
-    A leak is reported only if the 95 % interval of the growth excludes 0. Growth of the process alone while batches
-    arrive in new shapes is not reported as one.
+    A leak is reported only if the 95 % interval of the growth excludes 0. If only the process grows while batches
+    arrive in new shapes, that is not reported as a leak.
 
     Parameters
     ----------
     step : callable
         One step: ``step()``, or ``step(batch)`` with `batches`.
     batches : iterable, optional
-        Batches for the steps; restarted when they run out.
+        Batches for the steps; they start again when they run out.
     steps : int
         Steps to watch: at least 15, and 40 or more to see a leak if memory varies between steps.
     warmup : int, optional

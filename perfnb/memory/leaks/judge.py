@@ -1,4 +1,4 @@
-"""Does memory grow from step to step, and what does each step leave behind?"""
+"""Judge whether memory grows from step to step, and what each step leaves behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.stats.slope import Slope, memory_slope
 #: Process growth per step that is not a leak: the interpreter's own bookkeeping, in pages.
 PROCESS_FLOOR_BYTES = 16 * 1024
 
-#: What `LeakFigures.verdict` can be.
+#: The possible values of `LeakFigures.verdict`.
 LEAK, NO_LEAK, INCONCLUSIVE = "leak", "no leak seen", "inconclusive"
 
 _OWNER = ["device", "layer", "phase", "op"]
@@ -27,14 +27,14 @@ _WORTH_A_LOOK = 1024
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LeakFigures:
-    """What many steps leave behind.
+    """The memory that many steps leave behind.
 
     Attributes
     ----------
     verdict : str
         ``leak``, ``no leak seen`` or ``inconclusive``.
     reason : str
-        What the verdict is based on: ``kept`` (allocations survive), ``growing`` (replaced by larger ones), ``outside``
+        The basis of the verdict: ``kept`` (allocations survive), ``growing`` (replaced by larger ones), ``outside``
         (the process grows, torch's allocator does not), ``shapes`` (the same, while new shapes kept arriving),
         ``settled`` (the process grew at first and no longer does, as when a cache fills),
         ``garbage`` (the rest is reference cycles awaiting collection), ``unseen`` (the process does not grow with the
@@ -58,7 +58,7 @@ class LeakFigures:
     early : Slope or None
         Growth of the process before allocations were recorded, if `process` is its growth after that.
     after : int
-        How many steps had run in the end, warm-up included; 0 if unknown.
+        How many steps had run in the end, including warm-up; 0 if unknown.
     name : str
         Title.
     """
@@ -77,7 +77,7 @@ class LeakFigures:
 
 
 def process_grows(process_bytes: Sequence[Any]) -> bool:
-    """Whether resident memory after each step certainly grows by more than bookkeeping."""
+    """Return whether resident memory after each step certainly grows by more than bookkeeping."""
     slope = memory_slope(process_bytes)
     return slope is not None and slope.ci_low is not None and slope.ci_low > PROCESS_FLOOR_BYTES
 
@@ -128,17 +128,17 @@ def leak_figures(
 
 
 def levels_by_step(allocations: pd.DataFrame, steps: int) -> Ints:
-    """Bytes alive at the end of each step, relative to the start of the first."""
+    """Return bytes alive at the end of each step, relative to the start of the first."""
     return _levels(allocations, np.zeros(len(allocations), dtype=np.int64), 1, steps).ravel()
 
 
 def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) -> pd.DataFrame:
-    """Who makes allocations that survive, step after step.
+    """Return who makes allocations that survive, step after step.
 
-    Left out: what each step replaces (the last gradients, a loss held in a variable), what a step made once (a cache,
-    an optimizer's state), and what the last fifth of the steps made, since it may still be freed. An owner whose
-    allocations are all replaced, each time by larger ones, is ``growing``. Without `recurring`, owners that made
-    survivors in a single step are listed too, for steps that each have their own layer.
+    Allocations are left out if each step replaces them (the last gradients, a loss held in a variable), if a step made
+    them once (a cache, an optimizer's state), or if they come from the last fifth of the steps, since they may still be
+    freed. An owner whose allocations are all replaced, each time by larger ones, is ``growing``. Without `recurring`,
+    owners that made survivors in a single step are listed too, for steps that each have their own layer.
     """
     owners, keys = _owners(allocations)
     kept = _kept(allocations, owners, steps, recurring)
@@ -149,10 +149,10 @@ def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) 
 
 
 def left_by_every_step(allocations: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """Who left something behind in every one of a few steps, most bytes first.
+    """Return who left something behind in every one of a few steps, most bytes first.
 
-    Left out: what a step makes once (an optimizer's state, a cache), what the next one replaces (an output held in a
-    variable, whatever its size), and what waits for the garbage collector.
+    Memory is left out if a step makes it once (an optimizer's state, a cache), if the next step replaces it (an output
+    held in a variable, whatever its size), or if it waits for the garbage collector.
 
     Returns
     -------
@@ -173,7 +173,7 @@ def _most_first(owners: pd.DataFrame) -> pd.DataFrame:
 
 
 def _owners(allocations: pd.DataFrame) -> tuple[Ints, pd.DataFrame]:
-    """Each allocation's owner number, and the owners."""
+    """Return each allocation's owner number, and the owners."""
     names = allocations[_OWNER].astype(object).where(allocations[_OWNER].notna(), np.nan)  # one kind of missing
     numbers = names.groupby(_OWNER, dropna=False, sort=False, observed=True).ngroup()
     first = ~numbers.duplicated()
@@ -217,7 +217,7 @@ def _growing(allocations: pd.DataFrame, owners: Ints, count: int, steps: int, bu
 
 
 def _levels(allocations: pd.DataFrame, owners: Ints, count: int, steps: int) -> Ints:
-    """One row per owner, one column per step: bytes alive at its end, relative to before the first."""
+    """Return one row per owner, one column per step: bytes alive at its end, relative to before the first."""
     size = allocations["bytes"].to_numpy(dtype=np.int64)
     change = np.zeros((count, steps), dtype=np.int64)
     for column, sign in (("made_in_step", 1), ("freed_in_step", -1)):
@@ -228,7 +228,7 @@ def _levels(allocations: pd.DataFrame, owners: Ints, count: int, steps: int) -> 
 
 
 def _steps_of(column: pd.Series) -> Ints:
-    """Step numbers, `NONE` if unknown."""
+    """Return step numbers, `NONE` if unknown."""
     return np.asarray(column.astype("Int64").to_numpy(na_value=NONE), dtype=np.int64)
 
 
@@ -239,7 +239,7 @@ def _garbage_bytes(allocations: pd.DataFrame, steps: int) -> float:
 
 
 def _new_shapes_keep_coming(allocations: pd.DataFrame, steps: int) -> bool:
-    """Whether later steps allocated in amounts not seen before, counting only what they freed."""
+    """Return whether later steps allocated in amounts not seen before, counting only what they freed."""
     passing = allocations[allocations["freed_in_step"].notna() & allocations["made_in_step"].notna()]
     totals = passing.groupby(passing["made_in_step"].astype("int64"))["bytes"].sum()
     totals = totals[(totals.index >= 0) & (totals.index < steps - 1)]
@@ -281,8 +281,9 @@ def _explained(survivors: pd.DataFrame, allocator: Slope) -> bool:
 
 
 def _contradicted(cpu: Slope | None, process: Slope | None, settled: bool) -> bool:
-    """Whether the process certainly grows by less than half of what torch's CPU allocator seems to, or grew and no
-    longer does for certain.
+    """Return whether the process contradicts the growth that torch's CPU allocator shows.
+
+    It does if it certainly grows by less than half of that, or grew but no longer does for certain.
     """
     if cpu is None or process is None or process.ci_high is None or cpu.bytes_per_step < 2 * PROCESS_FLOOR_BYTES:
         return False
@@ -290,7 +291,7 @@ def _contradicted(cpu: Slope | None, process: Slope | None, settled: bool) -> bo
 
 
 def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
-    """Process growth not explained by torch's CPU allocator, if the intervals do not overlap."""
+    """Return the process growth not explained by torch's CPU allocator, if the intervals do not overlap."""
     if process is None or process.ci_low is None or cpu is None or cpu.ci_high is None:
         return None
     apart = process.ci_low > cpu.ci_high + PROCESS_FLOOR_BYTES

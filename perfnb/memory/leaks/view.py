@@ -1,4 +1,4 @@
-"""What many steps leave behind, as a document."""
+"""Show what many steps leave behind, as a document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.memory.leaks.judge import LEAK, NO_LEAK, PROCESS_FLOOR_BYTES, LeakFi
 from perfnb.stats.slope import FEWEST_STEPS, Slope
 
 _STATES: dict[str, State] = {LEAK: "bad", NO_LEAK: "good"}
-#: What is measured after each step: its column in `steps`, and the phase whose look it has.
+#: The kinds of memory measured after each step: the column in `steps`, and the phase whose look it has.
 _MEASURED = {"torch's allocator": ("allocated_bytes", "forward"), "process": ("process_bytes", "other")}
 _TRACE = """import tracemalloc
 
@@ -26,7 +26,7 @@ before = tracemalloc.take_snapshot()
 for line in tracemalloc.take_snapshot().compare_to(before, "lineno")[:5]:
     print(line)"""
 _AGAIN = "perfnb.find_leaks({name}, steps={more})"
-#: By reason: the answer, why it is so, what to do, and the lines that do it.
+#: By reason: the answer, the reason for it, the recommendation, and the lines for it.
 _WORDS: dict[str, tuple[str, ...]] = {
     "kept": (
         "Memory grows by {torch}{ran}: a leak.",
@@ -88,7 +88,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 
 
 def leaks_document(leaks: LeakFigures) -> Document:
-    """Whether memory grows, by how much, and what made the memory that stays."""
+    """Return the document: whether memory grows, by how much, and what made the memory that stays."""
     slopes = {"torch's allocator": leaks.allocator, "process": leaks.process}
     figures = [
         Figure(name, slope.bytes_per_step, "bytes", fmt.known_bounds((slope.ci_low, slope.ci_high)), "growth per step")
@@ -108,7 +108,7 @@ def leaks_document(leaks: LeakFigures) -> Document:
 
 
 def leak_verdict(leaks: LeakFigures) -> Verdict:
-    """The verdict with its reason, and what to do if something grows or nothing is certain."""
+    """Return the verdict with its reason, and what to do if something grows or nothing is certain."""
     torch, process = slope_words(leaks.allocator), slope_words(leaks.process)
     count, beyond = len(leaks.steps), leaks.beyond_bytes
     grows = leaks.process is not None and leaks.process.grows
@@ -134,7 +134,7 @@ def leak_verdict(leaks: LeakFigures) -> Verdict:
 
 
 def slope_words(slope: Slope | None) -> str:
-    """A slope with its interval, ``1.00 MiB [0.99, 1.01] per step``; empty if it is unknown."""
+    """Return a slope with its interval, ``1.00 MiB [0.99, 1.01] per step``; empty if it is unknown."""
     if slope is None:
         return ""
     bytes_ = slope.bytes_per_step
@@ -142,7 +142,7 @@ def slope_words(slope: Slope | None) -> str:
 
 
 def _owner_words(row: Any) -> str:
-    """``allocated in encoder (forward) by aten::add``."""
+    """Return the owner of memory, as in ``allocated in encoder (forward) by aten::add``."""
     layer = "outside any layer" if pd.isna(row["layer"]) else f"in {row['layer']}"
     phase = "" if pd.isna(row["phase"]) else f" ({palette.mark(str(row['phase'])).word})"
     return f"allocated {layer}{phase}" + ("" if pd.isna(row["op"]) else f" by {row['op']}")

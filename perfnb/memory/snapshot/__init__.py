@@ -1,1 +1,1 @@
-"""Snapshots of the CUDA allocator, as any program dumps them."""
+"""Read snapshots of the CUDA allocator, as any program dumps them."""

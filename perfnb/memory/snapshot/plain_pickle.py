@@ -1,10 +1,10 @@
-"""Pickles of plain data, decoded without `pickle`: nothing in the file can be looked up, called or built.
+"""Decode pickles of plain data without `pickle`: nothing in the file can be looked up, called or built.
 
 This small stack machine knows only the instructions that make dicts, lists, tuples, text, bytes, numbers, booleans and
 ``None``; any other ends the reading, and memory is counted as it grows. `pickle.Unpickler` with a ``find_class`` that
-refuses everything cannot promise as much: nothing limits what its instructions allocate (a memo index of two billion
-takes its memory at once), and hashing a deeply nested key overflows the stack. A scan for such things before unpickling
-would be a second reader, which may see the file differently.
+refuses everything cannot promise as much: nothing limits the memory that its instructions allocate (a memo index of two
+billion takes its memory at once), and hashing a deeply nested key overflows the stack. A scan for such things before
+unpickling would be a second reader, which may see the file differently.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from perfnb.errors import TraceError
 
-#: What a pickle of plain data can hold; containers nest.
+#: The types that a pickle of plain data can hold; containers nest.
 Plain = dict[str, "Plain"] | list["Plain"] | tuple["Plain", ...] | str | bytes | int | float | bool | None
 
 
 @dataclass(frozen=True)
 class PickleLimits:
-    """How much a pickle may ask for."""
+    """The limits on what a pickle may request."""
 
     #: Memory of everything decoded, estimated as it grows.
     memory_bytes: int = 6 << 30
@@ -44,7 +44,7 @@ _STRETCH = 4096
 
 
 class _Damaged(Exception):
-    """The bytes are not a pickle of plain data, with the reason."""
+    """Raised if the bytes are not a pickle of plain data, with the reason."""
 
 
 def decode(data: bytes, source: str = "the pickle", limits: PickleLimits = LIMITS) -> Plain:
@@ -53,7 +53,7 @@ def decode(data: bytes, source: str = "the pickle", limits: PickleLimits = LIMIT
     Raises
     ------
     TraceError
-        If it holds anything else, is truncated or damaged, or asks for more than `limits`; the message names `source`.
+        If it holds anything else, is truncated or damaged, or requests more than `limits`; the message names `source`.
     """
     try:
         return _decoded(data, limits)
@@ -64,14 +64,14 @@ def decode(data: bytes, source: str = "the pickle", limits: PickleLimits = LIMIT
 
 
 def _decoded(data: bytes, limits: PickleLimits) -> Plain:
-    """Run the instructions, in one loop over local names: a snapshot has millions of them."""
+    """Run the instructions in one loop over local names, because a snapshot has millions of them."""
     if data[:1] != b"\x80" or len(data) < 2 or data[1] not in PROTOCOLS:
         raise _Damaged("it does not start like a pickle of protocol 2 to 5; give the file as torch dumped it")
     end = len(data)
     stack: list[Plain] = []
     memo: list[Plain] = []
     marks: list[int] = []  # position in the stack of each open mark
-    floor = 0  # what is below belongs to an open mark
+    floor = 0  # everything below belongs to an open mark
     spent, at, begin = 0, 2, 0
     push, memoize = stack.append, memo.append
     uint16, int32, uint32, uint64, float64 = (struct.Struct(f).unpack_from for f in ("<H", "<i", "<I", "<Q", ">d"))

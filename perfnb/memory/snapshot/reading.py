@@ -1,4 +1,4 @@
-"""Snapshots of the CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes them, decoded into columns.
+"""Decode snapshots of the CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes them, into columns.
 
 They are untrusted pickles, decoded by `perfnb.memory.snapshot.plain_pickle` without running anything. Only the fields
 of the format, as of torch 2.2, are read, to a fixed depth, and each value must have the right type and range.
@@ -60,7 +60,7 @@ class SnapshotColumns:
         ``state`` (``active_allocated``, ``active_awaiting_free`` or ``inactive``) and ``stack`` (its number, `MISSING`
         if none).
     events : DataFrame
-        What the allocator did, by device and in time order: ``device``, ``action``, ``address`` (0 for an
+        The actions of the allocator, by device and in time order: ``device``, ``action``, ``address`` (0 for an
         out-of-memory error), ``size`` (as requested), ``stream``, ``time_us`` (since 1970) and ``stack``.
     ops, made_at : list of str or None
         By stack number: the operator that asked for the memory, and the user's line that led there.
@@ -121,7 +121,7 @@ def decode(
 
 
 def looks_like_snapshot(path: str | Path) -> bool:
-    """Return whether the file at `path` starts like a pickle: reads two bytes and runs nothing."""
+    """Return whether the file at `path` starts like a pickle; this reads two bytes and runs nothing."""
     try:
         with open_regular(path) as file:
             head = file.read(2)
@@ -139,7 +139,7 @@ class SnapshotReader:
         self.stacks = Stacks()
 
     def columns(self, whole: Any) -> SnapshotColumns:
-        if type(whole) is list:  # what torch.cuda.memory_snapshot() gives
+        if type(whole) is list:  # the format of torch.cuda.memory_snapshot()
             whole = {"segments": whole}
         if type(whole) is not dict or "segments" not in whole:
             self.refuse("it holds plain data but no segments of a CUDA allocator")
@@ -202,7 +202,7 @@ class SnapshotReader:
         return value
 
     def joined(self, lists: list[Any], name: str) -> tuple[list[Any], Ints]:
-        """The rows of some lists, and the number of the list that each is from."""
+        """Return the rows of some lists, and the number of the list that each row is from."""
         rows: list[Any] = []
         counts = []
         for value in lists:
@@ -216,13 +216,13 @@ class SnapshotReader:
         return rows, np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
     def numbered(self, rows: list[Any]) -> Ints:
-        """The number of each row's stack."""
+        """Return the number of each row's stack."""
         frames = [row.get("frames") for row in rows]
         numbers = [MISSING if one is None else self.stacks.number(self.list_of(one, "frames")) for one in frames]
         return np.array(numbers, dtype=np.int64)
 
     def whole(self, rows: list[Any], key: str, what: str, least: int = 0, most: int = _LARGEST_SIZE) -> Any:
-        """Whole numbers, unsigned if they can be larger than those with a sign."""
+        """Return whole numbers, unsigned if they can be larger than those with a sign."""
         values = [row.get(key) for row in rows]
         kinds = {*map(type, values)}
         if type(None) in kinds:
@@ -234,7 +234,7 @@ class SnapshotReader:
         return np.array(values, dtype=np.int64 if most < 2**63 else np.uint64)
 
     def words(self, values: list[Any], key: str, what: str, *, required: bool = False) -> pd.Categorical:
-        """Few different texts."""
+        """Return a column of few different texts."""
         if not {*map(type, values)} <= {str, type(None)}:
             self.refuse(f"{key} of {what} is not text")
         if required and None in values:

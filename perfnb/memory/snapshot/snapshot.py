@@ -1,4 +1,4 @@
-"""`MemorySnapshot`: what a snapshot of the CUDA allocator, dumped by any program, says about its memory."""
+"""`MemorySnapshot`: the memory in a snapshot of the CUDA allocator that any program dumped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from perfnb.recording.loadable import Loadable
 class MemorySnapshot(Documented):
     """Memory of the CUDA allocator at one instant, and as far back as its history goes.
 
-    Displays itself in a notebook; each access to a table returns a new frame. Names in them come from the file: do not
+    A notebook displays it; each access to a table returns a new frame. Names in them come from the file: do not
     trust them.
     """
 
@@ -96,7 +96,8 @@ def load_snapshot(path: str | Path) -> MemorySnapshot:
     Raises
     ------
     TraceError
-        If it cannot be read, holds anything but plain data, is truncated or asks for too much; the message names it.
+        If it cannot be read, holds anything other than plain data, is truncated or asks for too much; the message names
+        it.
     """
     return MemorySnapshot(reader.read(path), Path(path).name)
 

@@ -1,8 +1,8 @@
-"""Tables of a snapshot: who holds memory, how it came to that, and how fragmented the rest is.
+"""Compute the tables of a snapshot: who holds memory, how it came to that, and how fragmented the rest is.
 
-The final state is known block by block; earlier states follow backwards from it through the allocator's history, as far
-as that goes. The history has requested sizes, not block sizes: memory that was freed counts as the least the allocator
-gives for the request.
+The final state is known block by block; earlier states are reconstructed backwards from it through the allocator's
+history, as far as it reaches. The history has requested sizes, not block sizes: memory that was freed counts as the
+least the allocator gives for the request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHRINKS = ("segment_free", "segment_unmap")
 
 
 def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row per segment: sizes in bytes, largest free block, and ``fragmentation`` (1 - allocated / total)."""
+    """Return one row per segment: sizes in bytes, largest free block, and ``fragmentation`` (1 - allocated / total)."""
     segments, blocks = snapshot.segments, snapshot.blocks
     size, state = blocks["size"], blocks["state"]
     parts = pd.DataFrame(
@@ -66,10 +66,10 @@ _SIZES = ("total_bytes", "allocated_bytes", "active_bytes", "free_bytes", "large
 
 
 def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row per device: reserved memory, and how much of it is in use.
+    """Return one row per device: reserved memory, and how much of it is in use.
 
     ``fragmentation`` is 1 - allocated / reserved; ``inactive_split_bytes`` are free blocks that share a segment with
-    others and so cannot go back to the device; ``ooms`` counts out-of-memory errors in the history.
+    others and so cannot be returned to the device; ``ooms`` counts out-of-memory errors in the history.
     """
     segments, blocks, events = snapshot.segments, snapshot.blocks, snapshot.events
     numbers = _devices(snapshot)
@@ -97,7 +97,7 @@ def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row per allocation alive in the snapshot or seen in its history.
+    """Return one row per allocation alive in the snapshot or seen in its history.
 
     ``start_ns`` and ``end_ns`` count from the first history entry, with ``NA`` for allocations made before it and for
     live ones. ``bytes`` is the size of the block, or the least it had if it was freed. A snapshot knows no categories,
@@ -119,7 +119,7 @@ def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """One row per change of a device's allocated or reserved memory, with the bytes after it.
+    """Return one row per change of a device's allocated or reserved memory, with the bytes after it.
 
     A device without history has one row, its final state, with ``t_ms`` ``NA``. Figures are ``NA`` if the history
     contradicts the final state (they would be negative).
@@ -152,13 +152,16 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def span_us(snapshot: SnapshotColumns) -> tuple[int, int] | None:
-    """The times of the first and the last history entry in microseconds since 1970; ``None`` without a history."""
+    """Return the times of the first and the last history entry in microseconds since 1970.
+
+    The result is ``None`` without a history.
+    """
     times = snapshot.events["time_us"]
     return (int(times.min()), int(times.max())) if len(times) else None
 
 
 def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
-    """What the tables of a snapshot cannot tell, given its live allocations."""
+    """Yield what the tables of a snapshot cannot tell, given its live allocations."""
     nowhere = int(live[["op", "made_at"]].isna().all(axis=1).sum())
     if not len(snapshot.events):
         yield (
@@ -178,13 +181,12 @@ def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
 
 
 def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
-    """The allocations, those in the history in its order and then the others; and how each entry of the history
-    changes the allocated bytes.
+    """Return the allocations, and how each entry of the history changes the allocated bytes.
 
-    Each allocation is paired with its end, and with its block if that still exists. One that is followed by another at
-    its address without a free has ended by then. Numbers are `MISSING` if unknown,
-    ``start`` and ``end`` are entries of the history, and ``size`` is that of the block, or the least it had if it no
-    longer exists.
+    Allocations in the history come first, in its order, and then the others. Each allocation is paired with its end,
+    and with its block if that still exists. An allocation that is followed by another one at its address without a free
+    has ended by then. Numbers are `MISSING` if unknown, ``start`` and ``end`` are entries of the history, and ``size``
+    is that of the block, or the least it had if it no longer exists.
     """
     events, blocks = snapshot.events, snapshot.blocks
     seen = _seen_lives(events)
@@ -222,7 +224,7 @@ def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
 
 
 def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
-    """The allocations that the history shows, in its order; one older than the history shows only as its end."""
+    """Return the allocations that the history shows, in its order; one older than the history shows only as its end."""
     rows = events[events["action"].isin(("alloc", "free_requested"))]
     changes = pd.DataFrame(
         {
@@ -242,7 +244,7 @@ def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _backwards(final: int, changes: Ints) -> Ints:
-    """The amount after each change, the last of which led to `final`; only `final` without changes."""
+    """Return the amount after each change, the last of which led to `final`; only `final` without changes."""
     if not len(changes):
         return np.array([final], dtype=np.int64)
     after = np.cumsum(changes)
@@ -250,7 +252,7 @@ def _backwards(final: int, changes: Ints) -> Ints:
 
 
 def _since_first(snapshot: SnapshotColumns, entries: Ints) -> pd.arrays.IntegerArray:
-    """Nanoseconds from the first entry of the history to others."""
+    """Return nanoseconds from the first entry of the history to others."""
     (first, _), unknown = span_us(snapshot) or (0, 0), entries == MISSING
     times = np.append(snapshot.events["time_us"].to_numpy(), first)[entries]
     return pd.arrays.IntegerArray((times - first) * 1000, unknown)
@@ -265,25 +267,28 @@ def _devices(snapshot: SnapshotColumns) -> Ints:
 
 
 def _device_names(numbers: pd.Series | Ints) -> pd.Series:
-    """The devices' names as torch writes them."""
+    """Return the devices' names as torch writes them."""
     series = pd.Series(numbers)
     names = series.map({number: f"cuda:{number}" for number in series.unique().tolist()})
     return names.astype(object).astype(TEXT)
 
 
 def origins(snapshot: SnapshotColumns) -> list[str]:
-    """Where each stack asks for memory, by its number, and last for no stack: a line of Python with the operator."""
+    """Return where each stack requests memory, by its number, and last for no stack.
+
+    That is a line of Python with the operator.
+    """
     asked = zip((*snapshot.made_at, None), (*snapshot.ops, None), strict=True)
     return [line_words(made_at, op) + (f" ({op})" if op else "") for made_at, op in asked]
 
 
 def line_words(made_at: Any, op: Any) -> str:
-    """The line that asked for memory, or why it is not known."""
+    """Return the line that requested memory, or the reason why it is not known."""
     return str(made_at) if isinstance(made_at, str) else "(no Python line)" if isinstance(op, str) else "(not recorded)"
 
 
 class OriginHistory(NamedTuple):
-    """How much some origins had allocated on a device from each instant on; all others are the last row of `alive`."""
+    """The bytes of some origins on a device from each instant on; all others are the last row of `alive`."""
 
     times_ms: np.ndarray[Any, Any]
     alive: Ints
@@ -293,7 +298,7 @@ class OriginHistory(NamedTuple):
 def history_by_origin(
     snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int, instants: int
 ) -> OriginHistory:
-    """How much each origin had allocated on a device over its history.
+    """Return how much each origin had allocated on a device over its history.
 
     Parameters
     ----------
@@ -302,7 +307,7 @@ def history_by_origin(
         Its allocations, as `lifetimes` has them.
     device : int
     most : int
-        Origins to tell apart: those with most memory when most was allocated.
+        The number of origins to distinguish: those with most memory when most was allocated.
     instants : int
         Most instants; the fullest ones are kept.
     """
@@ -331,7 +336,10 @@ def history_by_origin(
 def largest_segments(
     snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int
 ) -> Iterator[tuple[int, int, list[tuple[str | None, int]]]]:
-    """The largest segments of a device: address, size, and the blocks in order, each with its origin, none if free."""
+    """Yield the largest segments of a device: address, size, and the blocks in order.
+
+    Each block has its origin, none if it is free.
+    """
     words = origins(snapshot)
     made = lives[lives["state"].isin(ACTIVE)].set_index(["segment", "address"])["stack"]
     own = snapshot.segments[snapshot.segments["device"] == device].nlargest(most, "size")
@@ -347,7 +355,10 @@ def largest_segments(
 
 
 def holders(live: pd.DataFrame) -> pd.DataFrame:
-    """Who holds memory, the largest first: ``device``, ``made_at``, ``op``, ``bytes``, ``count``, ``largest_bytes``."""
+    """Return who holds memory, the largest first.
+
+    The columns are ``device``, ``made_at``, ``op``, ``bytes``, ``count`` and ``largest_bytes``.
+    """
     keys = ["device", "made_at", "op"]
     table = live.groupby(keys, dropna=False, observed=True)["bytes"].agg(["sum", "size", "max"]).reset_index()
     table = table.set_axis([*keys, "bytes", "count", "largest_bytes"], axis=1)

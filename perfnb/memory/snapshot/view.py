@@ -1,4 +1,4 @@
-"""A snapshot of the CUDA allocator as a document."""
+"""Show a snapshot of the CUDA allocator as a document."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INSTANTS, _SEGMENTS = 240, 24
 def snapshot_document(
     snapshot: SnapshotColumns, name: str, devices: pd.DataFrame, live: pd.DataFrame, notes: Sequence[str]
 ) -> Document:
-    """What holds the memory, how that came about, and how it lies in the segments.
+    """Return the document: what holds the memory, how that came about, and how it lies in the segments.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""The levers: each one object that says what it needs, how it is switched on and off, and which lines keep it.
+"""The levers, each an object with its conditions, the way to switch it on and off, and the lines that keep it.
 
-Adding one is one object in the file of its subject and its name in `LEVERS`. Most are switched between single steps,
-so switching is cheap; what it must prepare (compile, convert) it does when first switched on.
+To add one, write one object in the file of its subject, and its name in `LEVERS`. Most levers are switched between
+single steps, so switching is cheap; a lever prepares what it must (compile, convert) when it is first switched on.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ LEVERS: tuple[Lever, ...] = (
 
 
 def by_name() -> dict[str, Lever]:
-    """The levers by name."""
+    """Return the levers by name."""
     return {lever.name: lever for lever in LEVERS}

@@ -1,4 +1,4 @@
-"""How attention is computed."""
+"""Levers that change how attention is computed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from perfnb.step.refusals import attention_of, takes_switch, without_switch
 from perfnb.step.tracer import Tracer, exclusive
 
 _FUSED = "aten::scaled_dot_product_attention"
-#: torch's warnings that a backend is not used or switched off, without a reason in the inputs.
+#: Warnings of torch that a backend is not used or switched off, without a reason in the inputs.
 _ABOUT_BACKENDS = re.compile(r"kernel not used because:$|runtime disabled")
-#: Backends by the word in the names of their ops and, as levers, in theirs; and the devices that have them.
+#: Backends by the word in the names of their ops (and, for levers, in the levers' names), and the devices that have
+#: them.
 _BACKENDS: dict[str, tuple[SDPBackend, tuple[str, ...]]] = {
     "flash": (SDPBackend.FLASH_ATTENTION, ("cpu", "cuda")),
     "efficient": (SDPBackend.EFFICIENT_ATTENTION, ("cuda",)),
@@ -32,7 +33,7 @@ _BACKENDS: dict[str, tuple[SDPBackend, tuple[str, ...]]] = {
 
 
 def _attention_ops(subject: Subject) -> set[str]:
-    """Names of the step's ops of fused attention."""
+    """Return the names of the step's ops of fused attention."""
     __tracebackhide__ = True
     with subject.restored(), exclusive(), Tracer() as tracer, subject.gate.opened():
         subject.run()
@@ -56,9 +57,9 @@ def _refuses(backend: str, subject: Subject) -> str:
 
 
 def _without_kernel(kind: SDPBackend, subject: Subject) -> str:
-    """Why a backend has no kernel for the step's attention; empty if it has one.
+    """Return the reason why a backend has no kernel for the step's attention; empty if it has one.
 
-    torch warns about each backend that it cannot use, so the user would read warnings about what only perfnb tried.
+    torch warns about each backend that it cannot use, so the user would see warnings about trials of perfnb's own.
     """
     __tracebackhide__ = True
     within = forward_within(subject, lambda: sdpa_kernel(kind))
@@ -92,7 +93,10 @@ def _sdpa(backend: str, words: str) -> Lever:
 
 
 def _switchable(subject: Subject) -> dict[str, Any]:
-    """Models that take the switch; those whose attention is a class chosen when the model is made ignore it."""
+    """Return the models that allow the switch.
+
+    Those whose attention is a class chosen when the model is made ignore it.
+    """
     models = {name: model for name, model in subject.models.items() if takes_switch(model)}
     with _with_sdpa(models):
         return {name: model for name, model in models.items() if attention_of(model) == "sdpa"}
@@ -118,7 +122,7 @@ def _cannot_switch(subject: Subject) -> str:
 @contextmanager
 def _with_sdpa(models: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
-        logger = logging.getLogger("transformers.modeling_utils")  # warns of models that do not switch
+        logger = logging.getLogger("transformers.modeling_utils")  # the library warns about models that do not switch
         stack.callback(setattr, logger, "disabled", logger.disabled)
         logger.disabled = True
         for model in models.values():

@@ -1,4 +1,4 @@
-"""torch.compile, in its modes."""
+"""Levers that compile the models: torch.compile, in its modes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compiled(mode: str | None = None, **options: Any) -> Callable[[Subject], Any
         try:
             yield on
         finally:
-            sys.setrecursionlimit(recursion)  # which an interrupted compilation leaves raised
+            sys.setrecursionlimit(recursion)  # an interrupted compilation leaves it raised
             for model in subject.models.values():
                 with suppress(Exception):  # private; without it the compiled code stays until the process ends
                     torch._dynamo.eval_frame.remove_from_cache(model.forward)

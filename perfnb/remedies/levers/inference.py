@@ -1,4 +1,4 @@
-"""What only steps without backward allow."""
+"""Levers for steps without a backward pass."""
 
 from __future__ import annotations
 

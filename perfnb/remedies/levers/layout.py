@@ -1,4 +1,4 @@
-"""How images lie in memory."""
+"""Levers that change the memory layout of images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfnb.remedies.subject import Subject
 
 
 def without_convolutions(subject: Subject) -> str:
-    """Why what acts on convolutions does not apply."""
+    """Return the reason why levers that act on convolutions do not apply."""
     found = any(True for _ in subject.modules(nn.Conv2d, nn.ConvTranspose2d))
     return "" if found else "the model has no 2-D convolutions"
 
@@ -42,7 +42,7 @@ def _channels_last(value: Any) -> Any:
 
 
 def _copy_back(weight: nn.Parameter, before: torch.Tensor) -> None:
-    """Give a weight its own memory back, with the values that it has now."""
+    """Return a weight to its own memory, with the values that it has now."""
     before.copy_(weight.data)
     weight.data = before
 

@@ -1,4 +1,4 @@
-"""How batches are loaded."""
+"""Levers that change how batches are loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perfnb.step.environment import usable_cpus
 from perfnb.step.namespace import loader_facts
 from perfnb.step.refusals import without_plain_loader
 
-#: Batches made to see how long one takes, and seconds for that.
+#: The number of batches made to measure how long one takes, and the seconds allowed for that.
 _BATCHES, _SECONDS = 5, 1.0
 
 
@@ -34,9 +34,9 @@ def _refuses(subject: Subject) -> str:
 
 
 def workers_for(subject: Subject) -> int:
-    """As many workers as make batches as fast as the step uses them, no more than there are cores.
+    """Return the number of workers that make batches as fast as the step uses them, at most one per core.
 
-    One for a stream, of which each worker would load every sample.
+    A stream gets one, because each worker would load all of its samples.
     """
     __tracebackhide__ = True
     assert subject.loader is not None
@@ -47,12 +47,12 @@ def workers_for(subject: Subject) -> int:
 
 
 def workers_needed(making_s: float, using_s: float, cores: float) -> int:
-    """The number that the finding on the input pipeline recommends, from what a batch takes to make and to use."""
+    """Return the number that the input pipeline's finding recommends, from the times to make and to use a batch."""
     return min(max(1, math.ceil(making_s / max(using_s, 1e-6))), max(1, int(cores)))
 
 
 def _making(subject: Subject) -> tuple[float, float]:
-    """Seconds that a batch takes to make, and seconds that its step takes."""
+    """Return the seconds that a batch takes to make, and the seconds that its step takes."""
     __tracebackhide__ = True
     assert subject.loader is not None
     with subject.restored(), subject.gate.opened():
@@ -71,7 +71,10 @@ def _making(subject: Subject) -> tuple[float, float]:
 
 
 def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False, **changed: Any) -> DataLoader[Any]:
-    """A copy of a loader that loads ahead in workers, with the arguments that the line for it has, some `changed`."""
+    """Return a copy of a loader that loads ahead in workers.
+
+    It has the arguments in the lever's line, some of them `changed`.
+    """
     arguments: dict[str, Any] = {word: getattr(loader, word) for word in loader_facts(loader)["same"]}
     arguments |= {"num_workers": workers, "persistent_workers": True, "pin_memory": loader.pin_memory or pinned}
     return DataLoader(loader.dataset, **arguments | changed)
@@ -94,16 +97,19 @@ def _end_workers(loader: DataLoader[Any]) -> None:
 
 
 def no_rest(subject: Subject) -> str:
-    """Why a second loader cannot continue where the first one is; empty if it can, or if there is none."""
+    """Return the reason why a second loader cannot continue where the first one is.
+
+    The result is empty if it can, or without a first one.
+    """
     stream = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
-    return "a stream does not tell which of its samples are left" if stream else ""
+    return "a stream does not report which of its samples are left" if stream else ""
 
 
 class RestOfData:
-    """Loads what an iterator of a loader has still to give in worker processes while `on`, each sample once, in order.
+    """Loads the remaining items of a loader's iterator in worker processes while `on`, each sample once, in order.
 
-    It is the sampler of the second loader, and draws from the first one's own. What was drawn and not given goes back
-    there, so that the first one continues where the second one ended.
+    It is the sampler of the second loader, and draws from the sampler of the first. What was drawn but not given goes
+    back there, so that the first loader continues where the second one ended.
 
     Parameters
     ----------
@@ -132,7 +138,7 @@ class RestOfData:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Batches come from workers."""
+        """Take batches from workers."""
         self._is_on = True
         try:
             yield
@@ -141,12 +147,12 @@ class RestOfData:
             self._give_back()
 
     def stop(self) -> None:
-        """End the workers; more are started if more batches are asked for."""
+        """End the workers; more are started if more batches are requested."""
         self._give_back()
         _end_workers(self._second)
 
     def next(self, first: Iterator[Any]) -> Any:
-        """The next batch of the first loader's iterator."""
+        """Return the next batch of the first loader's iterator."""
         if not self._is_on or getattr(first, "_dataset", None) is not self._second.dataset:
             return next(first)
         if first is not self._first:
@@ -159,7 +165,7 @@ class RestOfData:
             self._drawn.popleft()
             return batch
         except StopIteration:
-            return next(first)  # which has run out too
+            return next(first)  # which has run out, too
         except Exception as error:
             self.stop()
             self._failed(error)
@@ -188,12 +194,12 @@ def _prepared(subject: Subject) -> Iterator[Switch]:
 
 
 def _check(subject: Subject, _: Switch) -> Values:
-    with _workers(subject) as fresh:  # one that has run draws the order of its next epoch otherwise
+    with _workers(subject) as fresh:  # a sampler that has run draws the order of its next epoch differently
         return compare_batches(subject.batches, fresh, subject)
 
 
 def _code(subject: Subject) -> list[str]:
-    """The same loader again, from its own attributes."""
+    """Return code that makes the same loader again, from its own attributes."""
     assert subject.loader is not None
     name, loader = subject.loader
     if not is_named(name, loader):

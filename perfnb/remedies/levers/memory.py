@@ -1,4 +1,4 @@
-"""What a step keeps in memory."""
+"""Levers that change what a step keeps in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def _refuses(subject: Subject) -> str:
 
 
 def _blocks(subject: Subject) -> tuple[str, str, list[nn.Module]]:
-    """The longest list of blocks, the layers of a transformer or the stages of a network: model, path, and blocks."""
+    """Return the longest list of blocks: model, path, and blocks.
+
+    These can be the layers of a transformer or the stages of a network.
+    """
     lists = [
         (name, path, list(module.children()))
         for name, model in subject.models.items()

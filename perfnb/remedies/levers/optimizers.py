@@ -1,4 +1,4 @@
-"""How an optimizer updates its parameters and clears their gradients."""
+"""Levers that change how an optimizer updates its parameters and clears their gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAMILY = "update"
 
 
 def _each(why_not: Callable[[Optimizer, bool], str]) -> Callable[[Subject], str]:
-    """Why not all optimizers of a step can be changed."""
+    """Return the reason why not all optimizers of a step can be changed."""
 
     def refuses(subject: Subject) -> str:
         if not subject.optimizers:
@@ -66,7 +66,10 @@ def _fused(subject: Subject) -> Iterator[None]:
 
 @contextmanager
 def _steps_on_device(optimizer: Optimizer) -> Iterator[None]:
-    """Keep the counts of updates on the parameters' devices, where a fused kernel reads them, and on the CPU again."""
+    """Keep the counts of updates on the parameters' devices, where a fused kernel reads them.
+
+    Move them back to the CPU afterwards.
+    """
     counts = {parameter: state.get("step") for parameter, state in optimizer.state.items()}
     before = {
         parameter: count
@@ -108,7 +111,7 @@ def _code(lever: str, argument: str) -> Callable[[Subject], list[str]]:
 
 
 def _zeroed(subject: Subject) -> dict[str, Any]:
-    """The optimizers and models whose zero_grad the step calls with ``set_to_none=False``, by name."""
+    """Return the optimizers and models whose zero_grad the step calls with ``set_to_none=False``, by name."""
     __tracebackhide__ = True
     filled: dict[str, Any] = {}
 

@@ -28,15 +28,15 @@ from perfnb.step.optimizers import tensors_of
 from perfnb.step.refusals import without_dtype
 
 _FAMILY = "autocast"
-#: Least compute capability of NVIDIA GPUs with units for TF32.
+#: The lowest compute capability of NVIDIA GPUs with units for TF32.
 _TF32 = (8, 0)
-#: By kind of device, the faster setting of float32 products in torch's older interface; and in the newer one, with the
+#: The faster setting of float32 products by kind of device: in torch's older interface, and in the newer one, with the
 #: part that it belongs to.
 _FASTER = {
     "cuda": ("high", "torch.backends.cuda.matmul", "tf32"),
     "cpu": ("medium", "torch.backends.mkldnn.matmul", "bf16"),
 }
-#: Steps in which a scaler must find a scale without overflow; each halves it.
+#: The number of steps within which a scaler must find a scale without overflow; each overflow halves the scale.
 _MOST_HALVINGS = 24
 _BY_HAND = "write scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update() in the step itself"
 
@@ -106,7 +106,7 @@ def scaled_steps(subject: Subject, scaler: Any) -> Iterator[None]:
 
 @contextmanager
 def prepared_float16(subject: Subject, kind: str = "cuda") -> Iterator[Switch]:
-    """Autocast to float16; where the step trains, with a scaler that has found its scale."""
+    """Autocast to float16; if the step trains, use a scaler that has found its scale."""
     __tracebackhide__ = True
     scaler = torch.amp.GradScaler(kind) if subject.trains else None
 
@@ -144,7 +144,7 @@ def _float16_code(subject: Subject) -> list[str]:
 
 @contextmanager
 def _float32_products(subject: Subject) -> Iterator[None]:
-    """Faster float32 products, through the interface that the user's code uses."""
+    """Compute float32 products faster, through the interface that the user's code uses."""
     older, part, newer = _FASTER[subject.kind]
     with kept(PRECISION):
         if older_precision() is not None:

@@ -1,4 +1,4 @@
-"""Switches of Python's and torch's runtime."""
+"""Levers that set switches of Python's and torch's runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of threads that torch's operators use."""
+"""The lever for the number of threads that torch's operators use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from perfnb.remedies.switches import THREADS as NUMBER
 from perfnb.remedies.switches import switched
 from perfnb.step.environment import usable_cpus
 
-#: Steps with each number while searching; of long steps one.
+#: The steps with each number of threads while searching; one if steps are long.
 _RUNS, _LONG_S = 3, 0.5
 
 
 def candidates() -> list[int]:
-    """Numbers of threads to try: one per core, half and a quarter as many, and one; not the present number."""
+    """Return the numbers of threads to try, without the present one.
+
+    They are one per core, half and a quarter as many, and one.
+    """
     cores, now = max(1, int(usable_cpus())), torch.get_num_threads()
     return [count for count in dict.fromkeys((cores, cores // 2, cores // 4, 1)) if count >= 1 and count != now]
 
@@ -31,7 +34,7 @@ def _refuses(_: Subject) -> str:
 
 
 def _fastest(subject: Subject, counts: list[int]) -> int:
-    """The number with which the step ran fastest; its trial, on fresh pairs, decides whether that helps."""
+    """Return the number of threads that ran the step fastest; its trial, on fresh pairs, decides whether that helps."""
     __tracebackhide__ = True
     best: dict[int, float] = {}
     with subject.restored(), subject.gate.opened():

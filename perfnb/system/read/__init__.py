@@ -1,4 +1,4 @@
-"""Reads the facts about the machine that the checks judge. Reading changes nothing."""
+"""Read the facts about the machine that the checks judge. Reading changes nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Unread", "read_system"]
 
 
 def read_system(data: str = ".", root: str = "/", platform: str = sys.platform) -> dict[str, Any]:
-    """Read what `perfnb.system_check` judges.
+    """Read the facts that `perfnb.system_check` judges.
 
-    By name a value, or an `Unread` with the reason why there is none. `data` is a file or folder; `root` holds ``sys``,
-    ``proc`` and ``dev``; `platform` is as in `sys.platform`.
+    Return by name a value, or an `Unread` with the reason why there is none. `data` is a file or folder; `root` holds
+    ``sys``, ``proc`` and ``dev``; `platform` is as in `sys.platform`.
     """
     tree = SystemTree(root, platform)
     readers: dict[str, Reader] = {

@@ -1,4 +1,4 @@
-"""The disk that holds the data: what it is, and how fast a short read of it was."""
+"""Read the facts about the disk that holds the data, and how fast a short read of it was."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from perfnb.system.read.reading import Reader, SystemTree, Unreadable
 
 #: The read test ends after this many bytes or seconds, whichever comes first.
 MOST_BYTES, MOST_S = 32 << 20, 1.0
-#: How many entries to search for files to read, for how long, and how many files to read.
+#: The entries to search for files to read, the seconds for that, and the number of files to read.
 _MOST_ENTRIES, _LOOK_S, _MOST_FILES = 2000, 0.2, 64
 _TEMPORARY_BYTES = 8 << 20
 _CHUNK = 1 << 20
-#: If less was read from the disk, a temporary file is read too.
+#: If less than this was read from the disk, a temporary file is read, too.
 _FEWEST_BYTES = 1 << 20
 
 
 def disk_readers(tree: SystemTree, data: str) -> dict[str, Reader]:
-    """A reader for each fact."""
+    """Return a reader for each fact."""
     return {
         "data": lambda: os.path.abspath(data),
         "mount": lambda: mount_of(tree, data),
@@ -36,7 +36,7 @@ def disk_readers(tree: SystemTree, data: str) -> dict[str, Reader]:
 
 
 def mount_of(tree: SystemTree, data: str) -> dict[str, str]:
-    """The file system that holds a path: its mount point, kind, source and device number."""
+    """Return the file system that holds a path: its mount point, kind, source and device number."""
     place = os.path.realpath(data)
     best: dict[str, str] | None = None
     for line in tree.text("proc/self/mountinfo").splitlines():
@@ -55,7 +55,7 @@ def mount_of(tree: SystemTree, data: str) -> dict[str, str]:
 
 
 def block_device(tree: SystemTree, mount: dict[str, str]) -> dict[str, Any]:
-    """The disk below a file system: its name, and whether it is rotational (``None`` if unknown)."""
+    """Return the disk below a file system: its name, and whether it is rotational (``None`` if unknown)."""
     folder = _block_folder(tree, mount)
     if folder is None:
         raise Unreadable(f"a {mount['kind']} file system is not on a visible disk of this machine")
@@ -75,7 +75,7 @@ def block_device(tree: SystemTree, mount: dict[str, str]) -> dict[str, Any]:
 
 
 def _block_folder(tree: SystemTree, mount: dict[str, str]) -> str | None:
-    """The system's folder for the block device below a file system."""
+    """Return the system's folder for the block device below a file system."""
     places = [os.path.join("sys/dev/block", mount["device"])] if re.fullmatch(r"\d+:\d+", mount["device"]) else []
     source = mount["source"]
     if source.startswith("/dev/"):  # btrfs has a device number of its own
@@ -88,9 +88,9 @@ def _block_folder(tree: SystemTree, mount: dict[str, str]) -> str | None:
 def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -> dict[str, Any]:
     """Read files for a moment and measure how fast that was.
 
-    Linux can tell reads from the page cache, which say nothing about the disk. Existing files are only read; if they
-    are too small or cached, an unnamed temporary file is written, read and deleted. The page cache is not emptied:
-    that needs root and would slow down all other programs.
+    Linux can recognise reads from the page cache, which are not informative about the disk. Existing files are only
+    read; if they are too small or cached, an unnamed temporary file is written, read and deleted. The page cache is not
+    emptied: that needs root and would slow down all other programs.
 
     Returns
     -------
@@ -138,7 +138,7 @@ def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -
 
 
 def _files(data: str) -> Iterator[str]:
-    """The files to read: the path itself, or those below a folder, largest first."""
+    """Yield the files to read: the path itself, or those below a folder, largest first."""
     if not os.path.isdir(data):
         yield data
         return
@@ -190,7 +190,7 @@ def _read(descriptor: int, most_bytes: int, until: float, result: dict[str, Any]
 
 
 def _chunk(descriptor: int, buffer: bytearray, place: int, result: dict[str, Any]) -> tuple[int, bool]:
-    """Read a chunk; return its size and whether it was cached: Linux can refuse to wait for what is not."""
+    """Read a chunk. Return its size and whether it was cached: Linux can refuse to wait for uncached data."""
     if result["cache_known"]:
         try:
             count = os.preadv(descriptor, [buffer], place, os.RWF_NOWAIT)

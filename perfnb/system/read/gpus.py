@@ -1,4 +1,4 @@
-"""The configuration of NVIDIA GPUs, through NVML."""
+"""Read the configuration of NVIDIA GPUs, through NVML."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from perfnb.telemetry.sampler.nvml import (
 
 
 def gpu_readers(visible: str | None) -> dict[str, Reader]:
-    """A reader of everything; `visible` is the value of CUDA_VISIBLE_DEVICES, ``None`` if unset."""
+    """Return a reader of everything; `visible` is the value of CUDA_VISIBLE_DEVICES, ``None`` if unset."""
     return {"gpus": lambda: read_gpus(visible)}
 
 
 def read_gpus(visible: str | None) -> dict[str, Any]:
-    """The driver and the configuration of each visible GPU; single values that cannot be read are `Unread`.
+    """Return the driver and the configuration of each visible GPU; single values that cannot be read are `Unread`.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def _device(place: int) -> dict[str, Any] | Unread:
 
 
 def _asked(read: Callable[[], Any]) -> Any:
-    """What NVML answers, or why it does not answer."""
+    """Return NVML's answer, or the reason why there is none."""
     try:
         value = read()
     except pynvml.NVMLError as error:
@@ -75,7 +75,7 @@ def _asked(read: Callable[[], Any]) -> Any:
 
 
 def _cuda_of_driver() -> tuple[int, int]:
-    """The newest CUDA version that the driver supports."""
+    """Return the newest CUDA version that the driver supports."""
     version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
     return version // 1000, version % 1000 // 10
 
@@ -86,7 +86,7 @@ def _ecc(handle: Any) -> dict[str, bool]:
 
 
 def _uncorrected(handle: Any) -> int:
-    """Uncorrectable memory errors since the driver was loaded."""
+    """Return uncorrectable memory errors since the driver was loaded."""
     return int(
         pynvml.nvmlDeviceGetTotalEccErrors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
     )

@@ -1,4 +1,4 @@
-"""CPU, its limits, NUMA, memory and shared memory; the builds of Python and torch, and torch's threads."""
+"""Read CPU, its limits, NUMA, memory and shared memory; the builds of Python and torch, and torch's threads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from perfnb.telemetry.sampler.source import Absent
 
 _CPU = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
-#: How long other processes are watched.
+#: The seconds that other processes are watched.
 _SEEN_S = 0.3
 #: The first of psutil's times add up to all; the last ones, of guests, are parts of these.
 _REAL_TIMES = 8
 
 
 def host_readers(tree: SystemTree) -> dict[str, Reader]:
-    """A reader for each fact."""
+    """Return a reader for each fact."""
     host = _Host(tree)
     return {
         "governors": lambda: host._of_policies("scaling_governor"),
@@ -47,7 +47,7 @@ class _Host:
         self._tree = tree
 
     def _policies(self) -> list[str]:
-        """The frequency control folders, one per group of CPUs that share a clock."""
+        """Return the frequency control folders, one per group of CPUs that share a clock."""
         try:
             return self._tree.folders(f"{_CPU}/cpufreq", "policy")
         except Unreadable:
@@ -58,25 +58,25 @@ class _Host:
         return found
 
     def _of_policies(self, name: str) -> dict[str, int]:
-        """The values of a setting, each with the number of policies that have it."""
+        """Return the values of a setting, each with the number of policies that have it."""
         words = [self._tree.word(f"{folder}/{name}") for folder in self._policies()]
         return {word: words.count(word) for word in sorted(set(words))}
 
     def frequency_limits(self) -> list[tuple[float, float]]:
-        """For each policy the highest frequency allowed and the CPU's own, in MHz."""
+        """Return, for each policy, the highest frequency allowed and the CPU's own, in MHz."""
         names = ("scaling_max_freq", "cpuinfo_max_freq")
         limits = [tuple(self._tree.whole(f"{folder}/{name}") / 1e3 for name in names) for folder in self._policies()]
         return sorted({(allowed, most) for allowed, most in limits})
 
     def boost(self) -> bool:
-        """Whether the CPU may exceed its nominal clock."""
+        """Return whether the CPU may exceed its nominal clock."""
         try:
             return self._tree.whole(f"{_CPU}/intel_pstate/no_turbo") == 0
         except Unreadable:
             return self._tree.whole(f"{_CPU}/cpufreq/boost") != 0
 
     def _heat(self, name: str) -> int:
-        """A counter of how heat slowed the CPUs since boot, summed over them."""
+        """Return a counter of how heat slowed the CPUs since boot, summed over them."""
         files = [f"{folder}/thermal_throttle/{name}" for folder in self._tree.folders(_CPU, "cpu")]
         counts = [self._tree.whole(file) for file in files if os.path.exists(self._tree.path(file))]  # some may be off
         if not counts:
@@ -84,7 +84,7 @@ class _Host:
         return sum(counts)
 
     def virtual(self) -> bool:
-        """Whether this is a virtual machine, whose disks are virtual too."""
+        """Return whether this is a virtual machine, whose disks are virtual too."""
         rows = [line.partition(":") for line in self._tree.text("proc/cpuinfo").splitlines()]
         flags = [value.split() for name, _, value in rows if name.strip() == "flags"]
         if not flags:
@@ -92,11 +92,11 @@ class _Host:
         return "hypervisor" in flags[0]
 
     def cpus(self) -> int:
-        """How many CPUs the process may run on."""
+        """Return how many CPUs the process may run on."""
         return len(self._allowed())
 
     def cores(self) -> int:
-        """How many physical cores these CPUs belong to."""
+        """Return how many physical cores these CPUs belong to."""
         if not self._tree.is_linux:
             cores = psutil.cpu_count(logical=False)
             if not cores:
@@ -115,7 +115,7 @@ class _Host:
             return numbers_of(self._tree.text(f"{folder}/topology/core_cpus_list"))
 
     def nodes(self) -> list[tuple[int, int]]:
-        """For each NUMA node with CPUs, how many it has and how many of them the process may use."""
+        """Return, for each NUMA node with CPUs, how many it has and how many of them the process may use."""
         allowed = self._allowed()
         lists = [_list_of(self._tree, folder) for folder in self._tree.folders(_NODES, "node")]
         found = [(len(numbers), len(numbers & allowed)) for numbers in lists if numbers]
@@ -132,18 +132,18 @@ class _Host:
         return self._tree.path("proc/self"), self._tree.path("sys/fs/cgroup")
 
     def cpu_limit(self) -> float | None:
-        """How many CPUs the cgroups allow; ``None`` for no limit."""
+        """Return how many CPUs the cgroups allow; ``None`` for no limit."""
         return cpu_limit(*self._places())
 
     def throttled(self) -> tuple[int, float]:
-        """How often the limit throttled the cgroup, and for how many milliseconds."""
+        """Return how often the limit throttled the cgroup, and for how many milliseconds."""
         stopped = throttled(*self._places())
         if stopped is None:
             raise Unreadable("no cgroup reports it")
         return stopped
 
     def cpu_of_others(self) -> dict[str, float]:
-        """What other processes use for `_SEEN_S` seconds, in percent of one core, and how many CPUs there are."""
+        """Return the usage of other processes for `_SEEN_S` seconds, in percent of one core, and the number of CPUs."""
         own = psutil.Process()
 
         def used() -> tuple[float, float]:
@@ -158,12 +158,12 @@ class _Host:
         return {"percent": 100 * others / seconds, "cpus": psutil.cpu_count() or 1}
 
     def memory(self) -> dict[str, int]:
-        """Total bytes, and bytes available without swapping."""
+        """Return total bytes, and bytes available without swapping."""
         memory = psutil.virtual_memory()
         return {"total": int(memory.total), "available": int(memory.available)}
 
     def memory_limit(self) -> tuple[int, float | None] | None:
-        """Bytes that the cgroups allow, and bytes in use; ``None`` for no limit."""
+        """Return bytes that the cgroups allow, and bytes in use; ``None`` for no limit."""
         limit = memory_limit_bytes(*self._places())
         if limit is None:
             return None
@@ -177,14 +177,14 @@ class _Host:
             source.close()
 
     def swap(self) -> dict[str, int]:
-        """Bytes of swap, and bytes of it in use."""
+        """Return the bytes of swap, and bytes of it in use."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # psutil warns if it cannot count pages swapped in and out
             swap = psutil.swap_memory()
         return {"total": int(swap.total), "used": int(swap.used)}
 
     def shared_memory(self) -> dict[str, int]:
-        """Total and free bytes of the shared memory file system."""
+        """Return total and free bytes of the shared memory file system."""
         place = self._tree.path("dev/shm")
         try:
             space: Any = os.statvfs(place)
@@ -198,7 +198,7 @@ def _number(folder: str) -> int:
 
 
 def _list_of(tree: SystemTree, folder: str) -> frozenset[int]:
-    """The CPUs of a node; a node with only memory has none."""
+    """Return the CPUs of a node; a node with only memory has none."""
     try:
         return numbers_of(tree.text(f"{folder}/cpulist"))
     except Unreadable as error:
@@ -223,7 +223,7 @@ _OPENMP_FILE = re.compile(r"(?<= )/[^\n]*lib(?:gomp|iomp5|omp5?)(?:-\w+)?\.so[.\
 
 
 def build_readers(tree: SystemTree) -> dict[str, Reader]:
-    """A reader for each fact."""
+    """Return a reader for each fact."""
     return {
         "environment": describe_environment,
         "thread_variables": lambda: {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
@@ -234,7 +234,7 @@ def build_readers(tree: SystemTree) -> dict[str, Reader]:
 
 
 def python_build() -> dict[str, Any]:
-    """What affects the speed of Python's own code."""
+    """Return the facts that affect the speed of Python's own code."""
     options = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
     return {
         "version": platform.python_version(),
@@ -248,7 +248,7 @@ def python_build() -> dict[str, Any]:
 
 
 def torch_build() -> dict[str, Any]:
-    """What torch was built with."""
+    """Return the features that torch was built with."""
     capability = getattr(torch.backends.cpu, "get_cpu_capability", None)
     return {
         "version": str(torch.__version__),
@@ -265,11 +265,11 @@ def torch_build() -> dict[str, Any]:
 
 
 def _blas() -> str | None:
-    """The BLAS library that torch says it was built with."""
+    """Return the BLAS library that torch reports it was built with."""
     found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     return None if found is None else found[1].lower()
 
 
 def loaded_openmp(tree: SystemTree) -> list[str]:
-    """The files of the OpenMP runtimes that the process has loaded; each has its own threads."""
+    """Return the files of the OpenMP runtimes that the process has loaded; each has its own threads."""
     return sorted({found[0] for found in _OPENMP_FILE.finditer(tree.text("proc/self/maps"))})

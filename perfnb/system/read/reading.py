@@ -1,4 +1,4 @@
-"""Reading small system files, each of which may be missing or contain anything."""
+"""Read small system files, each of which may be missing or contain anything."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Reader = Callable[[], Any]
 
 
 class Unread(NamedTuple):
-    """Stands for a fact that could not be read."""
+    """Represents a fact that could not be read."""
 
     why: str
 
 
 class Unreadable(Exception):
-    """Something cannot be read; the message has the reason."""
+    """Raised if something cannot be read; the message has the reason."""
 
 
 def read_all(readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """What each reader returns, or why it failed; one failure does not affect the others."""
+    """Return the result of each reader, or the reason why it failed; one failure does not affect the others."""
     facts: dict[str, Any] = {}
     for name, read in readers.items():
         try:
@@ -33,7 +33,7 @@ def read_all(readers: Mapping[str, Reader]) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """Why something could not be read."""
+    """Return the reason why something could not be read."""
     if isinstance(error, Unreadable):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -53,7 +53,7 @@ class SystemTree:
         return self.platform.startswith("linux")
 
     def path(self, name: str) -> str:
-        """The path of a file such as ``proc/meminfo``.
+        """Return the path of a file such as ``proc/meminfo``.
 
         Raises
         ------
@@ -66,7 +66,7 @@ class SystemTree:
         return os.path.join(self.root, name)
 
     def text(self, name: str) -> str:
-        """The content of a file, stripped.
+        """Return the content of a file, stripped.
 
         Raises
         ------
@@ -82,21 +82,21 @@ class SystemTree:
         return text.decode(errors="replace").strip()
 
     def whole(self, name: str) -> int:
-        """The integer in a file."""
+        """Return the integer in a file."""
         text = self.text(name)
         if not text.isascii() or not text.isdigit() or len(text) > 19:
             raise Unreadable(f"/{name} contains {text[:40]!r}, which is not a number")
         return int(text)
 
     def word(self, name: str) -> str:
-        """The single word in a file."""
+        """Return the single word in a file."""
         text = self.text(name)
         if len(text) > 60 or not text.replace("-", "").replace("_", "").isalnum():
             raise Unreadable(f"/{name} contains {text[:40]!r}, which is not a word")
         return text
 
     def chosen(self, name: str) -> str:
-        """The word in brackets in a file such as ``always [madvise] never``."""
+        """Return the word in brackets in a file such as ``always [madvise] never``."""
         text = self.text(name)
         before, _, after = text.partition("[")
         word, bracket, _ = after.partition("]")
@@ -107,7 +107,7 @@ class SystemTree:
         raise Unreadable(f"/{name} contains {text[:40]!r}, with no option in brackets")
 
     def folders(self, name: str, prefix: str) -> list[str]:
-        """The entries of a folder named `prefix` plus a number, ordered by number; at least one."""
+        """Return the entries of a folder named `prefix` plus a number, ordered by number; at least one."""
         try:
             entries = os.listdir(self.path(name))
         except OSError as error:
@@ -119,7 +119,7 @@ class SystemTree:
 
 
 def numbers_of(text: str) -> frozenset[int]:
-    """The numbers in a list such as ``0-3,8``."""
+    """Return the numbers in a list such as ``0-3,8``."""
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.strip().partition("-")

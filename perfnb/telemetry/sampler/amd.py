@@ -1,4 +1,4 @@
-"""Readings of AMD GPUs, through amdsmi, AMD's Python package for its driver.
+"""Read AMD GPUs through amdsmi, AMD's Python package for its driver.
 
 The names and units are those of ROCm 6.2 and later. Missing values come as the text ``N/A`` or as the largest number of
 their type; those and implausible ones are missing here.
@@ -27,7 +27,7 @@ _UNSUPPORTED = ("AMDSMI_STATUS_NOT_SUPPORTED", "AMDSMI_STATUS_NOT_YET_IMPLEMENTE
 
 
 def is_likely() -> bool:
-    """Whether this machine has AMD's driver or its package."""
+    """Return whether this machine has AMD's driver or its package."""
     return os.path.exists(_DRIVER) or importlib.util.find_spec("amdsmi") is not None
 
 
@@ -70,11 +70,11 @@ class AmdSource(Source):
             raise Absent(f"no GPU is visible{hidden}")
 
     def devices(self) -> list[str]:
-        """The UUIDs of the devices, in HIP's order."""
+        """Return the UUIDs of the devices, in HIP's order."""
         return list(self._gpus)
 
     def facts(self, device: str) -> DeviceFacts:
-        """Name, UUID, PCI address, amdsmi's index, memory size and power limit."""
+        """Return the name, UUID, PCI address, amdsmi's index, memory size and power limit."""
         return dict(self._gpus[device].facts)
 
     def read(self, device: str, now_ns: int) -> Values:
@@ -138,24 +138,24 @@ class _Gpu:
         self.facts: DeviceFacts = {fact: value for fact, value in facts.items() if value is not None}
 
     def used_bytes(self) -> float | None:
-        """Memory in use by all processes."""
+        """Return the memory in use by all processes."""
         used = _plausible(self.smi.amdsmi_get_gpu_vram_usage(self.handle)["vram_used"], _MOST_MIB)
         return None if used is None else used * _MIB
 
     def power_w(self) -> float | None:
-        """The present power, or the average on GPUs that report only that."""
+        """Return the present power, or the average on GPUs that report only that."""
         power = self.smi.amdsmi_get_power_info(self.handle)
         names = ("current_socket_power", "average_socket_power")
         return next((watts for name in names if (watts := _plausible(power.get(name), _WATTS))), None)
 
     def energy_j(self) -> float | None:
-        """What the accumulator counts in steps of some microjoules."""
+        """Return the energy from the accumulator, which counts in steps of some microjoules."""
         counted = self.smi.amdsmi_get_energy_count(self.handle)
         steps = _plausible(counted["energy_accumulator"], _STEPS)
         return None if steps is None else steps * float(counted["counter_resolution"]) / 1e6
 
     def temperature_c(self) -> float | None:
-        """The hottest spot, or the edge on GPUs without that sensor."""
+        """Return the hottest spot, or the edge on GPUs without that sensor."""
         kinds, now = self.smi.AmdSmiTemperatureType, self.smi.AmdSmiTemperatureMetric.CURRENT
         hottest = _plausible(_known(self.smi, "amdsmi_get_temp_metric", self.handle, kinds.HOTSPOT, now), _DEGREES)
         if hottest is not None:
@@ -163,12 +163,12 @@ class _Gpu:
         return _plausible(self.smi.amdsmi_get_temp_metric(self.handle, kinds.EDGE, now), _DEGREES)
 
     def clock_mhz(self, kind: str) -> float | None:
-        """A clock, as its mean over the last second."""
+        """Return a clock, as its mean over the last second."""
         clock = self.smi.amdsmi_get_clock_info(self.handle, getattr(self.smi.AmdSmiClkType, kind))
         return _plausible(clock["clk"], _MHZ)
 
     def busy_percent(self) -> float | None:
-        """Activity of the graphics and compute engines."""
+        """Return the activity of the graphics and compute engines."""
         return _plausible(self.smi.amdsmi_get_gpu_activity(self.handle)["gfx_activity"], _PERCENT)
 
 
@@ -195,7 +195,10 @@ def _binding() -> Any:
 
 
 def _let_through(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
-    """The GPUs that an environment variable, ``None`` if unset, shows, in its order; an unknown entry ends the list."""
+    """Return the GPUs that an environment variable, ``None`` if unset, makes visible, in its order.
+
+    An unknown entry ends the list.
+    """
     if visible is None:
         return sorted(gpus, key=lambda gpu: gpu.hip)
     chosen: list[_Gpu] = []
@@ -208,7 +211,7 @@ def _let_through(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
 
 
 def _known(smi: Any, function: str, *arguments: Any) -> Any:
-    """What a function gives; ``None`` if it fails or this version does not have it."""
+    """Return the result of a function; ``None`` if it fails or this version does not have it."""
     try:
         return getattr(smi, function)(*arguments)
     except Exception:
@@ -216,7 +219,7 @@ def _known(smi: Any, function: str, *arguments: Any) -> Any:
 
 
 def _plausible(value: Any, most: float) -> float | None:
-    """A number up to `most`; ``None`` for anything else."""
+    """Return a number up to `most`; ``None`` for anything else."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if number and 0 <= value <= most else None
 

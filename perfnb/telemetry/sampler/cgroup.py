@@ -1,4 +1,4 @@
-"""The process's cgroup: its limits, what it uses, and how long its CPU limit throttled it.
+"""Read the process's cgroup: its limits, its usage, and how long its CPU limit throttled it.
 
 The files have two versions, and "hybrid" machines have both; any file may be missing or contain anything.
 """
@@ -24,7 +24,7 @@ _Reader = Callable[[str, str], bytes]
 
 
 class _Mount(NamedTuple):
-    """Where a hierarchy of groups is mounted."""
+    """The mount of a hierarchy of groups."""
 
     unified: bool
     controllers: frozenset[str]
@@ -36,14 +36,14 @@ class _Hierarchy(NamedTuple):
     """The process's place in a hierarchy."""
 
     unified: bool
-    folders: tuple[str, ...]  # its own group's first, the outermost visible one last; empty if none is known
+    folders: tuple[str, ...]  # the process's own group first, the outermost visible one last; empty if none is known
 
 
 _UNKNOWN = _Hierarchy(True, ())
 
 
 def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
-    """How many cores the process's cgroups let it use; ``None`` if there is no limit or it is unknown.
+    """Return how many cores the process's cgroups let it use; ``None`` if there is no limit or it is unknown.
 
     `proc` is the folder that describes the process; `root` is read instead of ``/sys/fs/cgroup``.
     """
@@ -52,7 +52,7 @@ def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
 
 
 def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
-    """How many bytes the process's cgroups let it use; parameters and ``None`` as for `cpu_limit`."""
+    """Return how many bytes the process's cgroups let it use; parameters and ``None`` as for `cpu_limit`."""
     place = _places(proc, root)["memory"]
     name = "memory.max" if place.unified else "memory.limit_in_bytes"
     limits = [_whole(_text(folder, name)) for folder in place.folders]
@@ -63,15 +63,16 @@ def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
 
 
 def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
-    """How often the CPU limit throttled the process's cgroup, and for how many milliseconds, summed over the CPUs.
+    """Return how often the CPU limit throttled the process's cgroup, and for how many milliseconds.
 
-    Both count from the group's creation. ``None`` if they cannot be read; parameters as for `cpu_limit`.
+    The time is summed over the CPUs. Both count from the group's creation. ``None`` if they cannot be read; parameters
+    as for `cpu_limit`.
     """
     return _first_throttled(_throttling_folders(_places(proc, root)["cpu"]), _text)
 
 
 class CgroupSource(Source):
-    """What the process's cgroup uses; see `Source`. Parameters as for `cpu_limit`.
+    """The usage of the process's cgroup; see `Source`. Parameters are as for `cpu_limit`.
 
     Raises
     ------
@@ -114,7 +115,7 @@ class CgroupSource(Source):
         self._kept.close()
 
     def _counters(self) -> tuple[int | None, float | None, int | None]:
-        """CPU time in nanoseconds, throttled time in milliseconds, memory in bytes."""
+        """Return CPU time in nanoseconds, throttled time in milliseconds, memory in bytes."""
         held = _first_throttled(self._throttling, self._text)
         return _used_ns(self._usage, self._text), held and held[1], _used_bytes(self._memory, self._text)
 
@@ -126,7 +127,7 @@ class CgroupSource(Source):
 
 
 def _cpu_limits(place: _Hierarchy) -> list[float | None]:
-    """The limit that each group sets."""
+    """Return the limit that each group sets."""
     limits: list[float | None] = []
     for folder in place.folders:
         if place.unified:
@@ -139,7 +140,10 @@ def _cpu_limits(place: _Hierarchy) -> list[float | None]:
 
 
 def _throttling_folders(place: _Hierarchy) -> tuple[str, ...]:
-    """Where to look for throttling, tightest limit first: a group counts only what its own limit did."""
+    """Return where to look for throttling, tightest limit first.
+
+    A group counts only the effect of its own limit.
+    """
     limits = [(limit, folder) for limit, folder in zip(_cpu_limits(place), place.folders, strict=True) if limit]
     return (*(folder for _, folder in sorted(limits)[:1]), *place.folders)
 
@@ -163,7 +167,7 @@ def _used_ns(place: _Hierarchy, text: _Reader) -> int | None:
 
 
 def _used_bytes(place: _Hierarchy, text: _Reader) -> int | None:
-    """Without the file cache that the kernel would give up first."""
+    """Return used bytes without the file cache that the kernel would give up first."""
     version_1 = ("memory.usage_in_bytes", "total_inactive_file")
     usage, cache = ("memory.current", "inactive_file") if place.unified else version_1
     for folder in place.folders if place.unified else place.folders[:1]:  # version 2: or a group above
@@ -174,12 +178,12 @@ def _used_bytes(place: _Hierarchy, text: _Reader) -> int | None:
 
 
 def _places(proc: str, root: str) -> dict[str, _Hierarchy]:
-    """The process's place in the hierarchies of ``cpu``, ``cpuacct`` (version 1's accounting) and ``memory``."""
+    """Return the process's place in the hierarchies of ``cpu``, ``cpuacct`` (version 1's accounting) and ``memory``."""
     mounts, groups = _mounts(proc, root), _groups(proc)
     places = dict.fromkeys(("cpu", "cpuacct", "memory"), _UNKNOWN)
     for controller in places:
         old = [mount for mount in mounts if controller in mount.controllers]
-        # A controller belongs to one version at a time; without its line, the place of its files decides.
+        # A controller belongs to one version at a time; without its line, the location of its files decides.
         for candidates, group in ((old, groups.get(controller)), ([m for m in mounts if m.unified], groups.get(""))):
             if candidates and (group is not None or not groups):
                 chains = [_chain(mount, group or "/") for mount in candidates]
@@ -194,7 +198,7 @@ def _version(mounts: list[_Mount]) -> str:
 
 
 def _chain(mount: _Mount, group: str) -> tuple[str, ...]:
-    """The folders of a group and of all visible groups above it."""
+    """Return the folders of a group and of all visible groups above it."""
     top = mount.top.rstrip("/")
     inside = group[len(top) :] if f"{group}/".startswith(f"{top}/") else ""
     parts = [part for part in inside.split("/") if part]
@@ -205,7 +209,7 @@ def _chain(mount: _Mount, group: str) -> tuple[str, ...]:
 
 
 def _groups(proc: str) -> dict[str, str]:
-    """The process's group by controller, version 2's by ``""``."""
+    """Return the process's group by controller, version 2's by ``""``."""
     groups: dict[str, str] = {}
     for line in os.fsdecode(_text(proc, "cgroup")).split("\n"):
         number, _, rest = line.partition(":")
@@ -230,7 +234,7 @@ def _mounts(proc: str, root: str) -> list[_Mount]:
 
 
 def _text(folder: str, name: str) -> bytes:
-    """The content of a file; empty if it cannot be read."""
+    """Return the content of a file; empty if it cannot be read."""
     try:
         return file_bytes(os.path.join(folder, name), 1 << 20)
     except (OSError, ValueError):  # the path may come from a file that contains anything
@@ -238,7 +242,7 @@ def _text(folder: str, name: str) -> bytes:
 
 
 def _row(rows: bytes, name: str) -> int | None:
-    """A number from a file of names and numbers."""
+    """Return a number from a file of names and numbers."""
     return _whole((b"\n" + rows).partition(b"\n%s " % name.encode())[2].partition(b"\n")[0])
 
 

@@ -1,4 +1,4 @@
-"""What the hardware counters of NVIDIA GPUs from Hopper on say, through NVML's GPM ("GPU performance monitoring")."""
+"""Read the hardware counters of NVIDIA GPUs from Hopper on, through NVML's GPM ("GPU performance monitoring")."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb.telemetry.sampler.source import Values
 #: NVML's numbers of the counters: the share of time when multiprocessors were active, when their Tensor Cores
 #: were, and the memory bandwidth in use as a share of the most there is.
 GPM_METRICS = {"sm_active_percent": 2, "tensor_active_percent": 5, "dram_active_percent": 10}
-#: Over less time the counters say little.
+#: Over less time the counters are not meaningful.
 _LEAST_NS = 100_000_000
 
 
@@ -36,7 +36,7 @@ class GpmCounters:
                 self.usable = True
 
     def read(self, now_ns: int) -> Values:
-        """Percent by metric since the last reading; ``None`` for the first, or if the last one is too recent."""
+        """Return percent by metric since the last reading; ``None`` for the first, or if the last one is too recent."""
         if not self.usable:
             return {}
         values: Values = dict.fromkeys(GPM_METRICS)
@@ -48,7 +48,7 @@ class GpmCounters:
             if self._taken_ns is not None:
                 values |= _between(first, second)
             self._samples, self._taken_ns = [second, first], now_ns
-        except pynvml.NVMLError:  # the other sensors say if the GPU is lost
+        except pynvml.NVMLError:  # the other sensors report if the GPU is lost
             self.close()
         return values
 

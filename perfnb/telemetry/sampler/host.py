@@ -1,4 +1,4 @@
-"""The whole machine: CPU, memory, load, disks, network."""
+"""Read the whole machine: CPU, memory, load, disks, network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BLOCK = "/sys/block"
 
 
 class _Files:
-    """Linux's files, which cost a quarter of what psutil does."""
+    """Linux's files, which cost a quarter of the time of psutil."""
 
     def __init__(self, proc: str) -> None:
         self._proc = proc
@@ -67,7 +67,7 @@ class _Files:
 
 def _busy_s() -> float:
     times = psutil.cpu_times()
-    # The total minus these would fall now and then, by rounding errors.
+    # The total minus these would fall now and then, because of rounding errors.
     return float(sum(getattr(times, name) for name in times._fields if name not in _NOT_BUSY))
 
 
@@ -103,7 +103,7 @@ def _some(traffic: Traffic, counts: Callable[[str], bool], otherwise: str) -> Tr
 
 @functools.cache
 def _is_whole_disk(name: str) -> bool:
-    """Whether this is a disk rather than a partition of one."""
+    """Return whether this is a disk rather than a partition of one."""
     listed = not os.path.isdir(_BLOCK) or os.path.exists(f"{_BLOCK}/" + name.replace("/", "!"))
     return listed and not _STACKED.match(name)
 
@@ -148,11 +148,11 @@ class HostSource(Source):
         self._files.close()
 
     def disks(self) -> Traffic:
-        """What went from and to each whole disk."""
+        """Return the bytes read from and written to each whole disk."""
         return _some(self._disks(), _is_whole_disk, "the system lists no disk")
 
     def interfaces(self) -> Traffic:
-        """What came and went by each interface but loopback."""
+        """Return the bytes received and sent by each interface except loopback."""
         outside = self._interfaces()
         return _some(outside, lambda name: not _LOOPBACK.fullmatch(name), "the system lists no interface but loopback")
 
@@ -166,7 +166,7 @@ class HostSource(Source):
             return None
 
     def _both(self, what: str, read: Callable[[], Traffic], now_ns: int) -> tuple[float | None, float | None]:
-        """Bytes per second each way, over the disks or interfaces seen before whose counters were not reset."""
+        """Return bytes per second each way, over the disks or interfaces seen before whose counters were not reset."""
         now = self._try(what, read)
         before_ns, before = self._traffic.pop(what, (now_ns, {}))
         if now is None:

@@ -1,4 +1,4 @@
-"""The sampler's loop: read every device at each tick and send the result down a pipe, until asked to stop or orphaned.
+"""The sampler's loop: read every device at each tick and send the result down a pipe, until stopped or orphaned.
 
 Lines of JSON go out; the only input is one line, ``stop``. Times are `time.perf_counter_ns`, a clock that all processes
 on a machine share and that also times the trace's steps.
@@ -17,11 +17,11 @@ import msgspec
 
 from perfnb.telemetry.sampler.source import Absent, DeviceFacts, Lost, Source, Values
 
-#: The parent's end is noticed within this many seconds.
+#: The end of the parent is noticed within this many seconds.
 PARENT_SEEN_S = 1.0
-#: How much may wait to be sent while the kernel is busy in code that holds the interpreter lock.
+#: How many bytes may wait to be sent while the kernel is busy in code that holds the interpreter lock.
 MOST_WAITING_BYTES = 32 * 2**20
-#: The stop takes a last reading if the previous one is at least this old; rates over less time say little.
+#: At the end a last reading is taken if the previous one is at least this old; rates over less time are not meaningful.
 LAST_READING_S = 0.05
 
 _FLUSH_S = 2.0
@@ -47,7 +47,7 @@ def main(config: dict[str, Any]) -> None:
 
 
 def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
-    """The sources that this machine has, and why the others are missing."""
+    """Return the sources that this machine has, and the reasons why the others are missing."""
     from perfnb.telemetry.sampler import amd
     from perfnb.telemetry.sampler.cgroup import CgroupSource
     from perfnb.telemetry.sampler.host import HostSource
@@ -91,7 +91,7 @@ class Sampler:
         self._zero = 0
 
     def run(self) -> None:
-        """Read until asked to stop."""
+        """Read until requested to stop."""
         facts = {device: _plain(source.facts(device)) for source, device in self._devices}
         self._zero = time.perf_counter_ns()
         self._outbox.send({"hello": {"zero_ns": self._zero, "devices": facts, "absent": self._absent}})
@@ -132,7 +132,7 @@ class Sampler:
             self._outbox.lost += 1
 
     def _wait(self, until: int) -> bool:
-        """Wait until a time; false if the sampler has to stop before."""
+        """Wait until a time. Return false if the sampler has to stop before."""
         while True:
             if os.getppid() != self._parent:
                 return False
@@ -152,7 +152,7 @@ def _plain(facts: DeviceFacts) -> DeviceFacts:
 
 
 def _text(words: str) -> str:
-    """The name of a process, for instance, may not be valid text and could not be sent."""
+    """Return text that can be sent, because the name of a process, for instance, may not be valid text."""
     return words.encode("utf-8", "replace").decode()
 
 
@@ -166,7 +166,7 @@ class Outbox:
         os.set_blocking(pipe, False)
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send a message, or keep it until there is room; false if too much is already waiting."""
+        """Send a message, or keep it until there is room. Return false if too much is already waiting."""
         if len(self.waiting) > MOST_WAITING_BYTES:
             return False
         if self.lost and "rows" in message:

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: those and their MIG slices that CUDA_VISIBLE_DEVICES shows, and their readings."""
+"""Read NVIDIA GPUs through NVML: those and their MIG slices that CUDA_VISIBLE_DEVICES makes visible."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SLICES = (
 
 
 def absence(error: pynvml.NVMLError) -> str:
-    """Why there is no GPU to read, if NVML does not start or cannot count the GPUs."""
+    """Return the reason why there is no GPU to read, if NVML does not start or cannot count the GPUs."""
     return _ABSENT.get(error.value) or f"NVML does not start: {error_words(error)}"
 
 
@@ -88,11 +88,11 @@ class NvmlSource(Source):
         self._asked_ns: dict[str, int] = {}
 
     def devices(self) -> list[str]:
-        """The UUIDs of the devices, in the order of CUDA_VISIBLE_DEVICES."""
+        """Return the UUIDs of the devices, in the order of CUDA_VISIBLE_DEVICES."""
         return list(self._devices)
 
     def facts(self, device: str) -> DeviceFacts:
-        """Name, UUID, NVML's index, memory size, power limit, and whether it is a slice."""
+        """Return the name, UUID, NVML's index, memory size, power limit, and whether it is a slice."""
         return dict(self._devices[device].facts)
 
     def read(self, device: str, now_ns: int) -> Values:
@@ -131,7 +131,7 @@ class NvmlSource(Source):
         return {metric: self._read(device, metric, how) for metric, how in PCIE_THROUGHPUT.items()}
 
     def _ask(self, device: NvmlDevice, metric: str, how: Field) -> int | None:
-        """What NVML says; ``None`` and a note if it fails."""
+        """Return NVML's answer; ``None`` and a note if it fails."""
         try:
             return how.read(device.handle)
         except pynvml.NVMLError as error:
@@ -143,12 +143,12 @@ class NvmlSource(Source):
         return None
 
 
-#: What NVML writes if it has no value, in 32 and in 64 bits.
+#: NVML's words for a missing value, in 32 and in 64 bits.
 NONE_32, NONE_64 = 2**32 - 1, 2**64 - 1
 
 
 class Field(NamedTuple):
-    """How a metric is read."""
+    """The way to read a metric."""
 
     read: Callable[[Any], int]
     unit: float = 1
@@ -171,7 +171,7 @@ def _newest(handle: Any, *calls: tuple[str, *tuple[int, ...]]) -> int:
 def _temperature(handle: Any) -> int:
     sensor = pynvml.NVML_TEMPERATURE_GPU
     degrees = _newest(handle, ("nvmlDeviceGetTemperatureV", sensor), ("nvmlDeviceGetTemperature", sensor))
-    return degrees % 2**32 if degrees == -1 else degrees  # the newer call is signed, its "no value" is not
+    return degrees % 2**32 if degrees == -1 else degrees  # the newer call is signed, but its "no value" is not
 
 
 def _throttle_reasons(handle: Any) -> int:
@@ -189,7 +189,7 @@ FIELDS: dict[str, Field] = {
     "throttle_reasons": Field(_throttle_reasons, none=NONE_64),
 }
 
-#: What can be read per slice; NVML has the rest per GPU only, or not at all.
+#: The metrics of a slice; NVML has the rest only per GPU, or not at all.
 SLICE_FIELDS = ("memory_bytes",)
 
 
@@ -210,10 +210,10 @@ class NvmlDevice:
 
     key: str  # its UUID, or its index if NVML gives none
     words: str  # its name in messages: "GPU 1 (NVIDIA H100)"
-    handle: Any = None  # NVML's
-    facts: DeviceFacts = field(default_factory=dict)  # what does not change about it
-    problem: str = ""  # why it cannot be read
-    mute: set[str] = field(default_factory=set)  # metrics that it does not have
+    handle: Any = None  # NVML's handle
+    facts: DeviceFacts = field(default_factory=dict)  # facts about it that do not change
+    problem: str = ""  # the reason why it cannot be read
+    mute: set[str] = field(default_factory=set)  # the metrics that it does not have
 
     @property
     def mig(self) -> bool:
@@ -230,12 +230,12 @@ class Gpu:
 
 
 def error_words(error: pynvml.NVMLError) -> str:
-    """NVML's own message."""
+    """Return NVML's own message."""
     return str(error).rstrip(".")
 
 
 def read_memory(handle: Any) -> Any:
-    """NVML's memory structure; version 2, if the driver has it, does not count the driver's own part as used."""
+    """Return NVML's memory structure; version 2, if the driver has it, does not count the driver's own part as used."""
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
@@ -245,7 +245,7 @@ def read_memory(handle: Any) -> Any:
 
 
 def find_gpus() -> list[Gpu]:
-    """All GPUs that NVML lists, in its order.
+    """Return all GPUs that NVML lists, in its order.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
-    """The devices that CUDA_VISIBLE_DEVICES, ``None`` if unset, shows, in its order.
+    """Return the devices that CUDA_VISIBLE_DEVICES, ``None`` if unset, makes visible, in its order.
 
     An entry that names nothing, or what was named before, ends the list. Integers count in NVML's order, as in
     ``nvidia-smi``. CUDA's default puts the fastest GPU first (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer
@@ -274,7 +274,7 @@ def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
 
 
 def _named(gpus: list[Gpu], entry: str) -> list[NvmlDevice]:
-    """The devices of an index or of a UUID, which may be cut short; none if it does not name exactly one."""
+    """Return the devices of an index or of a UUID, which may be cut short; none if it does not name exactly one."""
     if entry.isascii() and entry.isdecimal():
         return gpus[int(entry)].devices if len(entry) < 5 and int(entry) < len(gpus) else []
     named = {gpu.uuid: gpu.devices for gpu in gpus}
@@ -307,7 +307,7 @@ def _slices(parent: Any, index: int, parent_key: str, parent_words: str, parent_
     slices = []
     for number in range(_known(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0):
         handle = _known(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, number)
-        if handle is None:  # not every place holds a slice
+        if handle is None:  # not every position holds a slice
             continue
         uuid, name = _text(pynvml.nvmlDeviceGetUUID, handle), _text(pynvml.nvmlDeviceGetName, handle)
         facts = _facts(handle, index, uuid, name or parent_name) | {"mig": True}
@@ -335,7 +335,7 @@ def _text(read: Callable[[Any], str], handle: Any) -> str | None:
 
 
 def decoded(read: Callable[..., str], *arguments: Any) -> str:
-    """Text of NVML's: the binding decodes strictly, but a name is whatever the driver says."""
+    """Return text from NVML: the binding decodes strictly, but the driver may give any bytes as a name."""
     try:
         return read(*arguments)
     except UnicodeDecodeError as error:

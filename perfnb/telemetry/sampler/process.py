@@ -1,4 +1,4 @@
-"""The watched process and all processes below it, such as a data loader's workers."""
+"""Read the watched process and all processes below it, such as a data loader's workers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from perfnb.telemetry.sampler.source import Absent, DeviceFacts, KeptFiles, Lost
 
 #: How often to look for new processes if nothing shows that one has started.
 _SEARCH_S = 0.5
-#: The wait before a search, as a multiple of what the last one took: searching takes at most 0.2 % of a core.
+#: The wait before a search, as a multiple of the time of the last one: searching takes at most 0.2 % of a core.
 _SEARCH_SHARE = 500
 
-#: Stands in the command line of every sampler.
+#: A text in the command line of every sampler.
 SAMPLER = MODULE.encode()
 
 #: Sums that only grow: CPU nanoseconds, bytes read, bytes written.
@@ -30,12 +30,12 @@ _CORES = os.cpu_count() or 1
 
 
 class ProcessSource(Source):
-    """What a process and all below it use together; see `Source`.
+    """The joint usage of a process and all below it; see `Source`.
 
     The sums keep what a worker used after it ends: on Linux its parent takes over its CPU time and disk bytes,
     elsewhere its last reading is kept. Memory is resident memory: a page that processes share counts for each of them.
 
-    Samplers of other watches do not count, nor does what their parent takes over from them.
+    Samplers of other watches do not count, nor do their figures that their parent takes over.
 
     The process `without`, the sampler's own, is left out with all below it; `proc` is read instead of ``/proc``.
 
@@ -98,7 +98,7 @@ class ProcessSource(Source):
         self._table.close()
 
     def _members(self, now_ns: int) -> list[int]:
-        """The processes to read; finding new ones costs far more than reading known ones."""
+        """Return the processes to read; finding new ones costs far more than reading known ones."""
         known = [pid for pid in self._last if pid != self._pid]
         since_ns, last_pid = now_ns - self._searched_ns, self._table.last_pid()
         started = last_pid is not None and last_pid != self._last_pid
@@ -112,7 +112,10 @@ class ProcessSource(Source):
         return [self._pid, *known]
 
     def _is_other(self, pid: int) -> bool:
-        """Whether a process is another watch's sampler; one that has only been forked is seen by the next search."""
+        """Return whether a process is another watch's sampler.
+
+        A sampler that has only been forked is recognised by the next search.
+        """
         if pid not in self._others and SAMPLER in self._table.command(pid):
             sampler = self._table.see(pid)
             if sampler is not None:
@@ -133,7 +136,7 @@ class ProcessSource(Source):
     def _see(self, pids: list[int]) -> dict[int, Seen]:
         """Read the processes, parents first, and again if one ended in the meantime.
 
-        Its parent may have been read before it took over what that one had used.
+        Its parent may have been read before it took over that one's figures.
         """
         for _ in range(3):
             seen: dict[int, Seen] = {}
@@ -160,13 +163,13 @@ class ProcessSource(Source):
         return seen
 
     def _keep(self, process: Seen, share: float) -> None:
-        """Add a share of what a process used to the sums; a negative one takes it off."""
+        """Add a share of a process's usage to the sums; a negative one is taken off."""
         self._kept = [kept + share * had for kept, had in zip(self._kept, _counters(process), strict=True)]
 
     def _sums(self, seen: dict[int, Seen], now_ns: int) -> _Sums:
         had = zip(*map(_counters, seen.values()), strict=True)
         cpu_ns, read, written = (kept + sum(each) for kept, each in zip(self._kept, had, strict=True))
-        # What a parent takes over is rounded down to ticks, user and system time each.
+        # The figures that a parent takes over are rounded down to ticks, user and system time each.
         if 0 < self._cpu_ns - cpu_ns <= 2e9 * _TICK_S * len(seen):
             cpu_ns = self._cpu_ns
         self._cpu_ns = cpu_ns
@@ -183,9 +186,9 @@ def _counters(process: Seen) -> tuple[float, float, float]:
 
 
 class Seen(NamedTuple):
-    """One process at one moment."""
+    """The state of one process at one moment."""
 
-    started_s: float  # tells it from a later process with the same id
+    started_s: float  # distinguishes it from a later process with the same id
     parent: int
     ended: bool  # but its parent has not waited for it yet
     cpu_ns: float  # including the children that it has waited for
@@ -205,7 +208,7 @@ class Portable:
     inherits = sys.platform.startswith("linux")
 
     def see(self, pid: int) -> Seen | None:
-        """A process; ``None`` if there is none, or none that the user may see."""
+        """Return a process; ``None`` if there is none, or none that the user may see."""
         try:
             process = psutil.Process(pid)
             with process.oneshot():
@@ -225,7 +228,7 @@ class Portable:
             return None
 
     def below(self, pid: int, without: int) -> list[int]:
-        """The processes below one, parents first, except `without` and what is below that."""
+        """Return the processes below one, parents first, except `without` and what is below that."""
         found, left_out = [], {without}
         with suppress(psutil.Error, OSError):
             for process in psutil.Process(pid).children(recursive=True):  # parents come before their children
@@ -237,18 +240,18 @@ class Portable:
         return found
 
     def command(self, pid: int) -> bytes:
-        """The command line of a process; empty if it cannot be seen."""
+        """Return the command line of a process; empty if it cannot be seen."""
         try:
             return "\0".join(psutil.Process(pid).cmdline()).encode(errors="replace")
         except (psutil.Error, OSError):
             return b""
 
     def last_pid(self) -> bytes | None:
-        """Something that changes whenever a process starts; ``None`` if the system has no such thing."""
+        """Return something that changes whenever a process starts; ``None`` if the system has no such thing."""
         return None
 
     def forget(self, pid: int) -> None:
-        """Release what is held for a process."""
+        """Release the resources held for a process."""
 
     def close(self) -> None:
         """Release everything."""
@@ -330,7 +333,7 @@ class ProcFiles(Portable):
             return None
 
     def _clock_agrees(self, pid: int) -> bool:
-        """Whether the kernel gives another process's CPU time to the nanosecond rather than in ticks."""
+        """Return whether the kernel gives another process's CPU time to the nanosecond rather than in ticks."""
         try:
             exact = _exact_cpu_ns(pid) / 1e9
             times = psutil.Process(pid).cpu_times()
@@ -340,7 +343,7 @@ class ProcFiles(Portable):
 
 
 def _exact_cpu_ns(pid: int) -> int:
-    """What a process's CPU clock shows; its id is computed as Linux's ``clock_getcpuclockid`` does."""
+    """Return the CPU clock of a process; its id is computed as Linux's ``clock_getcpuclockid`` does."""
     return time.clock_gettime_ns((~pid << 3) | 2)
 
 

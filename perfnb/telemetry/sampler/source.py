@@ -1,4 +1,4 @@
-"""What all sources of telemetry have in common."""
+"""The base of all sources of telemetry."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from perfnb.telemetry.metrics import METRIC_WORDS
 #: A reading by metric; ``None`` for a metric that could not be read.
 Values = dict[str, float | None]
 
-#: What is known about a device and does not change; JSON-able.
+#: The facts about a device that do not change, ready for JSON.
 DeviceFacts = dict[str, str | int | float | bool | None]
 
 
 class Absent(Exception):
-    """This machine lacks a source; the message has the reason, such as ``no NVIDIA driver``."""
+    """Raised if this machine lacks a source; the message has the reason, such as ``no NVIDIA driver``."""
 
 
 class Lost(Exception):
-    """A device can no longer be read; the message has the reason. The others continue."""
+    """Raised if a device can no longer be read; the message has the reason. The others continue."""
 
 
 class Source:
@@ -29,7 +29,8 @@ class Source:
     Attributes
     ----------
     name : str
-        What to call the source when it is missing, such as ``GPU``; also its only device, unless `devices` has others.
+        The name of the source when it is missing, such as ``GPU``; also the name of its only device, unless `devices`
+        has others.
     notes : list of str
         Messages for the user, each at most once, such as a sensor that cannot be read. Whoever reads the source
         empties it.
@@ -42,17 +43,17 @@ class Source:
         self._unreadable = set[tuple[str, str]]()
 
     def note_unreadable(self, device: str, metric: str, why: str) -> None:
-        """Say once that a metric of a device, given by its words, cannot be read."""
+        """Note once that a metric of a device, given by its words, cannot be read."""
         if (device, metric) not in self._unreadable:
             self._unreadable.add((device, metric))
             self.notes.append(f"{device}: {METRIC_WORDS.get(metric, 'throttle reasons')} cannot be read: {why}.")
 
     def devices(self) -> list[str]:
-        """The keys of the devices."""
+        """Return the keys of the devices."""
         return [self.name]
 
     def facts(self, device: str) -> DeviceFacts:
-        """What does not change about a device."""
+        """Return the facts about a device that do not change."""
         raise NotImplementedError
 
     def read(self, device: str, now_ns: int) -> Values:
@@ -76,10 +77,10 @@ class Rates:
         self._last: dict[str, tuple[int, float]] = {}
 
     def per_second(self, counter: str, value: float | None, now_ns: int) -> float | None:
-        """The counter's growth per second since the last call.
+        """Return the counter's growth per second since the last call.
 
-        ``None`` on the first call, if `value` is unknown, and if the counter fell: it was reset, or part of what it
-        counts is gone.
+        The result is ``None`` on the first call, if `value` is unknown, and if the counter fell, because it was reset
+        or a part of it is gone.
         """
         before = self._last.pop(counter, None)
         if value is None:
@@ -91,7 +92,7 @@ class Rates:
 
 
 def file_bytes(path: str, most: int = 1 << 22) -> bytes:
-    """The content of a small system file; never waits, whatever is in its place.
+    """Return the content of a small system file; never wait, whatever kind of file is there.
 
     Raises
     ------
@@ -118,7 +119,7 @@ class KeptFiles:
         self._open: dict[str, int] = {}
 
     def text(self, path: str, size: int = 8192) -> bytes:
-        """The first `size` bytes of a file now.
+        """Return the first `size` bytes of a file now.
 
         Raises
         ------
@@ -153,7 +154,8 @@ class KeptFiles:
 
 def _text(descriptor: int, size: int) -> bytes:
     text = part = os.pread(descriptor, size, 0)
-    # The kernel generates some files a page at a time, in whole rows; one that fills less than half a page is complete.
+    # The kernel generates some files a page at a time, in whole rows; a file that fills less than half a page is
+    # complete.
     while len(part) > 2048 and len(text) < size:
         part = os.pread(descriptor, size - len(text), len(text))
         text += part

@@ -13,7 +13,7 @@ from tests.accuracy.scripts.data import ACCUMULATED, ROWS, Slow
 
 
 def model() -> BertForSequenceClassification:
-    """A small one."""
+    """Return a small one."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
     return BertForSequenceClassification(BertConfig(vocab_size=100, max_position_embeddings=64, **sizes))

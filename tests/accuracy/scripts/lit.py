@@ -23,7 +23,7 @@ class Classifier(lightning.LightningModule):
         self.net = nn.Sequential(nn.Embedding(100, 128), nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 2))
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return nn.functional.cross_entropy(self.net(batch["input_ids"]).mean(1), batch["labels"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -1,0 +1,212 @@
+"""The job of lab 10: a planted step of the night script, a model that counts, and the traces of eight ranks.
+
+All times are planted, so that no clock decides what the lab teaches. None of them were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+from perfnb.errors import LabError
+from perfnb.files import write_file
+from perfnb.labs.made_traces import CUDA, MadeMachine
+
+#: Parts of a step, whose gradients add up, and milliseconds of one card and of the optimizer.
+PARTS, CARD_MS, OPTIMIZER_MS = 4, 5.0, 4.0
+#: Share of a card's time that is its forward pass.
+FORWARD = 1 / 3
+#: Milliseconds of a transfer, however short, and bytes per millisecond.
+LATENCY_MS, BYTES_PER_MS = 0.5, 270e3
+
+
+def planted_step(
+    cards: Sequence[int], buckets: Sequence[float] = (), synced: Sequence[bool] = (True,) * PARTS
+) -> pd.DataFrame:
+    """One step of the night script, on one process or on several ranks.
+
+    Gradients become ready during the backward pass, in proportion to their bytes. A bucket is sent when it is ready on
+    every rank and the bucket before it has been sent. The next part starts when all buckets have been sent.
+
+    Parameters
+    ----------
+    cards : sequence of int
+        How many cards of each part a rank gets; one number for one process.
+    buckets : sequence of float
+        Bytes of each bucket, the first one sent first.
+    synced : sequence of bool
+        For each part, whether its gradients are sent.
+
+    Returns
+    -------
+    DataFrame
+        A row for each piece of work: ``rank``, ``what`` (``computing``, ``sending`` or ``waiting`` for another rank),
+        ``start_ms`` and ``end_ms``.
+
+    Raises
+    ------
+    LabError
+        If `synced` does not have one value for each part.
+    """
+    if len(synced) != PARTS:
+        raise LabError(f"A step has {PARTS} parts: say for each of them whether its gradients are sent.")
+    rows: list[tuple[int, str, float, float]] = []
+    now = 0.0
+    for is_sent in synced:
+        took = [CARD_MS * count for count in cards]
+        rows += [(rank, "computing", now, now + ms) for rank, ms in enumerate(took)]
+        if len(cards) > 1 and is_sent:
+            computed = now + max(took)
+            rows += [(rank, "waiting", now + ms, computed) for rank, ms in enumerate(took) if now + ms < computed]
+            sent_at, ready_bytes = now, 0.0
+            for size in buckets:
+                ready_bytes += size
+                share = FORWARD + (1 - FORWARD) * ready_bytes / sum(buckets)
+                start = max(sent_at, now + share * max(took))
+                sent_at = start + LATENCY_MS + size / BYTES_PER_MS
+                rows += [(rank, "sending", start, sent_at) for rank in range(len(cards))]
+            now = max(computed, sent_at)
+        else:
+            now += max(took)
+    rows += [(rank, "computing", now, now + OPTIMIZER_MS) for rank in range(len(cards))]
+    return pd.DataFrame(rows, columns=["rank", "what", "start_ms", "end_ms"])
+
+
+class CountedModel(nn.Module):
+    """A model that behaves as `DistributedDataParallel` on the only rank of a job, and counts what it would send.
+
+    As there, the forward pass decides whether the backward pass after it sends the gradients.
+
+    Attributes
+    ----------
+    module : Module
+    synced : list of bool
+        For each backward pass so far, whether gradients would have been sent.
+    forwards : int
+        Number of forward passes so far.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.require_backward_grad_sync = True
+        self.synced: list[bool] = []
+        self.forwards = 0
+        self._will_send = False
+        first = next(parameter for parameter in module.parameters() if parameter.requires_grad)
+        first.register_post_accumulate_grad_hook(lambda _: self.synced.append(self._will_send))
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model."""
+        self.forwards += 1
+        self._will_send = torch.is_grad_enabled() and self.require_backward_grad_sync
+        return self.module(*inputs, **named)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up on the rank, and send none of them."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+
+NOTE = "Made up by perfnb for lab 10. No figure in it was measured."
+#: Ranks and steps of the job; the rank that is late in every step, and one that is late once.
+RANKS, STEPS, LATE, LATE_ONCE = 8, tuple(range(10, 18)), 5, 2
+#: Microseconds that they are late, and the step where the second is.
+LATE_US, ONCE_US, ONCE = 3200.0, 6000.0, 12
+#: Blocks of the model, microseconds of the passes through one of them, and of the optimizer.
+BLOCKS, FORWARD_US, BACKWARD_US, UPDATE_US = 3, 1800.0, 3400.0, 400.0
+#: Microseconds to send the gradients of a block, and the norm of all gradients.
+BUCKET_US, NORM_US = 8000.0, 150.0
+TALKS = 20
+
+
+def made_job() -> list[MadeMachine]:
+    """Eight ranks that train a larger Reader, one GPU each.
+
+    The gradients of a block are sent while the backward pass of the others runs. This takes longer than computing. At
+    the end of a step, all ranks exchange the norm of the gradients, and wait there for the last rank.
+    """
+    machines = []
+    for rank in range(RANKS):
+        job = {"backend": "nccl", "rank": rank, "world_size": RANKS}
+        properties = [{"id": 0, "name": "rented GPU (made up)"}]
+        machines.append(MadeMachine(CUDA, seed=20 + rank, note=NOTE, distributedInfo=job, deviceProperties=properties))
+    for number in STEPS:
+        _align(machines, 300)
+        with ExitStack() as steps:
+            for machine in machines:
+                steps.enter_context(machine.span(f"ProfilerStep#{number}"))
+            _step(machines, number)
+            _align(machines)
+    return machines
+
+
+def _align(machines: Sequence[MadeMachine], later: float = 0.0) -> None:
+    now = max(machine.now for machine in machines) + later
+    for machine in machines:
+        machine.now = now
+
+
+def _step(machines: Sequence[MadeMachine], number: int) -> None:
+    for machine in machines:
+        machine.works(100)
+        machine.moves("Memcpy HtoD (Pinned -> Device)", 200)
+        for block in range(BLOCKS):
+            with machine.module(f"Block_{block}"), machine.op("aten::linear", us=30):
+                machine.launch("gemm_256x128_forward", FORWARD_US)
+    sent = 0.0
+    for _ in range(BLOCKS):
+        done = []
+        for machine in machines:
+            with machine.op("aten::mm", us=30):
+                done.append(machine.launch("gemm_256x128_backward", BACKWARD_US))
+        sent = _together(machines, [max(each, sent) for each in done], BUCKET_US)
+    late = []
+    for rank, machine in enumerate(machines):
+        late.append(sent)
+        us = {LATE: LATE_US}.get(rank, 0.0) + (ONCE_US if rank == LATE_ONCE and number == ONCE else 0.0)
+        if us:
+            with machine.op("aten::histc", us=20):
+                late[-1] = machine.launch("histogram_of_weights", us, after=sent)
+    after = _together(machines, late, NORM_US)
+    for machine in machines:
+        with machine.span("Optimizer.step#SGD.step"), machine.op("aten::_foreach_add_", us=40):
+            machine.launch("multi_tensor_add", UPDATE_US, after=after)
+        machine.call("cudaDeviceSynchronize", 5, waits=True)
+
+
+def _together(machines: Sequence[MadeMachine], ready: Sequence[float], us: float) -> float:
+    """An all-reduce that each rank enters when it is ready; returns when it ends, for all at the same time."""
+    begins = [max(at, machine.now + 10) for at, machine in zip(ready, machines, strict=True)]
+    end = max(begins) + us
+    for machine, begin in zip(machines, begins, strict=True):
+        with machine.op("c10d::allreduce_", us=20):
+            kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+            machine.collective(kernel, begin, end, "allreduce", str(list(range(RANKS))))
+    return end
+
+
+def write_job(folder: str | Path) -> list[Path]:
+    """Write the traces of a job of eight ranks, one file for each, and return their paths.
+
+    Parameters
+    ----------
+    folder : str or Path
+        A folder that exists.
+    """
+    paths: list[Path] = []
+    for rank, machine in enumerate(made_job()):
+        paths.append(Path(folder) / f"rank_{rank}.json.gz")
+        write_file([machine.text()], paths[-1])
+    return paths

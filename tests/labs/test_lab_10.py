@@ -1,0 +1,238 @@
+"""Lab 10, bytes and counts: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from perfnb.labs.lab_10 import FILLED
+from perfnb.labs.made_job import CountedModel
+from tests.labs.judging import expect
+from tests.labs.lab_10_answers import (
+    a_reader,
+    a_step,
+    buckets,
+    cell_with,
+    crossed,
+    early,
+    efficiency,
+    exposed,
+    length,
+    loss_of,
+    never_above,
+    one_rank,
+    only_above,
+    ring,
+    sent_by_ddp,
+    summed,
+    without_rest,
+    zeroed_at_the_end,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"speedup": 2, "transfers": np.int64(1), "overlap": torch.tensor(0.0)}, ""),
+        ({"transfers": 160.0}, ""),
+        ({"speedup": -1.0}, "2.0 is twice as fast"),
+        ({"speedup": 180.0}, "2.0 is twice as fast"),
+        ({"transfers": 0}, "exchange gradients"),
+        ({"transfers": 2.5}, "exchange gradients"),
+        ({"overlap": -0.5}, "0 means no gain"),
+        ({"overlap": 50}, "a share of the step"),
+        ({"overlap": "half"}, "must be a number"),
+    ],
+)
+def test_a_prediction(change: dict[str, Any], words: str) -> None:
+    expect("10.1", words, {"speedup": 1.8, "transfers": 40, "overlap": 0.5} | change)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (efficiency, ""),
+        (lambda *given: tuple(efficiency(*given)), ""),
+        (lambda *given: np.array(efficiency(*given)), ""),
+        (lambda *given: torch.tensor(efficiency(*given)), ""),
+        (lambda one, several, ranks, mode: [ranks * e for e in efficiency(one, several, ranks, mode)],
+         "That is the speed-up"),
+        (lambda one, several, ranks, mode: efficiency(one, several, ranks, "weak"), "right for weak scaling only"),
+        (lambda one, several, ranks, mode: efficiency(one, several, ranks, "strong"), "right for strong scaling only"),
+        (crossed, "low by low and high by high"),
+        (lambda *given: [efficiency(*given)[place] for place in (0, 2, 1)], "low comes first"),
+        (lambda *given: [100 * e for e in efficiency(*given)], "looks like percent"),
+        (lambda *given: [1 / efficiency(*given)[place] for place in (0, 2, 1)], "looks like the inverse"),
+        (lambda *given: [efficiency(*given)[0]] * 3, "the shortest step of one rank"),
+        (lambda *given: [0.5, 0.4, 0.6], "How much work does the job do"),
+        (lambda *given: efficiency(*given)[0], "Return a list of 3"),
+        (lambda *given: efficiency(*given)[:2], "yours are 2"),
+        (lambda *given: None, "returns nothing yet"),
+    ],
+)  # fmt: skip
+def test_efficiency_and_its_interval(answer: Callable[..., Any], words: str) -> None:
+    expect("10.2", words, answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (ring, ""),
+        (lambda *given: np.float64(ring(*given)), ""),
+        (lambda *given: torch.tensor(ring(*given), dtype=torch.float64), ""),
+        (lambda p, ranks, times: times * 2 * (ranks - 1) * 4 * p / ranks, ""),
+        (lambda *given: ring(*given) / 2, "one round of the ring"),
+        (lambda *given: ring(*given) / 4, "How many bytes does a float32 have"),
+        (lambda *given: 2 * ring(*given), "not eight"),
+        (lambda *given: 8 * ring(*given), "looks like bits"),
+        (lambda p, ranks, times: ring(p, ranks, 1), "for one exchange"),
+        (lambda p, ranks, times: ranks * ring(p, ranks, times), "all ranks send together"),
+        (lambda p, ranks, times: 4 * p * times, "the same for any number of ranks"),
+        (lambda p, ranks, times: 8 * p * times, "all pieces but one"),
+        (lambda p, ranks, times: 4 * p * (ranks - 1) * times, "everybody sending everything to everybody"),
+        (lambda p, ranks, times: ring(p, ranks, times) + 8, "into how many pieces"),
+        (lambda *given: None, "no value"),
+    ],
+)
+def test_around_the_ring(answer: Callable[..., Any], words: str) -> None:
+    expect("10.3", words, answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (buckets, ""),
+        (lambda sizes, full: tuple(buckets(sizes, full)), ""),
+        (lambda sizes, full: np.array(buckets(sizes, full)), ""),
+        (lambda sizes, full: torch.tensor(buckets(sizes, full)), ""),
+        (lambda sizes, full: [float(each) for each in buckets(sizes, full)], ""),
+        (lambda sizes, full: buckets(sizes[::-1], full), "Whose gradient does the backward pass compute first"),
+        (lambda sizes, full: buckets(sizes, full)[::-1], "in the wrong order"),
+        (never_above, "before it would exceed its size"),
+        (only_above, "exactly the size is full"),
+        (lambda sizes, full: without_rest(sizes, full) or [0], "left over at the end"),
+        (lambda sizes, full: [sum(sizes)], "one bucket with everything"),
+        (lambda sizes, full: sizes[::-1], "gradients one by one"),
+        (lambda sizes, full: [full] * 3, "each is sent exactly once"),
+        (lambda sizes, full: [sizes[-1], sum(sizes[:-1])], "from the last to the first"),
+        (lambda sizes, full: [sizes[:1], sizes[1:]], "not lists of the gradients"),
+        (lambda sizes, full: [], "yours has none"),
+        (lambda sizes, full: len(sizes), "Return a list"),
+        (lambda sizes, full: None, "returns nothing yet"),
+    ],
+)
+def test_buckets(answer: Callable[..., Any], words: str) -> None:
+    expect("10.4", words, answer)
+
+
+def test_the_reader_of_the_check_is_the_one_of_the_lab() -> None:
+    sizes = [4 * each.numel() for each in a_reader().parameters()]
+
+    assert FILLED[1] == (sizes, 2**19)
+    assert sum(sizes) == 2_417_704
+    assert len(sizes) == 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mib", [25, 1, 0.5, 0.1])
+def test_ddp_sends_these_buckets(mib: float, tmp_path: Path) -> None:
+    reader = a_reader()
+    sizes = [4 * each.numel() for each in reader.parameters()]
+    with one_rank(tmp_path):
+        model = nn.parallel.DistributedDataParallel(reader, bucket_cap_mb=mib)  # type: ignore[arg-type]
+        sent = sent_by_ddp(model)
+        for _ in range(2):  # DDP makes its buckets after the first backward pass, by the order of its gradients
+            sent.clear()
+            model(torch.rand(1, 3, 64)).sum().backward()
+
+    assert sent == buckets(sizes, mib * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (a_step(), ""),
+        (zeroed_at_the_end, ""),
+        (a_step(forward=lambda *_: False), "gradients are sent 4 times"),
+        (a_step(backward=True), "*forward* pass decides"),
+        (a_step(forward=lambda *_: True), "gradients are never sent"),
+        (a_step(forward=lambda place, _: place > 0), "sent after part 1"),
+        (a_step(forward=lambda place, count: place < count - 2), "sent after part 3, 4"),
+        (a_step(divided=False), "divide each loss by their number"),
+        (a_step(zeroed=False), "the gradients of one step reach the next"),
+        (a_step(updates=lambda *_: True), "the optimizer makes 4 steps"),
+        (a_step(updates=lambda *_: False), "the optimizer makes no step"),
+        (early, "before the last backward pass"),
+        (summed, "the backward pass 1 times"),
+        (lambda model, optimizer, parts: [a_step(updates=lambda *_: False)(model, optimizer, parts) for _ in "ab"],
+         "more than once for each part"),
+        (lambda model, optimizer, parts: a_step()(model, optimizer, parts[:-1]), "the backward pass 3 times"),
+        (lambda model, optimizer, parts: loss_of(model, *parts[0]), "computes no gradients"),
+        (lambda model, optimizer, parts: None, "does not call the model yet"),
+    ],
+)  # fmt: skip
+def test_once_per_step(answer: Callable[..., Any], words: str) -> None:
+    expect("10.5", words, answer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step", [a_step(), a_step(backward=True), a_step(forward=lambda *_: True), a_step(forward=lambda place, _: place)]
+)
+def test_the_counted_model_sends_as_ddp_does(step: Callable[..., None], tmp_path: Path) -> None:
+    parts = [(torch.rand(1, 4, 64), torch.randint(10, (1, 4))) for _ in range(3)]
+    counted = CountedModel(nn.Linear(64, 10))
+    step(counted, torch.optim.SGD(counted.parameters(), lr=0.1), parts)
+    with one_rank(tmp_path):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(64, 10))
+        sent = sent_by_ddp(model)
+        step(model, torch.optim.SGD(model.parameters(), lr=0.1), parts)
+
+    assert len(counted.synced) == 3
+    assert sum(counted.synced) == len(sent)
+
+
+def test_the_step_of_the_solution_is_that_of_the_check() -> None:
+    names: dict[str, Any] = {"loss_of": loss_of}
+    exec(cell_with("def night_step("), names)
+    counted = CountedModel(nn.Linear(64, 10))
+    parts = [(torch.rand(1, 4, 64), torch.randint(10, (1, 4))) for _ in range(4)]
+    names["night_step"](counted, torch.optim.SGD(counted.parameters(), lr=0.1), parts)
+
+    assert counted.synced == [False, False, False, True]
+    assert counted.forwards == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (exposed, ""),
+        (lambda c, s: np.float32(exposed(c, s)), ""),
+        (lambda c, s: torch.tensor(exposed(c, s)), ""),
+        (lambda c, s: length(s), "That is all sending"),
+        (lambda c, s: length(s) - exposed(c, s), "the hidden part"),
+        (lambda c, s: max(0, s[-1][1] - c[-1][1]), "gaps earlier in the step"),
+        (lambda c, s: max(end for _, end in (*c, *s)) - length(c), "nothing is sent either"),
+        (lambda c, s: max(0, length(s) - length(c)), "You subtract all computing"),
+        (lambda c, s: exposed(c, s) + 1, "how long does it run"),
+        (lambda c, s: None, "no value"),
+    ],
+)
+def test_exposed(answer: Callable[..., Any], words: str) -> None:
+    expect("10.6", words, answer)
+
+
+def test_a_transfer_that_only_hides_behind_one_piece() -> None:
+    def first_only(computing: Any, sending: Any) -> float:
+        return length(sending) - sum(
+            max(max(0, min(end, until) - max(start, since)) for start, end in computing) for since, until in sending
+        )
+
+    expect("10.6", "several pieces of computing", first_only)
