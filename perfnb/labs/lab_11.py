@@ -524,7 +524,7 @@ def _ms(serial: float, divisible: float, start: float, threads: float) -> float:
 
 
 def best_threads(serial: float, divisible: float, start: float, cores: int) -> int:
-    """The number of threads, at most one per core, for which work takes the least time."""
+    """The number of threads, at most one per core, with the shortest time."""
     return min(range(1, int(cores) + 1), key=lambda threads: _ms(serial, divisible, start, threads))
 
 

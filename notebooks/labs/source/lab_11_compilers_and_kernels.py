@@ -109,7 +109,7 @@ lengths = np.repeat([112, 97, 120, 104, 128, 100, 116, 108, 99, 124, 110, 106], 
 
 
 class Counting:
-    """A backend of torch.compile that generates no code: it counts the graphs, and runs them as they are."""
+    """A backend turns graphs into code. This one only counts them, and runs their operators one by one."""
 
     def __init__(self):
         self.compiled = self.ran = 0
@@ -176,8 +176,8 @@ picture(tuesday, "Tuesday")
 # - `gain`: how many times as fast does the compiled Reader compute a large batch?
 # - `compilations`: for 1,200 cards of twelve different lengths, how many versions of the code does torch compile if it
 #   may do what it wants (without `dynamic=False`)?
-# - `memory`: attention compares every image of a card with every other one. Of how many times as much memory does it
-#   need for a card of 1,024 images than for one of 64?
+# - `memory`: attention compares every image of a card with every other one. How many times as much memory does it need
+#   for a card of 1,024 images as for one of 64?
 #
 # Only the form is checked.
 
@@ -430,7 +430,8 @@ def correct(pixels, gains, offsets):
 # | **eager, together** | **5** | **3** |
 # | **as one kernel** | **3** (the inputs, once) | **1** (the result) |
 #
-# In one kernel, the results in between stay in the processor's registers and never go to memory. So 8 tensors become 4.
+# In one kernel, the results in between stay in the processor's **registers** (the few places that it computes with) and
+# never go to memory. So 8 tensors become 4.
 # **Predict:** how many times as fast is it? And how do the gigabytes per second change?
 
 # %%
@@ -653,6 +654,7 @@ def gradients(scale, dtype):
     """All gradients that reach a block of the Reader for one batch, with a loss that is `scale` times as large."""
     kept = []
     handles = [block.register_full_backward_hook(lambda _, into, out: kept.append(out[0])) for block in trained.blocks]
+    # autocast computes the products in this format; the weights and their gradients stay in float32
     with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         scores = trained(batch)
     trained.zero_grad()
@@ -750,12 +752,12 @@ plt.show()
 # > ms = serial + divisible / threads + start × (threads − 1)
 #
 # **Exercise 11.9.** Write `best_threads(serial_ms, divisible_ms, start_ms, cores)`: the number of threads, from 1 to
-# `cores`, for which this takes the least time.
+# `cores`, with the shortest time.
 
 
 # %% answer 11.9
 def best_threads(serial_ms, divisible_ms, start_ms, cores):
-    """The number of threads for which the work takes the least time."""
+    """The number of threads with the shortest time."""
     ### BEGIN SOLUTION
     return min(range(1, cores + 1), key=lambda n: serial_ms + divisible_ms / n + start_ms * (n - 1))
     ### END SOLUTION
