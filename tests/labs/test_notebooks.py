@@ -182,7 +182,7 @@ def test_an_unsolved_notebook_runs_to_its_end(path: Path, kernel: Kernel) -> Non
     for reply in checks:
         (said,) = [output for output in reply.outputs if "name" in output]
         assert said["name"] == "stderr"  # by which nbgrader gives no points
-        assert re.match(r"\d+\.\d [^:]+: not yet\. \S.*[.?]\n?$", said["text"], re.DOTALL), said["text"]
+        assert re.match(r"\d+\.\d+ [^:]+: not yet\. \S.*[.?]\n?$", said["text"], re.DOTALL), said["text"]
         assert "Traceback" not in said["text"]
     assert len(checks) == len(exercises_of(lab_of(path)))
 
@@ -212,7 +212,7 @@ def test_a_check_says_which_cell_to_run_first(
     if "folder" in names:
         names["folder"].cleanup()
     said = capsys.readouterr().err
-    assert len(re.findall(r"^\d+\.\d .*: not yet\. ", said, re.MULTILINE)) == len(exercises_of(lab_of(path)))
+    assert len(re.findall(r"^\d+\.\d+ .*: not yet\. ", said, re.MULTILINE)) == len(exercises_of(lab_of(path)))
     first = re.findall(r'First run the cell with "(.*?)" in the section "(.*?)", then', said)
     assert first or lab_of(path) not in "23456789"
     for line, section in first:

@@ -722,7 +722,7 @@ labs.check("11.8", scaled_step)
 # threads begin to pay? And can they ever be slower than one?
 
 # %%
-tensors = [torch.rand(2**power) for power in range(10, 23, 2)]
+tensors = [torch.rand(2**power) for power in range(10, 21, 2)]
 best_us = {1: [math.inf] * len(tensors), 2: [math.inf] * len(tensors)}
 for _ in range(20):
     for threads, times in best_us.items():
@@ -737,7 +737,8 @@ torch.set_num_threads(1)
 _, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
 ax.plot([x.numel() for x in tensors], np.divide(best_us[1], best_us[2]), "o-", color="#0072B2")
 ax.axhline(1, color="black", linewidth=1, linestyle="--")
-ax.set(xscale="log", ylim=(0, 2.3), xlabel="numbers in a tensor", ylabel="times as fast")
+ax.set(xscale="log", xlabel="numbers in a tensor", ylabel="times as fast")
+ax.set_ylim(bottom=0)
 ax.set_title("tanh with two threads, compared with one")
 plt.show()
 
