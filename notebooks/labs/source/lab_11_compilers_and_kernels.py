@@ -744,7 +744,7 @@ ax.set_title("tanh with two threads, compared with one")
 plt.show()
 
 # %% [markdown]
-# On an idle computer the curve starts at or below 1 and approaches 2. On a busy one it may stay below 1: the second
+# On an idle computer the curve starts at or below 1 and approaches 2. On a busy one it may stay far below 1: the second
 # thread waits for a core, and the first one waits for the second. That is why a server that answers two cards at once
 # gives each of them one thread, as this lab does.
 #
