@@ -152,7 +152,7 @@ ifneq ($(filter labs,$(or $(SECTION),labs)),)
 	@PERFNB_JUDGE_TIMES=1 $(PY) -m pytest -p no:xdist $(NBVAL) $(wildcard notebooks/labs/solutions/*.ipynb)
 endif
 
-# The promises about live GPUs, on a CUDA machine, where it has not run yet. This suite judges times. With GPU_PYTHON, an
+# The promises about live GPUs, on a CUDA machine. This suite judges times. With GPU_PYTHON, an
 # interpreter that has torch and pytest with pytest-timeout, nothing is installed: see CONTRIBUTING.md.
 ifdef GPU_PYTHON
 test-gpu:

@@ -54,7 +54,8 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
         finding = replace(finding, advice=f"{finding.advice} The setting for that: {words}.")
     if finding.bound_ms is None:
         return finding
-    if doubt := too_few_steps(facts) or ("" if BY_NAME[finding.bottleneck].timed_only else doubt_of(facts)):
+    doubt = "" if BY_NAME[finding.bottleneck].timed_only else doubt_of(facts)
+    if doubt := doubt or too_few_steps(facts):
         return finding.at_most("low", doubt)
     if not facts.live and facts.attribution.steps == 1:
         return finding.at_most("medium", "The trace holds only one step, so others may differ.")
@@ -63,9 +64,9 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
 
 def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
     """The verdict on a step from its findings in order, or from where its time goes if there are none."""
-    place, doubt = deciding(found, BY_NAME, facts.step_ms, _DECIDES), doubt_of(facts)
+    place, doubt = deciding(found, BY_NAME, facts.step_ms, _DECIDES), doubt_of(facts) or too_few_steps(facts)
     if place is not None and (found[place].urgency > 0 or BY_NAME[found[place].bottleneck].timed_only):
-        verdict, doubt = _of_finding(facts, found, place), ""
+        verdict, doubt = _of_finding(facts, found, place), too_few_steps(facts)
     elif held_up(facts):
         again = "Profile again when nothing else is running; perfnb.time_step shows whether the step time holds."
         verdict = Conclusion("No verdict: something held up the timed steps.", "", again)
@@ -73,7 +74,9 @@ def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
         verdict = _of_finding(facts, found, place)
     else:
         verdict = _without_finding(facts, bool(found))
-    return replace(verdict, why=" ".join(filter(None, (verdict.why, doubt or too_few_steps(facts)))))
+    if place is not None and doubt in found[place].why:
+        doubt = ""  # the report shows it with the finding
+    return replace(verdict, why=" ".join(filter(None, (verdict.why, doubt))))
 
 
 def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusion:

@@ -213,6 +213,10 @@ class Session(Installed):
             with LayerSpans() as idle:
                 traced = traced.least(measure_costs(idle))
         self.capture.tracer = tracer
+        if tracer.devices:
+            begin = self._spent_s()
+            tracer.read()
+            self._begin += self._spent_s() - begin
         self._note_compilations("traced_compilations", "traced")
         bare = bare.least(measure_costs())
         self.capture.meta |= {

@@ -26,7 +26,7 @@ from perfnb.step.environment import place_in_job
 from perfnb.step.layers import Layer
 from perfnb.step.memory import Known, WatchedMemory
 from perfnb.step.stack_sampler import StackSampler
-from perfnb.step.tracer import Tracer, read_trace
+from perfnb.step.tracer import Tracer
 from perfnb.telemetry.watcher import Watcher
 from perfnb.trace.columns import MISSING, Ints, TraceColumns
 from perfnb.trace.trace_steps import is_in, numbered_spans, steps_of_events
@@ -45,7 +45,7 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         If the trace does not contain the traced steps.
     """
     try:
-        trace = None if capture.tracer is None else read_trace(capture.tracer)
+        trace = None if capture.tracer is None else capture.tracer.read()
         memory = None if capture.memory is None else _memory(*capture.memory, capture.places)
         arithmetic = None if capture.arithmetic is None else _arithmetic(*capture.arithmetic)
     finally:
@@ -153,7 +153,7 @@ def _arithmetic(calls: list[OpCall], tracer: Tracer) -> ArithmeticRecord:
     frame = frame_of_rows(
         "arithmetic_calls", [(call.number, call.op, call.flops, call.bytes, call.dtype) for call in calls]
     )
-    return ArithmeticRecord(_steps_of_trace(read_trace(tracer))[0], frame)
+    return ArithmeticRecord(_steps_of_trace(tracer.read())[0], frame)
 
 
 def _python(capture: Capture, sampler: StackSampler) -> PythonRecord:
@@ -192,7 +192,7 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
     places : mapping of int to int
         Row of each layer, by the ``id`` of its module.
     """
-    trace = read_trace(tracer)
+    trace = tracer.read()
     marks = _moments(trace, MARK_SPAN)
     known = [(marks[mark], block) for mark, block in watched.known if mark in marks]
     # The start of the first step gives the offset between the two clocks.

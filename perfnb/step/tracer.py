@@ -121,7 +121,8 @@ class Tracer:
         keeps: Callable[[BaseException], bool] = lambda _: False,
     ) -> None:
         self._keeps = keeps
-        activities = [ProfilerActivity.CPU, *(device_activities() if devices else ())]
+        self.devices = device_activities() if devices else []
+        activities = [ProfilerActivity.CPU, *self.devices]
         # Not tensors, which would be found among the user's. Twice as many as it takes: the allocator still knows the
         # addresses of blocks that were allocated in earlier sessions and freed after them.
         self._blocks = [torch.UntypedStorage(4) for _ in range(2 * _FREES_PER_WARNING if memory else 0)]
@@ -129,6 +130,7 @@ class Tracer:
         self._profile: _KinetoProfile | None = _KinetoProfile(
             activities=activities, with_stack=stacks, profile_memory=memory
         )
+        self._trace: TraceColumns | None = None
 
     def __enter__(self) -> Tracer:
         assert self._profile is not None
@@ -175,9 +177,26 @@ class Tracer:
                 ) from error
             return path.read_bytes()
 
-    def threads(self) -> set[int]:
+    def read(self) -> TraceColumns:
+        """The columns of the session's trace, decoded once.
+
+        A session that recorded devices is read before the next one starts: torch then discards what the GPU and its
+        driver did, although the session still has its results.
+
+        Sequence numbers count per thread. Those of backward nodes whose forward ops ran on a thread that was not
+        recorded are dropped, because ops of other threads have the same numbers.
+        """
+        if self._trace is None:
+            trace = _decoded(self)
+            unseen = (trace.forward_thread > 0) & ~np.isin(trace.forward_thread, list(self._threads()))
+            if unseen.any():
+                trace = replace(trace, sequence=np.where(unseen, MISSING, trace.sequence))
+            self._trace = trace
+        return self._trace
+
+    def _threads(self) -> set[int]:
         """The recorded threads, by the numbers that backward nodes use for their forward op's thread."""
-        assert self._profile is not None, "threads() after close()"
+        assert self._profile is not None, "read() after close()"
         results: Any = self._profile.profiler
         return {event.start_tid for event in results.kineto_results.experimental_event_tree()}
 
@@ -190,7 +209,7 @@ class Tracer:
 
     def close(self) -> None:
         """Free the session's memory."""
-        self._profile = None
+        self._profile = self._trace = None
 
 
 def device_activities() -> list[ProfilerActivity]:
@@ -211,17 +230,6 @@ def untraced() -> list[str]:
 def _activity(kind: str) -> ProfilerActivity | None:
     # As members: torch renames that of a backend when the backend is named.
     return getattr(ProfilerActivity, _ACTIVITIES.get(kind, "PrivateUse1"), None)
-
-
-def read_trace(tracer: Tracer) -> TraceColumns:
-    """The columns of a session's trace.
-
-    Sequence numbers count per thread. Those of backward nodes whose forward ops ran on a thread that was not recorded
-    are dropped, because ops of other threads have the same numbers.
-    """
-    trace = _decoded(tracer)
-    unseen = (trace.forward_thread > 0) & ~np.isin(trace.forward_thread, list(tracer.threads()))
-    return replace(trace, sequence=np.where(unseen, MISSING, trace.sequence)) if unseen.any() else trace
 
 
 def _decoded(tracer: Tracer) -> TraceColumns:

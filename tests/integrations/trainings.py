@@ -91,13 +91,12 @@ def fitted(
         warnings.filterwarnings("ignore", message="(?!perfnb)")
         trainer = lightning.Trainer(
             max_epochs=epochs,
-            accelerator="cpu",
             accumulate_grad_batches=accumulate,
             callbacks=list(callbacks),
             default_root_dir=folder,
             enable_progress_bar=False,
             enable_model_summary=False,
-            **{"enable_checkpointing": False, "logger": False, **options},
+            **{"accelerator": "cpu", "enable_checkpointing": False, "logger": False, **options},
         )
         batches = DataLoader(points(steps * accumulate // epochs), batch_size=ROWS) if loader is None else loader
         trainer.fit(module, batches, DataLoader(points(2), batch_size=ROWS) if validate else None)
@@ -156,8 +155,7 @@ def made_trainer(
         max_steps=steps,
         report_to=[],
         disable_tqdm=True,
-        use_cpu=True,
-        **{"save_strategy": "no", "logging_steps": 10, **options},
+        **{"use_cpu": True, "save_strategy": "no", "logging_steps": 10, **options},
     )
     data = Sentences(steps * accumulate * ROWS) if batches is None else batches
     return (trainer or Trainer)(

@@ -37,11 +37,12 @@ INFER = "with torch.no_grad(): out = model(x)"
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.dropout = 0.0
         self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x).view(2, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v)
+        mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
         return self.out(mixed.transpose(1, 2).reshape(2, 6, 16))
 
 
@@ -303,6 +304,16 @@ def test_the_backend_of_attention_in_use_is_not_tried() -> None:
         subject.chosen.clear()
         assert "already" in levers["sdpa_math"].refuses(subject)
         assert levers["sdpa_flash"].refuses(subject_of(names)) == ""
+
+
+def test_a_backend_without_a_kernel_for_the_inputs_is_not_tried(recwarn: pytest.WarningsRecorder) -> None:
+    """torch warns about backends that it cannot use, and only perfnb asked for this one."""
+    names = world(Attention)
+    names["model"].dropout = 0.1
+    assert by_name()["sdpa_flash"].refuses(subject_of(names)) == (
+        "torch has no kernel of this backend for these inputs: Both fused kernels do not support non-zero dropout"
+    )
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from perfnb.step.device import (
     set_random_state,
     synchronize,
 )
-from perfnb.step.tracer import device_activities, untraced
+from perfnb.step.tracer import Tracer, device_activities, untraced
 from tests.fake_clock import FakeClock
 from tests.step.fake_device import KIND, FakeDevice, FakeEvent
 
@@ -299,3 +299,24 @@ def test_the_largest_batch_is_by_default_that_of_this_machine(monkeypatch: pytes
     monkeypatch.setattr("perfnb.step.device.capacity_bytes", lambda kind: None)
     with pytest.raises(CaptureError, match="cpu memory is unknown: pass how many bytes"):
         estimate.largest_batch()
+
+
+def test_the_trace_of_a_device_is_read_before_the_next_session_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, torch discards the kernels of a finished session when another one starts."""
+    happened: list[str] = []
+    make, start, export = Tracer.__init__, Tracer.__enter__, Tracer.export
+
+    def as_if_of_a_gpu(self: Tracer, *, devices: bool = False, **options: Any) -> None:
+        make(self, **options)
+        self.devices = [ProfilerActivity.CUDA] if devices else []
+
+    monkeypatch.setattr(Tracer, "__init__", as_if_of_a_gpu)
+    monkeypatch.setattr(Tracer, "__enter__", lambda self: (happened.append("start"), start(self))[1])
+    monkeypatch.setattr(Tracer, "export", lambda self, **how: (happened.append("read"), export(self, **how))[1])
+    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+
+    profile = perfnb.profile_step(lambda: layer(x).sum().backward(), warmup=1, steps=2, traced=1)
+
+    assert happened[:3] == ["start", "read", "start"]
+    assert happened.count("read") == happened.count("start")
+    assert "layer" in profile.layers.index

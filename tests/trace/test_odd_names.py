@@ -13,7 +13,7 @@ from torch.profiler import record_function
 
 import perfnb
 from perfnb.errors import CaptureError
-from perfnb.step.tracer import Tracer, read_trace
+from perfnb.step.tracer import Tracer
 from tests.step.timed import traced_ms
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -74,7 +74,7 @@ def test_a_trace_has_the_name_from_the_exporter_that_writes_it(name: str, monkey
             with record_function(name):
                 torch.ones(4)
 
-    trace = read_trace(tracer)
+    trace = tracer.read()
 
     assert [trace.names[code] for code in trace.name].count(name) == 2
     assert asked == ([False] if name in QUICK.values() else [False, True])

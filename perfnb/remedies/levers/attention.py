@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,9 +17,11 @@ from perfnb.remedies.lever import Lever, always, forward_within, without_models
 from perfnb.remedies.lines import for_models
 from perfnb.remedies.subject import Subject
 from perfnb.step.refusals import attention_of, takes_switch, without_switch
-from perfnb.step.tracer import Tracer, exclusive, read_trace
+from perfnb.step.tracer import Tracer, exclusive
 
 _FUSED = "aten::scaled_dot_product_attention"
+#: torch's warnings that a backend is not used or switched off, without a reason in the inputs.
+_ABOUT_BACKENDS = re.compile(r"kernel not used because:$|runtime disabled")
 #: Backends by the word in the names of their ops and, as levers, in theirs; and the devices that have them.
 _BACKENDS: dict[str, tuple[SDPBackend, tuple[str, ...]]] = {
     "flash": (SDPBackend.FLASH_ATTENTION, ("cpu", "cuda")),
@@ -32,7 +36,7 @@ def _attention_ops(subject: Subject) -> set[str]:
     __tracebackhide__ = True
     with subject.restored(), exclusive(), Tracer() as tracer, subject.gate.opened():
         subject.run()
-    names = set(read_trace(tracer).names)
+    names = set(tracer.read().names)
     tracer.close()
     return {name for name in names if "scaled_dot_product" in name}
 
@@ -48,7 +52,29 @@ def _refuses(backend: str, subject: Subject) -> str:
         return "the step does not call torch's scaled_dot_product_attention"
     if any(f"_attention_{backend}" in name or f"_{backend}_attention" in name for name in used):
         return "torch chooses this backend already"
-    return ""
+    return _without_kernel(_BACKENDS[backend][0], subject)
+
+
+def _without_kernel(kind: SDPBackend, subject: Subject) -> str:
+    """Why a backend has no kernel for the step's attention; empty if it has one.
+
+    torch warns about each backend that it cannot use, so the user would read warnings about what only perfnb tried.
+    """
+    __tracebackhide__ = True
+    within = forward_within(subject, lambda: sdpa_kernel(kind))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            with subject.restored(), within, subject.gate.opened():
+                subject.run()
+        except RuntimeError as error:
+            if not str(error).startswith("No available kernel"):
+                return ""  # the trial reports it
+        else:
+            return ""
+    said = [str(one.message).split("(Triggered")[0].strip() for one in caught]
+    reasons = [text for text in said if text and not _ABOUT_BACKENDS.search(text)]
+    return "torch has no kernel of this backend for these inputs" + (f": {reasons[-1].rstrip('.')}" if reasons else "")
 
 
 def _sdpa(backend: str, words: str) -> Lever:
