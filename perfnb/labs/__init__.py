@@ -2,7 +2,7 @@
 
 ``from perfnb import labs``, then ``labs.check("2.3", answer)``. The notebooks are in ``notebooks/labs``.
 
-The room is large because it checks the exercises of nine labs, one module each.
+The room is large because it checks the exercises of twelve labs, one module each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfnb.labs.ledger import FromCell, LabProgress, Ledger, exercise_of
-from perfnb.labs.results_file import Verification, verify_results, write_results
+from perfnb.labs.results_file import Verification, exported_results, verify_results, write_results
 
 __all__ = ["check", "export", "from_cell", "progress", "verify"]
 
@@ -67,9 +67,17 @@ def from_cell(section: str, line: str) -> Any:
     return FromCell(section, line)
 
 
-def progress(lab: int | None = None) -> LabProgress:
-    """Your progress in one lab, or in all labs you have started since the kernel started."""
-    return _ledger.progress(lab)
+def progress(lab: int | None = None, *, exported: str | Path | None = None) -> LabProgress:
+    """Your progress in one lab, or in all labs you have started since the kernel started.
+
+    Parameters
+    ----------
+    lab : int, optional
+        Only this lab.
+    exported : str or Path, optional
+        A folder of files that `export` wrote. Their right answers count, too, and labs not yet started are listed.
+    """
+    return _ledger.progress(lab, None if exported is None else exported_results(exported))
 
 
 def export(path: str | Path) -> Path:

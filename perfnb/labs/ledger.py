@@ -8,7 +8,7 @@ import inspect
 import linecache
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -99,9 +99,13 @@ class LabProgress:
         return self.right == len(self.rows)
 
     def __repr__(self) -> str:
-        lines = []
-        for lab in sorted({_lab(exercise.number) for exercise, _ in self.rows}, key=int):
+        labs = sorted({_lab(exercise.number) for exercise, _ in self.rows}, key=int)
+        lines = [f"{self.right} of {len(self.rows)} right in {len(labs)} labs"] if len(labs) > 1 else []
+        for lab in labs:
             rows = [row for row in self.rows if _lab(row[0].number) == lab]
+            if len(labs) > 1 and not any(result for _, result in rows):
+                lines.append(f"Lab {lab}: not started, {len(rows)} exercises")
+                continue
             lines.append(f"Lab {lab}: {LabProgress(tuple(rows)).right} of {len(rows)} right")
             for exercise, result in rows:
                 state = "not tried" if result is None else exercise.accepted if result.right else "not yet"
@@ -124,11 +128,21 @@ class Ledger:
         self._results[number] = replace(before, tries=result.tries) if before and before.right and hint else result
         return result
 
-    def progress(self, lab: int | None = None) -> LabProgress:
-        """LabProgress in one lab, or in every lab that was started."""
-        labs = {_lab(number) for number in self._results} if lab is None else {str(lab)}
-        every = [exercise for each in sorted(labs, key=int) for exercise in exercises_of(each)]
-        return LabProgress(tuple((exercise, self._results.get(exercise.number)) for exercise in every))
+    def progress(self, lab: int | None = None, exported: Mapping[str, bool] | None = None) -> LabProgress:
+        """LabProgress in one lab, or in every lab that was started.
+
+        With `exported`, which exercises are right according to files of results, it covers all labs, started or not.
+        """
+        started = known_labs() if exported is not None else {_lab(number) for number in self._results}
+        every = [each for one in sorted(started if lab is None else {str(lab)}, key=int) for each in exercises_of(one)]
+        return LabProgress(tuple((exercise, self._result(exercise, exported or {})) for exercise in every))
+
+    def _result(self, exercise: Exercise, exported: Mapping[str, bool]) -> Result | None:
+        """The reader's result, or that of a file if only that is right."""
+        own, filed = self._results.get(exercise.number), exported.get(exercise.number)
+        if filed is None or (own and own.right >= filed):
+            return own
+        return Result(exercise.number, exercise.title, filed, "", "", {})
 
     def results(self) -> Iterable[Result]:
         """All results, in the order of the exercises."""

@@ -65,6 +65,16 @@ LOOKED_AT: dict[str, list[tuple[str, str, str, float | None, float | None]]] = {
         ("below = [", "share of attention at 64 positions", "attention['64']", None, 0.73),
         ("below = [", "attention at 1,024 positions / at 64", "attention['1024'] / attention['64']", 1, None),
     ],
+    "labs/solutions/12_capstone": [
+        (
+            "journal.add(p,",
+            "three faults have findings (1 = yes)",
+            "{'host code', 'float64', 'repeated forward'} <= set(p.findings.bottleneck)",
+            1,
+            None,
+        ),
+        ("whole = perfnb.ab_test", "time with all cures / without", "whole.ratio", None, 0.3),
+    ],
 }
 
 

@@ -90,7 +90,9 @@ NAMES = (
     *("larger batches", "int8", "product", "iterations", "batch", "ranks", "op", "share", "saves_ms", "call"),
     *("per_iteration", "rank", "waits_ms", "op_ratio", "busy_ratio", "smallest_percent", "sees_one_percent"),
     *("half", "nine_tenths", "cached", "utilization", "inside", "row_product", "numpy", "torch", "all_rungs"),
+    *("gain", "compilations"),
     *("balance_ms", "network_ms", "pageable", "pinned", "transfers", "overlap"),
+    *("model", "waste", "faster", "brightness", "padded", "ratio", "low", "high", "unnamed", "text"),
 )
 
 
@@ -225,6 +227,19 @@ def test_empty_facts_verify_nothing(exercise: Exercise) -> None:
         ("10.4", {"cases": []}),
         ("10.5", {"cases": []}),
         ("10.7", {"said": {"rank": 0.0, "waits_ms": 0.0}, "waits": {}}),
+        ("11.2", {"cases": []}),
+        ("11.3", {"cases": [], "graphs": 1}),
+        ("11.4", {"cases": []}),
+        ("11.8", {"cases": {}}),
+        ("12.2", {"profiles": []}),
+        ("12.3", {"said": {}}),
+        (
+            "12.4",
+            {"said": {}, "waste": {"brightness": 201.0, "cards": 2.0, "right": 2.0, "padded": 2.0}, "profiles": []},
+        ),
+        ("12.5", {"before": {"log": []}, "after": {"log": []}, "apart": 0.0}),
+        ("12.6", {"tests": []}),
+        ("12.7", {"tests": []}),
     ],
 )
 def test_a_file_of_empty_facts_does_not_verify(tmp_path: Path, number: str, facts: Facts) -> None:

@@ -133,6 +133,34 @@ def test_nothing_done_is_no_progress() -> None:
     assert repr(labs.progress()) == ""
 
 
+def test_progress_over_all_labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lab has a kernel of its own. The files that it exported are judged again, and others are ignored."""
+    labs.check("1.2", typical)
+    labs.check("1.3", None)
+    labs.export(tmp_path / "lab_01.json")
+    monkeypatch.setattr(labs, "_ledger", Ledger())
+    labs.check("1.3", None)
+    labs.check("2.1", {"forward": 0.3, "backward": 0.5, "optimizer": 0.1, "rest": 0.1})
+    labs.export(tmp_path / "lab_02.json")
+    (tmp_path / "other.json").write_text("{}")
+    claimed = json.loads((tmp_path / "lab_01.json").read_text())
+    claimed["results"] = [{"number": "3.1", "right": True, "facts": {}}]
+    (tmp_path / "claimed.json").write_text(json.dumps(claimed))
+
+    every = labs.progress(exported=tmp_path)
+    assert every.right == 2
+    assert len(every.rows) == sum(len(exercises_of(lab)) for lab in known_labs())
+    lines = repr(every).splitlines()
+    assert lines[0] == f"2 of {len(every.rows)} right in {len(known_labs())} labs"
+    assert lines[1] == "Lab 1: 1 of 6 right"
+    assert "  right      1.2  The typical step" in lines
+    assert any(line.startswith("  not yet    3.1 ") for line in lines)
+    assert f"Lab 4: not started, {len(exercises_of('4'))} exercises" in lines
+    assert labs.progress(1, exported=tmp_path).right == 1
+    assert labs.progress(exported=tmp_path / "nowhere").right == 1
+    assert labs.progress(2).right == 1
+
+
 def test_every_lab_numbers_its_exercises() -> None:
     for lab in known_labs():
         assert [each.number for each in exercises_of(lab)] == [f"{lab}.{n + 1}" for n in range(len(exercises_of(lab)))]

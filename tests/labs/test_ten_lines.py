@@ -1,4 +1,4 @@
-"""The exercise that CONTRIBUTING.md adds in ten lines."""
+"""The exercise that CONTRIBUTING.md and the page for teachers add in ten lines."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def documented() -> Exercise:
     block = re.search(r"^```python\n(def measure_pass.*?)^```$", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     assert block
     assert len(list(filter(None, block[1].splitlines()))) < 10  # and the line in EXERCISES
+    assert block[1] in (PAGE.parent / "docs" / "labs_for_teachers.md").read_text("utf-8")
     names: dict[str, Any] = {"Any": Any, **vars(answers), **vars(exercise), **vars(judging)}
     exec(block[1], names)
     return Exercise("9.1", "The slower pass", names["measure_pass"], names["judge_pass"])

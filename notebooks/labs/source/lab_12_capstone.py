@@ -1,0 +1,435 @@
+# %% [markdown]
+# # Lab 12 · Capstone
+#
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves take
+# about a minute. You should have done [lab 2](02_where_does_a_step_go.ipynb), [lab 3](03_counting.ipynb) and [lab
+# 7](07_the_optimisation_loop.ipynb), or know how to read a profile, how to count FLOPs and what an A/B test is.
+#
+# **Afterwards you can**
+#
+# - take over a slow script that nobody explains to you, and find what is wrong with it;
+# - tell the waste that a profiler names from the waste that only you can see;
+# - cure one fault at a time without changing a result, and prove each cure in a journal;
+# - write the report that your team needs.
+#
+# This is the last lab, and nobody guides you. The exercises name what to hand in, not how to get there. `labs.check`
+# counts what your script does, compares its values with those of the original, and reads your journal. Nothing that it
+# judges depends on how fast or how busy your computer is.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from torch import nn
+
+import perfnb
+from perfnb import labs
+from perfnb.labs.made_night import MAYAS, Archive, work_of
+
+torch.set_num_threads(1)  # less noise: with several threads, each step waits for the slowest one
+
+# The journal of this lab disappears with the kernel. To keep yours: perfnb.journal("capstone/").
+folder = tempfile.TemporaryDirectory()
+journal = perfnb.journal(Path(folder.name) / "journal")
+
+# %% [markdown]
+# ## Maya is on holiday
+#
+# You work at the meter office of a small waterworks. Customers write the number of their water meter and its reading on
+# a card. A scanner cuts each card into 128 images of 8 by 8 pixels, one for each box. A model, the *Reader*, turns them
+# into characters. Maya has just written a new script that trains the Reader every night, from ten in the evening until
+# six in the morning. The office wants **3.3 million cards** per night. Now Maya is on holiday.
+#
+# This is the first night of her script. The line shows how many cards it has trained on.
+
+# %%
+WANTED = 3.3e6  # cards per night
+CARDS = 2  # in a batch
+
+
+def picture(work, title):
+    """How many cards a script has trained on, hour by hour, if each of its steps does so much work."""
+    hours = np.linspace(0, 8, 100)
+    cards = 3600 * hours / work.step_s * CARDS
+    _, ax = plt.subplots(figsize=(8, 3), layout="constrained")
+    enough = cards[-1] >= WANTED
+    ax.plot(hours, cards / 1e6, color="#0072B2" if enough else "#D55E00", linewidth=2)
+    ax.axhline(WANTED / 1e6, color="black", linewidth=1, linestyle="--")
+    ax.annotate("wanted", (0.1, WANTED / 1e6), (0.1, 1.03 * WANTED / 1e6))
+    ax.set_xticks(range(9), [f"{hour % 24}:00" for hour in range(22, 31)])
+    ax.set_xlim(0, 8)
+    ax.set_ylim(0, 4.5)
+    ax.set_ylabel("million cards")
+    ax.set_title(f"{title}: {cards[-1] / 1e6:.2f} million cards by six o'clock")
+    plt.show()
+
+
+picture(MAYAS, "The first night")
+
+# %% [markdown]
+# (The times in this picture are **planted**: so much for each card that is read, and so much for each pass of the
+# Reader, the same on every computer. How often the script reads and computes is counted.)
+#
+# Tom shrugs: "It needs a faster computer." Maya cannot be reached. This is her script. `archive.read(number)` unpacks
+# one scanned card, and `archive.reads` counts the cards that were read. A `step` trains on one batch and writes a row
+# into the log: the loss, and how many boxes were read right.
+
+
+# %%
+class Block(nn.Module):
+    def __init__(self, width, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x, written):
+        parts = self.qkv(self.norm1(x)).chunk(3, -1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        visible = written[:, None, None]  # nobody looks at a box that is not on the card
+        seen = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Reader(nn.Module):
+    """Scores of ten characters for each box of each card; `written` is true for the boxes on the card."""
+
+    def __init__(self, width=128, blocks=3):
+        super().__init__()
+        self.stem, self.head = nn.Linear(64, width), nn.Linear(width, 10)
+        self.places = nn.Embedding(256, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+
+    def forward(self, boxes, written):
+        x = self.stem(boxes) + self.places.weight[: boxes.shape[1]]
+        for block in self.blocks:
+            x = block(x, written)
+        return self.head(x)
+
+
+class Nightly:
+    """Trains the Reader on the cards of an archive. Maya"""
+
+    def __init__(self, archive, seed=0):
+        torch.manual_seed(seed)
+        self.archive, self.generator = archive, torch.Generator().manual_seed(seed)
+        self.reader = self.new_reader()
+        self.optimizer = torch.optim.SGD(self.reader.parameters(), lr=0.02, momentum=0.9)
+        self.log = []
+
+    def new_reader(self):
+        return Reader().double()  # else: RuntimeError, mat1 and mat2 must have the same dtype
+
+    def brightness(self):
+        """Mean and spread of the pixels of all cards."""
+        pixels = np.stack([self.archive.read(number)[0] for number in range(len(self.archive))])
+        return pixels.mean(), pixels.std()
+
+    def cards(self):
+        """A random batch: pixels that do not depend on the lamp of the scanner, and the right characters."""
+        numbers = torch.randint(len(self.archive), (CARDS,), generator=self.generator)
+        mean, spread = self.brightness()
+        pixels, characters = zip(*[self.archive.read(number) for number in numbers.tolist()], strict=True)
+        return torch.from_numpy((np.stack(pixels) - mean) / spread), torch.from_numpy(np.stack(characters))
+
+    def flickering(self, pixels):
+        """Each card a little brighter or darker, so that the Reader learns to ignore that."""
+        return pixels * (1 + 0.1 * torch.randn(len(pixels), 1, 1, generator=self.generator))
+
+    def padded(self, pixels, characters):
+        """Room for longer cards."""
+        boxes = torch.zeros(len(pixels), 256, 64, dtype=pixels.dtype)
+        wanted = torch.full((len(pixels), 256), -100)  # cross entropy ignores -100
+        boxes[:, : pixels.shape[1]], wanted[:, : pixels.shape[1]] = pixels, characters
+        return boxes, wanted
+
+    def loss(self, boxes, wanted):
+        scores = self.reader(boxes, wanted >= 0)
+        return nn.functional.cross_entropy(scores.flatten(0, 1), wanted.flatten())
+
+    @torch.no_grad()
+    def right(self, boxes, wanted):
+        """How many boxes are read right."""
+        scores = self.reader(boxes, wanted >= 0)
+        return int((scores.argmax(-1) == wanted).sum())
+
+    def step(self):
+        pixels, characters = self.cards()
+        boxes, wanted = self.padded(self.flickering(pixels), characters)
+        loss = self.loss(boxes, wanted)
+        right = self.right(boxes, wanted)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.reader.parameters(), 1.0)
+        self.optimizer.step()
+        self.log.append((loss.item(), right))
+        return loss.item()
+
+
+archive = Archive(400)
+night = Nightly(archive)
+for _ in range(5):
+    night.step()
+night.log
+
+# %% [markdown]
+# It trains, and its values are right. Nothing in it is silly: each line has a reason. And still the night is too short.
+#
+# ## 12.1 A prediction
+#
+# **Exercise 12.1.** Read the script, and measure nothing yet. Which share of a step is spent in the model, forward and
+# backward (`model`, from 0 to 1)? How many times as many FLOPs as the task needs does a step compute (`waste`)? And how
+# many times as fast can a step become, with the same results (`faster`)? Only the form is checked.
+
+# %% answer 12.1
+prediction = {"model": ..., "waste": ..., "faster": ...}
+### BEGIN SOLUTION
+prediction = {"model": 0.7, "waste": 2.0, "faster": 4.0}
+### END SOLUTION
+
+# %% check 12.1 points=1
+labs.check("12.1", prediction)
+
+# %% [markdown]
+# ## 12.2 Record
+#
+# Everything that you hand in is in the `journal`. These are the calls that you need:
+#
+# | call | result |
+# |---|---|
+# | `perfnb.profile_step(night.step, model=night.reader, budget_s=8)` | a profile |
+# | `perfnb.ab_test(before.step, after.step, check=1e-4, change="...")` | an A/B test, also of the losses |
+# | `journal.add(result, hypothesis="...", name="nightly")` | adds either of them to the journal |
+#
+# **Exercise 12.2.** Profile Maya's unchanged script, and add the profile to the journal. Its `hypothesis` is what you
+# expect to find: a sentence, written before you read the report.
+
+# %% answer 12.2
+p = ...
+### BEGIN SOLUTION
+p = perfnb.profile_step(night.step, model=night.reader, budget_s=8)
+journal.add(p, hypothesis="Most of a step is the model, and reading cards is a small part", name="nightly")
+### END SOLUTION
+
+# %% check 12.2 points=2
+labs.check("12.2", journal)
+
+# %%
+p
+
+# %% [markdown]
+# ## 12.3 Diagnose
+#
+# The report has tabs for findings, layers, memory, a timeline and a flame graph. Not all that a finding names is waste,
+# and not all waste has a finding.
+#
+# **Exercise 12.3.** Which methods of `Nightly` waste work, and by what factor? `waste` is a dictionary: the name of the
+# method where you would cure the waste, and the work it causes divided by the work that the task needs. Each factor is
+# a ratio of two things that you can **count** in a step; none is a ratio of times. For instance, `{"flickering": 3.0}`
+# would mean that each batch flickers three times and should do so once.
+
+# %% answer 12.3
+waste = {}
+### BEGIN SOLUTION
+waste = {"brightness": 402 / 2, "new_reader": 8 / 4, "right": 2 / 1, "padded": 256 / 128}
+### END SOLUTION
+
+# %% check 12.3 points=4
+labs.check("12.3", waste, script=Nightly)
+
+# %% [markdown]
+# ## 12.4 Bound
+#
+# Before you cure something, find out what that could save **at most**. If it is little, do something else.
+#
+# **Exercise 12.4.** `bounds` is a dictionary with the methods of `waste`, and for each of them how many ms per step its
+# cure saves at most, from your profile. Where no finding has that number, compute it from the tables of the profile.
+
+# %% answer 12.4
+bounds = {}
+### BEGIN SOLUTION
+found = p.findings.set_index("bottleneck")["bound_ms"]
+bounds = {
+    "brightness": found.get("host code", 1.0),
+    "new_reader": found.get("float64", 1.0),
+    "right": found.get("repeated forward", 1.0),
+    "padded": p.layers["total_ms"].iloc[0] / 2,
+}
+### END SOLUTION
+
+# %% check 12.4 points=3
+labs.check("12.4", bounds, waste=waste, journal=journal)
+
+# %%
+for method, ms in bounds.items():
+    print(f"{method:12} at most {ms:5.1f} ms")
+if bounds:
+    print(f"together     {sum(bounds.values()):5.1f} ms, of a step of {p.timing.median_ms:.1f} ms")
+
+# %% [markdown]
+# Bounds overlap, so they may add up to more than a step: a pass that no longer runs is not made faster by shorter
+# numbers. Only a measurement tells you what the cures save together.
+#
+# ## 12.5 Cure
+#
+# A cure must not change a result: the same cards, in the same order, with the same losses and counts in the log, and
+# the same weights afterwards, up to rounding. Whatever Maya's script computes for a reason, yours computes, too.
+#
+# **Exercise 12.5.** Write a class that is made and called like `Nightly`, and let `Cured` be that class. The simplest
+# way is a chain of classes, each of which cures one thing and inherits the rest. You need them for the next exercise,
+# so you may solve both together. The check runs `Cured` on an archive that you have not seen, and counts its work.
+
+# %% answer 12.5
+Cured = Nightly  # your class
+
+
+### BEGIN SOLUTION
+class Once(Nightly):
+    """The brightness of all cards does not change."""
+
+    def __init__(self, archive, seed=0):
+        super().__init__(archive, seed)
+        self.known = super().brightness()
+
+    def brightness(self):
+        return self.known
+
+
+class Single(Once):
+    """Float32 from the cards to the weights."""
+
+    def new_reader(self):
+        return Reader()
+
+    def cards(self):
+        pixels, characters = super().cards()
+        return pixels.float(), characters
+
+
+class OnePass(Single):
+    """The scores of the loss are those that are counted."""
+
+    def loss(self, boxes, wanted):
+        self.scores = self.reader(boxes, wanted >= 0)
+        return nn.functional.cross_entropy(self.scores.flatten(0, 1), wanted.flatten())
+
+    def right(self, boxes, wanted):
+        return int((self.scores.argmax(-1) == wanted).sum())
+
+
+class Tight(OnePass):
+    """No boxes that are not on the card."""
+
+    def padded(self, pixels, characters):
+        return pixels, characters
+
+
+Cured = Tight
+### END SOLUTION
+
+# %% check 12.5 points=4
+labs.check("12.5", Cured, script=Nightly)
+
+# %% [markdown]
+# ## 12.6 Prove
+#
+# **Exercise 12.6.** For each cure, run an A/B test of this one change, and add it to the journal with your hypothesis:
+# which saving do you expect, and why? The test compares the losses (`check`) and decides. A test that is rejected or
+# inconclusive stays in the journal, too, because it is part of the evidence. Make new scripts for each test: both sides
+# train.
+
+# %% answer 12.6
+### BEGIN SOLUTION
+reasons = {
+    "measure the brightness once": (Nightly, Once, "Saves a third: that is the bound of the host's own code"),
+    "float32": (Once, Single, "Halves the rest: half of the bytes, and twice the numbers per instruction"),
+    "count from the scores of the loss": (Single, OnePass, "Saves a quarter: one of two forward passes"),
+    "no room for longer cards": (OnePass, Tight, "Halves the rest: half of the boxes are not on the card"),
+}
+for change, (before, after, hypothesis) in reasons.items():
+    test = perfnb.ab_test(before(archive).step, after(archive).step, check=1e-4, change=change, budget_s=6)
+    journal.add(test, hypothesis=hypothesis, name="nightly")
+### END SOLUTION
+
+# %% check 12.6 points=3
+labs.check("12.6", journal)
+
+# %%
+journal
+
+# %% [markdown]
+# ## 12.7 Report
+#
+# Tests of single changes do not tell you what all of them save together.
+#
+# **Exercise 12.7.** Test `Nightly` against `Cured`, as `whole`, and add the test to the journal. Then write the report
+# for Maya:
+#
+# - `ratio`, `low`, `high`: the time of the candidate divided by that of the baseline, with its interval;
+# - `unnamed`: the method whose waste no finding of your profile names;
+# - `text`: a short text that tells her what was slow, what you changed, how much faster the script is, and what stayed
+#   the same.
+
+# %% answer 12.7
+whole = ...
+report = {"ratio": ..., "low": ..., "high": ..., "unnamed": "...", "text": "..."}
+### BEGIN SOLUTION
+whole = perfnb.ab_test(Nightly(archive).step, Cured(archive).step, check=1e-4, change="all cures", budget_s=8)
+journal.add(whole, hypothesis="All four cures together save about seven eighths of the time", name="nightly")
+low, high = whole.ratio_ci
+text = f"""Your script measured the brightness of all cards in each step, computed in float64, ran the Reader twice per
+step, and computed 256 boxes for cards that have 128. All four are cured. A step now takes {whole.ratio:.3f} ×
+[{low:.3f}, {high:.3f}] of its time. The losses, the log and the weights are the same up to rounding."""
+report = {"ratio": whole.ratio, "low": low, "high": high, "unnamed": "padded", "text": text}
+### END SOLUTION
+
+# %% check 12.7 points=3
+labs.check("12.7", report, whole=whole, journal=journal)
+
+# %%
+whole
+
+# %% [markdown]
+# ## The next night
+#
+# The same picture, on the same axes, with the same planted times, and with what **your** script reads and computes.
+
+# %%
+picture(work_of(Cured, Archive(400)), "The next night")
+
+# %% [markdown]
+# If the line still ends too low, some waste is left. Without any single one of the four cures, the night is too short:
+# the three faults that perfnb names are not enough.
+#
+# Now look at the profile of the cured script. What does the verdict name now? Is it waste?
+
+# %%
+cured = Cured(archive)
+after = perfnb.profile_step(cured.step, model=cured.reader, budget_s=4)
+after
+
+# %% [markdown]
+# A step is never without a bottleneck: something always takes most of the time. What is left is work that the task
+# needs. **Look at** your journal once more: which hypothesis was off the most, and which count would have corrected it?
+#
+# And the computer that Tom wanted to buy? The old one is now busy for a part of the night only.
+#
+# ## Takeaways
+#
+# - A profiler sees what a step *does*. What it *should* do, you have to know: count what the task needs, and compare.
+# - Work that is avoided beats work that is made faster. Ask "why at all?" before "how fast?".
+# - One change, one test, one line in the journal, with what you expected before you knew.
+# - A cure that changes a result is another script. Compare values before times.
+#
+# `labs.export("lab_12.json")` writes your answers and their measurements to a file for your teacher. `labs.progress()`
+# shows all labs that you solved in this notebook.
+
+# %% progress
+### BEGIN HIDDEN TESTS
+assert labs.progress(12).complete, labs.progress(12)
+### END HIDDEN TESTS
+labs.progress(12)

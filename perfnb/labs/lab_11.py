@@ -1,0 +1,567 @@
+"""Checks of lab 11, *Compilers and kernels*. They count graphs and bytes, or compare values; no clock is read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfnb.labs.answers import as_fields, as_function, as_pair, outcome, tried
+from perfnb.labs.exercise import Exercise, Facts, Hint
+from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
+from perfnb.labs.workloads import agree
+
+
+def measure_prediction(answer: Any) -> Facts:
+    return as_fields(answer, gain=float, compilations=float, memory=float)
+
+
+def judge_prediction(facts: Facts) -> None:
+    hint_if(facts["gain"] <= 0, "gain is a factor: 2.0 is twice as fast, 1.0 no difference.")
+    hint_if(facts["gain"] > 1e4, f"gain: {facts['gain']:.3g} times as fast? Give a factor, not a time.")
+    versions = facts["compilations"]
+    hint_if(versions < 1 or versions != int(versions), "compilations is a count: a whole number, at least 1.")
+    hint_if(versions > 1200, "compilations: torch does not compile more often than it is called, 1,200 times.")
+    hint_if(facts["memory"] < 1, "memory is a factor. Would a longer card need less memory?")
+
+
+#: Milliseconds of layers, and the layers that a compiler does not make faster.
+LAYERS: tuple[tuple[dict[str, float], tuple[str, ...]], ...] = (
+    ({"up": 3.0, "act": 6.0, "down": 2.0, "norm": 1.0}, ("up", "down")),
+    ({"stem": 0.5, "up": 4.0, "act": 1.5, "head": 2.0}, ("stem", "up", "head")),
+    ({"up": 1.0, "act": 7.0}, ("up",)),
+    ({"up": 2.5, "down": 3.5}, ("up", "down")),
+)
+
+
+def measure_at_most(answer: Any) -> Facts:
+    function = as_function(answer, "at_most(ms, kept)")
+    cases = tried(
+        lambda ms, kept: function(dict(ms), list(kept)), LAYERS, lambda ms, kept: sum(ms.values()) / _kept(ms, kept)
+    )
+    return {"cases": cases}
+
+
+def _kept(ms: dict[str, float], kept: Sequence[str]) -> float:
+    return sum(ms[name] for name in kept)
+
+
+def judge_at_most(facts: Facts) -> None:
+    every = Numbers(facts["cases"], len(LAYERS), 1e-6)
+
+    def slip(value: Callable[[float, float], float], words: str) -> None:
+        every.slip(lambda case: value(sum(case["sizes"][0].values()), _kept(*case["sizes"])), words)
+
+    slip(lambda total, kept: kept / total, "That is the share that stays. How many times as fast is the whole?")
+    slip(lambda total, kept: 1 - kept / total, "That is the share that can vanish. How many times as fast is the rest?")
+    slip(lambda total, kept: total - kept, "Those are the milliseconds that can vanish; give a factor.")
+    slip(lambda total, kept: kept, "Those are the milliseconds that stay; how many times as long was the whole?")
+    slip(
+        lambda total, kept: total / (total - kept) if total > kept else math.inf,
+        "That keeps the other layers: it is the gain if those in `kept` took no time.",
+    )
+    every.slip(
+        lambda case: len(case["sizes"][0]) / len(case["sizes"][1]),
+        "That counts layers. Their times differ: add up milliseconds.",
+    )
+    for case in facts["cases"]:
+        ms, kept = case["sizes"]
+        layers = ", ".join(f"{name} {each:g} ms" for name, each in ms.items())
+        where = f"For {layers}, where {' and '.join(kept)} keep their times:"
+        Number(case["said"], case["wanted"], 1e-6, where).wrong("", "how long is the step if the others take no time?")
+
+
+class _Counted:
+    """A backend of torch.compile that generates no code; it counts the graphs that run."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+
+    def __call__(self, graph: Any, _: Any) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            self.ran += 1
+            return graph.forward(*given)
+
+        return run
+
+
+#: Cards for the Reader, by their number of images.
+CARDS = (12, 30, 12, 17, 25, 40)
+
+
+def measure_whole(answer: Any, checked: Any = None) -> Facts:
+    if not (isinstance(answer, type) and issubclass(answer, nn.Module)):
+        raise Hint("Give the class itself, Whole, without calling it.")
+    if not (isinstance(checked, type) and issubclass(checked, nn.Module)):
+        raise Hint("Pass the class with the check in it as well: checked=Checked.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        old: Any = checked().eval()
+        new: Any = outcome(answer)
+    outcome(new.load_state_dict, old.state_dict())
+    new.eval()
+    generator = torch.Generator().manual_seed(5)
+    cards = [torch.rand(count, 64, generator=generator) for count in CARDS]
+    with torch.no_grad():
+        cases = [_whole_case(old, new, card) for card in cards]
+        graphs = None if any(case["returned"] for case in cases) else _graphs(new, cards)
+    return {"cases": cases, "graphs": graphs}
+
+
+def _whole_case(old: Any, new: Any, card: torch.Tensor) -> Facts:
+    """What the new Reader returns for a card, next to what the old one sees before its head."""
+    before: list[torch.Tensor] = []
+    handle = old.head.register_forward_pre_hook(lambda _, given: before.append(given[0]))
+    scores = old(card)
+    handle.remove()
+    got = outcome(new, card)
+    (x,) = before
+    facts: Facts = {"returned": _not_a_pair(got)}
+    if not facts["returned"]:
+        facts |= {
+            "same": agree(scores, got[0]),
+            "said": float(got[1]),
+            "wanted": float(x.abs().max()),
+            "signed": float(x.max()),
+            "mean": float(x.abs().mean()),
+            "of_scores": float(scores.abs().max()),
+        }
+    return facts
+
+
+def _not_a_pair(got: Any) -> str:
+    """Why a result is not a pair of scores and one number in a tensor; empty if it is."""
+    if isinstance(got, torch.Tensor):
+        return "a single tensor"
+    if not isinstance(got, (tuple, list)) or len(got) != 2:
+        return "nothing" if got is None else f"a {type(got).__name__}"
+    if not isinstance(got[0], torch.Tensor):
+        return f"a {type(got[0]).__name__} in place of the scores"
+    if not isinstance(got[1], torch.Tensor):
+        return f"a {type(got[1]).__name__} in place of a tensor with the largest number"
+    return "" if got[1].numel() == 1 else f"{got[1].numel()} numbers in place of the largest one"
+
+
+def _graphs(model: Any, cards: Sequence[torch.Tensor]) -> int:
+    """Graphs that run for one card when the model is compiled."""
+    torch.compiler.reset()
+    counted = _Counted()
+    try:
+        compiled = torch.compile(model, backend=counted, dynamic=True)
+        for card in cards:
+            counted.ran = 0
+            outcome(compiled, card)
+    finally:
+        torch.compiler.reset()
+    return counted.ran
+
+
+def judge_whole(facts: Facts) -> None:
+    cases = all_there(facts["cases"], len(CARDS))
+    for case in cases:
+        if not case["returned"]:
+            continue
+        hint_if(case["returned"] == "nothing", "forward returns nothing yet.")
+        read = "Whoever makes a Python number of a tensor has to wait for its value, and that breaks the graph. " * (
+            case["returned"].startswith(("a float", "a int", "a bool"))
+        )
+        raise Hint(f"forward returns {case['returned']}. {read}Return two tensors: scores, largest.")
+    hint_if(not all(case["same"] for case in cases), "The scores differ from those of Checked with the same weights.")
+    every = Numbers(cases, len(CARDS), 1e-4)
+    every.slip(
+        lambda case: case["signed"], "largest misses negative numbers: -20,000 is an explosion, too. Checked sees it."
+    )
+    every.slip(lambda case: case["mean"], "largest is a mean: one exploding number disappears in it.")
+    every.slip(lambda case: case["of_scores"], "largest is that of the scores. Checked looks at x, before the head.")
+    hint_if(not every.right, "largest is not the largest absolute number of x before the head.")
+    graphs = facts["graphs"]
+    hint_if(graphs == 0, "torch compiles nothing of it. Is something disabled, or is there an exception inside?")
+    if graphs != 1:
+        raise Hint(
+            f"The results are right, but torch makes {graphs:g} graphs of it. A line in forward still needs a number "
+            "while the graph runs: an `if`, float(), bool() or .item() of a tensor."
+        )
+
+
+#: Most versions of one function that torch compiles before it gives up.
+LIMIT = 8
+#: Lengths of cards in their order.
+LENGTHS: tuple[tuple[int, ...], ...] = (
+    (100, 100, 100),
+    (100, 120, 100, 120, 100),
+    (97, 105, 99, 105, 128, 97, 101),
+    (90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 90),
+    (128, 127, 128, 126, 125, 124, 123, 122, 121, 128),
+)
+
+
+def versions(lengths: Sequence[int], dynamic: bool | None) -> int:
+    """How many versions `torch.compile` makes of a function for cards of these lengths, one after the other."""
+    different = len(set(lengths))
+    return min(different, LIMIT) if dynamic is False else 1 if dynamic else min(different, 2)
+
+
+def measure_versions(answer: Any) -> Facts:
+    function = as_function(answer, "compilations(lengths, dynamic)")
+    every = [(list(lengths), dynamic) for dynamic in (False, None, True) for lengths in LENGTHS]
+    return {"cases": tried(lambda lengths, dynamic: function(list(lengths), dynamic), every, versions)}
+
+
+def judge_versions(facts: Facts) -> None:
+    cases = all_there(facts["cases"], 3 * len(LENGTHS))
+    fixed, unset, free = (
+        Numbers(cases[start * len(LENGTHS) :][: len(LENGTHS)], len(LENGTHS), 1e-9) for start in range(3)
+    )
+    fixed.slip(lambda case: len(case["sizes"][0]), "dynamic=False: you count cards. A second card of a length is free.")
+    fixed.slip(_different, f"dynamic=False: you count all lengths, but torch gives up after {LIMIT} versions.")
+    fixed.slip(lambda case: min(_different(case), LIMIT + 1), f"dynamic=False: it is one more than the limit, {LIMIT}.")
+    fixed.slip(lambda case: min(_different(case), LIMIT - 1), f"dynamic=False: it is one less than the limit, {LIMIT}.")
+    changes = "dynamic=False: you count changes of length. torch keeps the versions that it has."
+    fixed.slip(_changes, changes)
+    fixed.slip(lambda case: 1 + _changes(case), changes)
+    fixed.slip(lambda case: min(1 + _changes(case), LIMIT), changes)
+    fixed.slip(lambda case: min(_different(case), 2), "dynamic=False: that is what dynamic=None does.")
+    for each, name in ((unset, "None"), (free, "True")):
+        each.slip(lambda case: min(_different(case), LIMIT), f"dynamic={name}: that is what dynamic=False does.")
+        each.slip(_different, f"dynamic={name}: not every length gets a version of its own.")
+    unset.slip(lambda case: 1, "dynamic=None: the first version is for one length only.")
+    unset.slip(lambda case: 2, "dynamic=None: if all cards have one length, is there a second version?")
+    free.slip(lambda case: min(_different(case), 2), "dynamic=True: torch need not wait for a second length.")
+    for case in cases:
+        lengths, dynamic = case["sizes"]
+        name = "None" if dynamic is None else str(bool(dynamic))
+        where = f"For cards of {', '.join(f'{length:g}' for length in lengths)} images and dynamic={name}:"
+        hint_if(not close(case["said"], case["wanted"], 1e-9), f"{where} {case['said']:g} is not right.")
+
+
+def _different(case: Facts) -> float:
+    return len(set(case["sizes"][0]))
+
+
+def _changes(case: Facts) -> float:
+    lengths = case["sizes"][0]
+    return sum(one != other for one, other in itertools.pairwise(lengths))
+
+
+#: Numbers in a tensor, and tensors that the activation moves as nine operators and as one kernel.
+COUNTS, NINE, ONE = (1000, 524_288, 77), 22, 2
+
+
+def measure_moved(answer: Any) -> Facts:
+    function = as_function(answer, "moved_bytes(n)")
+    cases = []
+    for count in COUNTS:
+        eager, fused = as_pair(outcome(function, count), "the bytes of nine operators, and those of one kernel")
+        cases.append({"count": count, "eager": eager, "fused": fused})
+    return {"cases": cases}
+
+
+def judge_moved(facts: Facts) -> None:
+    cases = all_there(facts["cases"], len(COUNTS))
+    eager, fused = (
+        Numbers(
+            [case | {"said": case[name], "wanted": 4 * tensors * case["count"]} for case in cases], len(COUNTS), 1e-9
+        )
+        for name, tensors in (("eager", NINE), ("fused", ONE))
+    )
+
+    def slip(which: Numbers, tensors: float, words: str) -> None:
+        which.slip(lambda case: 4 * tensors * case["count"], words)
+
+    if not (eager.right or fused.right):
+        slip(eager, ONE, "The first number should be that of the nine operators, the second that of one kernel.")
+    slip(eager, NINE / 4, "Nine operators: you count numbers. A float32 has 4 bytes.")
+    slip(eager, NINE / 2, "Nine operators: a float32 has 4 bytes, not 2.")
+    slip(eager, 9, "Nine operators: each one writes a tensor, but what does it read?")
+    slip(eager, 13, "Nine operators: you count what they read. Each one also writes a tensor.")
+    slip(eager, 18, "Nine operators: you let each one read a single tensor. A product of two tensors reads both.")
+    slip(eager, 27, "Nine operators: you let each one read two tensors. 0.5 * x reads only one: 0.5 is no tensor.")
+    every = (10, 14, 15, 16, 17, 19, 20, 21, 23, 24, 25, 26)
+    for tensors in every:
+        slip(eager, tensors, f"Nine operators: you count {tensors} tensors. Write the nine lines down, one for each.")
+    hint_if(not eager.right, "Nine operators: for each of them, count the tensors that it reads and the one it writes.")
+    slip(fused, ONE / 4, "One kernel: you count numbers. A float32 has 4 bytes.")
+    slip(fused, 1, "One kernel: it reads a tensor, and it writes one.")
+    slip(fused, 6, "One kernel: it reads x once. Then the number is in a register, and using it again moves nothing.")
+    slip(fused, NINE, "One kernel: the results in between are in registers, and never in memory.")
+    hint_if(not fused.right, "One kernel: what must it read from memory, and what must be in memory at the end?")
+
+
+#: Cards, heads, images per card and width of a head.
+ATTENTIONS = ((4, 4, 64, 32), (4, 4, 1024, 32), (1, 8, 100, 16), (3, 2, 40, 64))
+
+
+def _squares(cards: float, heads: float, length: float) -> float:
+    return 4 * cards * heads * length * length
+
+
+def plain_bytes(cards: int, heads: int, length: int, width: int) -> int:
+    """Most bytes that attention in plain operators has allocated: two squares of scores, and the output."""
+    return 4 * cards * heads * length * (2 * length + width)
+
+
+def measure_attention_bytes(answer: Any) -> Facts:
+    function = as_function(answer, "plain_bytes(cards, heads, length, width)")
+    return {"cases": tried(function, ATTENTIONS, plain_bytes)}
+
+
+def judge_attention_bytes(facts: Facts) -> None:
+    every = Numbers(facts["cases"], len(ATTENTIONS), 1e-9)
+
+    def slip(squares: float, outputs: float, words: str) -> None:
+        every.slip(lambda case: squares * _squares(*case["sizes"][:3]) + outputs * 4 * math.prod(case["sizes"]), words)
+
+    slip(1, 0, "That is one square of scores. While softmax runs, how many are there?")
+    slip(1, 1, "That is one square of scores and the output. `scores` is still there when the last product runs.")
+    slip(2, 0, "The output is missing: it is allocated while both squares are still there.")
+    slip(3, 0, "At no moment are there three squares: a tensor goes when no name refers to it. And the output?")
+    slip(3, 1, "At no moment are there three squares: the one before masked_fill goes when `scores` gets the new one.")
+    slip(4, 1, "That adds up all squares that there ever were. Which of them are there at the same time?")
+    slip(2, 4, "That counts q, k and v as well, which were there before.")
+    slip(0, 1, "That is the output alone. How large is q @ k.transpose(-2, -1)?")
+    every.slip(lambda case: case["wanted"] / 4, "Those are numbers. How many bytes does a float32 have?")
+    every.slip(lambda case: 8 * case["wanted"], "It looks like bits.")
+    every.slip(lambda case: case["wanted"] / case["sizes"][1], "That is one head. Each head has scores of its own.")
+    every.slip(lambda case: case["wanted"] / case["sizes"][0], "That is one card. Each card has scores of its own.")
+    for case in facts["cases"]:
+        cards, heads, length, width = case["sizes"]
+        where = f"For {cards:g} card(s), {heads:g} heads, {length:g} images and heads of width {width:g}:"
+        Number(case["said"], case["wanted"], 1e-9, where).wrong("", "go through the lines: what is there after each?")
+
+
+#: Cards, heads, images per card and width of a head.
+SHAPES = ((2, 4, 50, 32), (3, 2, 33, 16))
+
+
+class _Squares(TorchDispatchMode):
+    """Counts the tensors with a number for each pair of images that operators return."""
+
+    def __init__(self, size: int, length: int) -> None:
+        super().__init__()
+        self.count, self._size, self._length = 0, size, length
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        for each in returned if isinstance(returned, (tuple, list)) else (returned,):
+            if isinstance(each, torch.Tensor) and each.numel() >= self._size and each.shape[-1] == self._length:
+                self.count += 1
+        return returned
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blank: torch.Tensor | None, scale: float) -> Any:
+    """Attention in plain operators; `blank` marks the images that nobody looks at."""
+    scores = q @ k.transpose(-2, -1) * scale
+    if blank is not None:
+        scores = scores.masked_fill(blank[:, None, None, :], -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def measure_swapped(answer: Any) -> Facts:
+    function = as_function(answer, "attention(q, k, v, blank)")
+    generator = torch.Generator().manual_seed(7)
+    cases = []
+    for shape in SHAPES:
+        q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
+        blank = torch.rand(shape[0], shape[2], generator=generator) < 0.3
+        blank[:, :2] = torch.tensor([False, True])
+        scale = shape[3] ** -0.5
+        with torch.no_grad(), _Squares(math.prod(shape[:3]) * shape[2], shape[2]) as squares:
+            got = outcome(function, q.clone(), k.clone(), v.clone(), blank.clone())
+        slips = {
+            "right": attention(q, k, v, blank, scale),
+            "inverted": attention(q, k, v, ~blank, scale),
+            "unmasked": attention(q, k, v, None, scale),
+            "unscaled": attention(q, k, v, blank, 1.0),
+            "scaled twice": attention(q, k, v, blank, scale**2),
+            "added": (q @ k.transpose(-2, -1) * scale + blank[:, None, None, :].float()).softmax(-1) @ v,
+        }
+        like = [name for name, one in slips.items() if isinstance(got, torch.Tensor) and agree(one, got)]
+        shown = list(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
+        cases.append({"shape": list(shape), "got": shown, "like": like, "squares": squares.count})
+    return {"cases": cases}
+
+
+#: What a result of `attention` shows about its mistake.
+SWAPS = {
+    "inverted": "It looks at exactly the blank boxes. In attn_mask, True means that an image *may* be looked at.",
+    "unmasked": "The blank boxes are looked at: `blank` has no effect.",
+    "unscaled": "The scores are not divided by the root of the width; by default, the function does that itself.",
+    "scaled twice": "The scores are scaled twice: the function divides by the root of the width itself.",
+    "added": "The mask is added to the scores, because it consists of numbers. Give it as True and False.",
+}
+
+
+def judge_swapped(facts: Facts) -> None:
+    cases = all_there(facts["cases"], len(SHAPES))
+    for case in cases:
+        hint_if(case["got"] == "NoneType", "Your function returns nothing yet.")
+        if case["got"] != case["shape"]:
+            got = case["got"] if isinstance(case["got"], str) else "shape " + " x ".join(map(str, case["got"]))
+            raise Hint(f"Your function returns a {got}, not a tensor of {' x '.join(map(str, case['shape']))}.")
+    if not all("right" in case["like"] for case in cases):
+        for name, words in SWAPS.items():
+            hint_if(all(name in case["like"] for case in cases), words)
+        raise Hint("The output differs from that of plain. Does each image look at all images that are not blank?")
+    if any(case["squares"] != 0 for case in cases):
+        raise Hint(
+            "The output is right, but tensors with a number for each pair of images are made on the way. Leave that to "
+            "nn.functional.scaled_dot_product_attention."
+        )
+
+
+class _HalfGradient(torch.autograd.Function):
+    """Gives its input; the gradient goes through float16, as in the layers of a model in that format."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].half().float()
+
+
+#: For each case: how large the loss is, and its scale. With the last scale, gradients overflow.
+SCALES = (("small", 1e-8, 2.0**16), ("usual", 1.0, 2.0**8), ("too large", 1.0, 2.0**30))
+LEARNING_RATE = 0.5
+
+
+def measure_scaled(answer: Any) -> Facts:
+    function = as_function(answer, "scaled_step(loss_of, optimizer, scale)")
+    cases = {}
+    for name, size, scale in SCALES:
+        weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
+        x = torch.tensor([0.5, 1.0, -1.5])
+        optimizer = torch.optim.SGD([weight], LEARNING_RATE / size)
+        weight.grad = torch.full((3,), 3.0 * size)  # of an earlier step
+
+        def loss_of(weight: Any = weight, size: float = size, x: Any = x) -> torch.Tensor:
+            return (_HalfGradient.apply(weight) * x).sum() * size  # type: ignore[no-untyped-call]
+
+        before = weight.detach().clone()
+        returned = outcome(function, loss_of, optimizer, scale)
+        change = (weight.detach() - before).double() / LEARNING_RATE
+        cases[name] = {
+            "returned": bool(returned) if isinstance(returned, bool) or _is_flag(returned) else type(returned).__name__,
+            "finite": bool(change.isfinite().all()),
+            "change": [float(each) if math.isfinite(each) else None for each in change],
+            "gradient": [float(each) for each in x],
+            "scale": scale,
+        }
+    return {"cases": cases}
+
+
+def _is_flag(returned: Any) -> bool:
+    """Whether it is one True or False of torch or numpy."""
+    try:
+        return str(returned.dtype) in ("torch.bool", "bool") and returned.numel() == 1
+    except Exception:
+        return str(getattr(returned, "dtype", "")) == "bool" and getattr(returned, "size", 0) == 1
+
+
+def judge_scaled(facts: Facts) -> None:
+    cases = all_there(facts["cases"], len(SCALES))
+    small, usual, large = (cases[name] for name, _, _ in SCALES)
+    for case in (usual, small):
+        factor = [-(change or 0.0) / gradient for change, gradient in zip(*_both(case), strict=True)]
+        _judge_factor(case, factor, usual["returned"])
+    if not large["finite"] or any(change != 0 for change in large["change"]):
+        raise Hint(
+            f"With a scale of {large['scale']:.0f}, gradients overflow to infinity, and the step was taken all the "
+            "same: the weights are lost. Skip it."
+        )
+    for case, word in ((usual, True), (small, True), (large, False)):
+        if isinstance(case["returned"], str):
+            raise Hint(f"The steps are right, but your function returns a {case['returned']}, not True or False.")
+        if case["returned"] != word:
+            raise Hint("The steps are right. Return True where a step was taken, and False where it was skipped.")
+
+
+def _both(case: Facts) -> tuple[list[Any], list[float]]:
+    return all_there(case["change"], 3), all_there(case["gradient"], 3)
+
+
+def _judge_factor(case: Facts, factor: Sequence[float], returned: Any) -> None:
+    """Raise a `Hint` unless each weight moved by its gradient, up to what float16 rounds."""
+    scale = case["scale"]
+
+    def all_are(wanted: float) -> bool:
+        return all(close(each, wanted, 0.01) for each in factor)
+
+    if all_are(1.0):
+        return
+    if all(each == 0 for each in factor):
+        nothing = returned == "NoneType"
+        raise Hint(
+            "Your function does nothing yet."
+            if nothing
+            else "The weights did not move: small gradients became 0 in float16 on their way back. What must be large "
+            "*before* the backward pass?"
+        )
+    hint_if(all_are(scale), f"The weights moved {scale:.0f} times too far: divide the gradients by the scale again.")
+    hint_if(all_are(1 / scale), "The weights hardly moved: the gradients were divided by the scale, but never scaled.")
+    hint_if(all_are(1 / scale**2), "The gradients were divided by the scale twice; and was the loss multiplied?")
+    hint_if(all_are(scale**2), "The gradients were multiplied by the scale twice.")
+    hint_if(all_are(-1.0), "The weights moved uphill.")
+    hint_if(all_are(2.0), "The weights moved twice as far as they should: is there one step or two?")
+    if all(close(each - 1.0, 3.0 / gradient, 0.02) or close(each - 1.0, 3.0 / gradient / scale, 0.02)
+           for each, gradient in zip(factor, case["gradient"], strict=True)):  # fmt: skip
+        raise Hint("The gradients of an earlier step are still there: begin with optimizer.zero_grad().")
+    raise Hint("The weights did not move as they would in float32. Is the order scale, backward, divide, step?")
+
+
+#: Milliseconds that stay serial, that can be divided, and that each further thread costs; and cores.
+WORK = ((1.0, 8.0, 0.55, 8), (0.2, 0.3, 0.5, 4), (0.0, 9.0, 1.0, 2), (5.0, 30.0, 0.35, 16), (2.0, 4.0, 0.3, 3))
+
+
+def _ms(serial: float, divisible: float, start: float, threads: float) -> float:
+    return serial + divisible / threads + start * (threads - 1)
+
+
+def best_threads(serial: float, divisible: float, start: float, cores: int) -> int:
+    """The number of threads, at most one per core, with the shortest time."""
+    return min(range(1, int(cores) + 1), key=lambda threads: _ms(serial, divisible, start, threads))
+
+
+def measure_threads(answer: Any) -> Facts:
+    function = as_function(answer, "best_threads(serial_ms, divisible_ms, start_ms, cores)")
+    return {"cases": tried(function, WORK, best_threads)}
+
+
+def judge_threads(facts: Facts) -> None:
+    every = Numbers(facts["cases"], len(WORK), 1e-9)
+    every.slip(lambda case: case["sizes"][3], "That is all cores, always. Starting a thread costs time, too.")
+    every.slip(lambda case: 1, "That is one thread, always.")
+    every.slip(
+        lambda case: _ms(*case["sizes"][:3], best_threads(*case["sizes"])),
+        "That is the shortest time. How many threads reach it?",
+    )
+    every.slip(lambda case: best_threads(*case["sizes"][:3], 1000), "More threads than cores take turns: see `cores`.")
+    root = "The root of divisible / start is a good estimate, but it is not a whole number from 1 to `cores`."
+    every.slip(lambda case: math.sqrt(case["sizes"][1] / case["sizes"][2]), root)
+    every.slip(lambda case: min(case["sizes"][3], max(1.0, math.sqrt(case["sizes"][1] / case["sizes"][2]))), root)
+    every.slip(lambda case: best_threads(*case["sizes"]) - 1, "Is that a place in a list? The first thread is 1.")
+    for case in facts["cases"]:
+        serial, divisible, start, cores = case["sizes"]
+        where = f"For {serial:g} + {divisible:g} / threads + {start:g} * (threads - 1) ms and {cores:g} cores:"
+        hint_if(
+            not close(case["said"], case["wanted"], 1e-9), f"{where} another number than {case['said']:g} is faster."
+        )
+
+
+EXERCISES = (
+    Exercise("11.1", "A prediction", measure_prediction, judge_prediction, accepted="noted"),
+    Exercise("11.2", "What a compiler can save", measure_at_most, judge_at_most),
+    Exercise("11.3", "A graph without a break", measure_whole, judge_whole),
+    Exercise("11.4", "How often torch compiles", measure_versions, judge_versions),
+    Exercise("11.5", "Nine operators, one kernel", measure_moved, judge_moved),
+    Exercise("11.6", "The memory of attention", measure_attention_bytes, judge_attention_bytes),
+    Exercise("11.7", "Attention in one kernel", measure_swapped, judge_swapped),
+    Exercise("11.8", "A scaled step", measure_scaled, judge_scaled),
+    Exercise("11.9", "How many threads", measure_threads, judge_threads),
+)

@@ -1,0 +1,199 @@
+"""Lab 11, what torch compiles: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from perfnb.labs import lab_11
+from tests.labs.judging import expect, hint
+from tests.labs.lab_11_answers import cell_with, models, rewritten
+
+
+@pytest.fixture(autouse=True)
+def _forgets_compiled_code() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"gain": 1, "compilations": np.int64(2), "memory": torch.tensor(256.0)}, ""),
+        ({"compilations": 2.0}, ""),
+        ({"gain": 0.0}, "gain is a factor"),
+        ({"gain": 1e5}, "not a time"),
+        ({"compilations": 0}, "compilations is a count"),
+        ({"compilations": 2.5}, "compilations is a count"),
+        ({"compilations": 1201}, "more often than it is called"),
+        ({"memory": 0.1}, "need less memory"),
+        ({"memory": "more"}, "must be a number"),
+    ],
+)
+def test_a_prediction(change: dict[str, Any], words: str) -> None:
+    expect("11.1", words, {"gain": 2.0, "compilations": 12, "memory": 16.0} | change)
+
+
+def at_most(ms: dict[str, float], kept: list[str]) -> float:
+    return sum(ms.values()) / sum(ms[name] for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (at_most, ""),
+        (lambda ms, kept: np.float32(at_most(ms, kept)), ""),
+        (lambda ms, kept: torch.tensor(at_most(ms, kept)), ""),
+        (lambda ms, kept: pd.Series(ms).sum() / pd.Series(ms)[kept].sum(), ""),
+        (lambda ms, kept: 1 / at_most(ms, kept), "the share that stays"),
+        (lambda ms, kept: 1 - 1 / at_most(ms, kept), "the share that can vanish"),
+        (lambda ms, kept: sum(ms.values()) - sum(ms[name] for name in kept), "milliseconds that can vanish"),
+        (lambda ms, kept: sum(ms[name] for name in kept), "milliseconds that stay"),
+        (
+            lambda ms, kept: sum(ms.values()) / (sum(ms[n] for n in ms if n not in kept) or 1e-300),
+            "how long is the step",
+        ),
+        (lambda ms, kept: len(ms) / len(kept), "counts layers"),
+        (lambda ms, kept: sum(ms.values()), "how long is the step"),
+        (lambda ms, kept: None, "no value"),
+    ],
+)
+def test_what_a_compiler_can_save(answer: Callable[..., Any], words: str) -> None:
+    expect("11.2", words, answer)
+
+
+ABS = "x.abs().max()"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*Graph break:UserWarning")
+@pytest.mark.parametrize(
+    ("returns", "more", "words"),
+    [
+        (f"self.head(x), {ABS}", "", ""),
+        (f"[self.head(x), {ABS}.reshape(1)]", "", ""),
+        ("self.head(x), torch.maximum(x.max(), -x.min())", "", ""),
+        ("self.head(x), x.norm(p=float('inf'))", "", ""),
+        ("self.head(x), x.max()", "", "misses negative numbers"),
+        ("self.head(x), x.abs().mean()", "", "is a mean"),
+        ("self.head(x), self.head(x).abs().max()", "", "that of the scores"),
+        ("self.head(x), x.square().max()", "", "not the largest absolute number"),
+        ("self.head(x), x.abs().amax(-1)", "", "12 numbers in place of the largest one"),
+        (f"self.head(x), {ABS}.item()", "", "breaks the graph"),
+        ("self.head(x)", "", "a single tensor"),
+        (f"{ABS}, self.head(x)", "", "120 numbers in place of the largest one"),
+        (f"self.head(self.head.weight.new_zeros(x.shape)), {ABS}", "", "scores differ"),
+        (f"self.head(x), {ABS}", "if x.abs().max() > 1e4: raise ValueError", "2 graphs of it"),
+        (f"self.head(x), {ABS}", "print(end=''), float(x.sum())", "graphs of it"),
+        (f"{{'scores': self.head(x), 'largest': {ABS}}}", "", "returns a dict"),
+        ("None", "", "nothing yet"),
+    ],
+)
+def test_a_graph_without_a_break(returns: str, more: str, words: str) -> None:
+    expect("11.3", words, rewritten(returns, more=more), checked=models()["Checked"])
+
+
+@pytest.mark.slow
+def test_a_check_can_be_repeated() -> None:
+    """More often than torch compiles one function; and code that is not to be compiled has no graph."""
+    names = models()
+    whole = rewritten(f"self.head(x), {ABS}")
+    for _ in range(lab_11.LIMIT + 2):
+        assert hint("11.3", whole, checked=names["Checked"]) == ""
+
+    whole.forward = torch.compiler.disable(whole.forward)
+    assert "compiles nothing" in hint("11.3", whole, checked=names["Checked"])
+
+
+def test_classes_are_needed() -> None:
+    names = models()
+    assert "Pass the class" in hint("11.3", names["Reader"], checked=3)
+    assert "Give the class itself" in hint("11.3", names["Reader"](), checked=names["Checked"])
+    assert "a single tensor" in hint("11.3", names["Reader"], checked=names["Checked"])
+
+
+def versions(lengths: list[int], dynamic: bool | None) -> int:
+    limit = {False: 8, None: 2, True: 1}[dynamic]
+    return min(len(set(lengths)), limit)
+
+
+def changes(lengths: list[int]) -> int:
+    return sum(a != b for a, b in itertools.pairwise(lengths))
+
+
+def only(dynamic: bool | None, answer: Callable[[list[int]], float]) -> Callable[..., float]:
+    """The right answer, but for one setting."""
+    return lambda lengths, given: answer(lengths) if given is dynamic else versions(lengths, given)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (versions, ""),
+        (lambda *given: float(versions(*given)), ""),
+        (lambda *given: np.int32(versions(*given)), ""),
+        (lambda *given: torch.tensor(versions(*given)), ""),
+        (lambda lengths, dynamic: versions(np.unique(lengths).tolist(), dynamic), ""),
+        (only(False, len), "you count cards"),
+        (only(False, lambda lengths: len(set(lengths))), "gives up after 8"),
+        (only(False, lambda lengths: min(9, len(set(lengths)))), "one more than the limit"),
+        (only(False, lambda lengths: min(7, len(set(lengths)))), "one less than the limit"),
+        (only(False, changes), "you count changes"),
+        (only(False, lambda lengths: 1 + changes(lengths)), "you count changes"),
+        (only(False, lambda lengths: min(8, 1 + changes(lengths))), "you count changes"),
+        (lambda lengths, dynamic: versions(lengths, dynamic or None), "what dynamic=None does"),
+        (lambda lengths, dynamic: versions(lengths, dynamic or False), "dynamic=None: that is what dynamic=False does"),
+        (only(None, lambda lengths: len(set(lengths))), "not every length"),
+        (only(None, lambda lengths: 1), "is for one length only"),
+        (only(None, lambda lengths: 2), "is there a second version"),
+        (only(True, lambda lengths: versions(lengths, None)), "need not wait"),
+        (only(True, lambda lengths: versions(lengths, False)), "dynamic=True: that is what dynamic=False does"),
+        (only(True, lambda lengths: 0), "0 is not right"),
+    ],
+)
+def test_how_often_torch_compiles(answer: Callable[..., Any], words: str) -> None:
+    expect("11.4", words, answer)
+
+
+@pytest.fixture
+def notebook() -> dict[str, Any]:
+    """The cells of the notebook up to the picture, which is not drawn."""
+    names = models() | {"np": np, "pd": pd}
+    exec(cell_with("def morning(").partition("def picture")[0], names)
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, None, True])
+@pytest.mark.parametrize("lengths", lab_11.LENGTHS)
+def test_torch_compiles_as_often_as_the_check_wants(
+    notebook: dict[str, Any], lengths: tuple[int, ...], dynamic: bool | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = notebook["morning"](notebook["Reader"](), dynamic, lengths)
+
+    assert counts["compiled"].sum() == lab_11.versions(lengths, dynamic)
+
+
+@pytest.mark.slow
+def test_tuesday_is_what_the_lab_tells(notebook: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Eight jumps of two graphs each, and the last four villages uncompiled; on Wednesday two jumps of one graph."""
+    lengths = notebook["lengths"]
+    assert len(lengths) == 1200
+    assert len(set(lengths.tolist())) == 12
+
+    some = lengths[::50]
+    tuesday = notebook["morning"](notebook["Checked"](), False, some)
+    wednesday = notebook["morning"](rewritten(f"self.head(x), {ABS}")(), None, some)
+
+    assert tuesday["compiled"].tolist() == [2, 0] * 8 + [0] * 8
+    assert tuesday["ran"].tolist() == [2] * 16 + [0] * 8
+    assert wednesday["compiled"].tolist() == [1, 0, 1] + [0] * 21
+    assert wednesday["ran"].tolist() == [1] * 24

@@ -1,0 +1,288 @@
+"""Lab 12, the journal and the report: the right answers pass, and plausible wrong ones do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import perfnb
+from perfnb.labs.lab_12 import measure_journal, measure_report, undecided
+from perfnb.results import ABTest, Journal
+from tests.labs.judging import expect, expect_of, hint
+from tests.labs.lab_12_answers import HYPOTHESES, Cured, Nightly, a_journal, a_profile, a_test
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"model": np.float32(0.5), "waste": torch.tensor(3), "faster": np.int64(2)}, ""),
+        ({"model": 70}, "a share"),
+        ({"waste": 0.5}, "nothing is computed in vain"),
+        ({"faster": 0.2}, "Would a cure make it slower"),
+        ({"faster": 1e5}, "too much"),
+        ({"faster": "twice"}, "must be a number"),
+    ],
+)
+def test_a_prediction(change: dict[str, Any], words: str) -> None:
+    expect("12.1", words, {"model": 0.7, "waste": 2.0, "faster": 4.0} | change)
+
+
+#: A profile of the script as the journal has it.
+RECORDED: dict[str, Any] = {
+    "words": 9,
+    "named": True,
+    "steps": 20,
+    "step_ms": 120.0,
+    "calls": 2.0,
+    "reader_ms": 84.0,
+    "backward": True,
+    "findings": {"float64": 57.0, "host code": 40.0, "repeated forward": 22.0, "compute": 33.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"calls": None}, "has no layers"),
+        ({"backward": False}, "Nothing runs backward"),
+        ({"calls": 1.0}, "before you change anything"),
+        ({"steps": 2}, "too few for an interval"),
+        ({"words": 0}, "no hypothesis"),
+        ({"words": 2}, "no hypothesis"),
+        ({"named": False}, "a name"),
+    ],
+)
+def test_a_record(change: dict[str, Any], words: str) -> None:
+    expect_of("12.2", words, {"profiles": [RECORDED | change]})
+
+
+def test_one_record_that_is_right_is_enough() -> None:
+    expect_of("12.2", "", {"profiles": [RECORDED | {"words": 0}, RECORDED, RECORDED | {"calls": 1.0}]})
+    expect_of("12.2", "no profile yet", {"profiles": []})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "hypothesis", "words"),
+    [
+        (Nightly, "the model takes most of it", ""),
+        (Nightly, "", "no hypothesis"),
+        (Cured, "the model takes most of it", "before you change anything"),
+    ],
+)
+def test_a_recorded_profile(tmp_path: Path, make: Any, hypothesis: str, words: str) -> None:
+    journal = a_journal(tmp_path / "journal")
+    journal.add(a_test(), hypothesis="a test is no profile")
+    journal.add(a_profile(make), hypothesis=hypothesis, name="nightly")
+
+    expect("12.2", words, journal)
+
+
+def test_a_journal_is_needed(tmp_path: Path) -> None:
+    for number, answer in (("12.2", tmp_path), ("12.6", "journal")):
+        assert "Pass the journal" in hint(number, answer)
+    assert "no profile yet" in hint("12.2", a_journal(tmp_path / "empty"))
+    assert "no A/B test yet" in hint("12.6", a_journal(tmp_path / "empty"))
+
+
+WASTE = {"brightness": 201, "new_reader": 2, "right": 2, "padded": 2}
+
+
+def without(name: str, **more: Any) -> dict[str, Any]:
+    return {method: factor for method, factor in WASTE.items() if method != name} | more
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (WASTE, ""),
+        ({name: np.float64(factor) for name, factor in WASTE.items()}, ""),
+        ({name: torch.tensor(factor) for name, factor in WASTE.items()}, ""),
+        ({getattr(Nightly, name): factor for name, factor in WASTE.items()}, ""),
+        (without("brightness", brightness=200), ""),
+        (without("new_reader", cards=2), ""),
+        (without("right", loss=4 / 3), ""),
+        (without("padded", padded=16 / 7), ""),
+        (without("brightness", brightness=400), "count the cards"),
+        (without("brightness", brightness=2, new_reader=2), "name the same waste"),
+        (without("right", right=2, step=2), "name the same waste"),
+        (without("new_reader", new_reader=64), "bytes of one number"),
+        (without("right", right=3), "how many passes"),
+        (without("padded", padded=4), "how many boxes per card"),
+        (without("padded", padded=0.5), "work done divided by the work needed"),
+        (without("padded", flickering=2), "the task needs all that it does"),
+        (without("padded", read=2), "no method 'read'"),
+        (without("padded"), "no finding names it"),
+        (without("right"), "The findings of your profile have another one"),
+        ({"padded": 2}, "This one is right"),
+        ({}, "The dictionary is empty"),
+        (["padded"], "must be a dictionary"),
+    ],
+)
+def test_a_diagnosis(answer: Any, words: str) -> None:
+    expect("12.3", words, answer, script=Nightly)
+
+
+BOUNDS = {"brightness": 40.0, "new_reader": 57.0, "right": 22.0, "padded": 42.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"padded": 60.0}, ""),
+        ({"right": 21.96}, ""),
+        ({"brightness": 40 / 120}, "the share of the step"),
+        ({"brightness": 80.0}, "what remains of the step"),
+        ({"new_reader": 33.0}, "not the bound of the finding"),
+        ({"right": 44.0}, "not the bound of the finding"),
+        ({"padded": 84.0}, "more than the passes spend"),
+        ({"padded": 10.0}, "Which part of the boxes"),
+        ({"padded": 130.0}, "more than the whole step"),
+        ({"padded": -1.0}, "no saving"),
+    ],
+)
+def test_bounds(change: dict[str, float], words: str) -> None:
+    expect_of("12.4", words, {"said": BOUNDS | change, "waste": WASTE, "profiles": [RECORDED]})
+
+
+def test_a_waste_that_is_not_found_needs_any_bound() -> None:
+    """On a busy machine, a finding may be missing."""
+    quiet = RECORDED | {"findings": {}}
+    expect_of("12.4", "", {"said": BOUNDS | {"right": 1.0}, "waste": WASTE, "profiles": [quiet]})
+    expect_of("12.4", "", {"said": BOUNDS, "waste": WASTE, "profiles": [quiet | {"reader_ms": 9.0}, RECORDED]})
+    expect_of("12.4", "Find all of the waste first", {"said": {}, "waste": {"padded": 2}, "profiles": [RECORDED]})
+
+
+@pytest.mark.slow
+def test_bounds_are_those_of_the_recorded_profile(tmp_path: Path) -> None:
+    journal, profile = a_journal(tmp_path / "journal"), a_profile()
+    assert "Solve 12.2 first" in hint("12.4", BOUNDS, waste=WASTE, journal=journal)
+    journal.add(profile, hypothesis="the model takes most of it", name="nightly")
+    found = profile.findings.set_index("bottleneck")["bound_ms"]
+    reader_ms = torch.tensor(profile.layers["total_ms"].iloc[0])
+
+    answer = {name: found.get(named, 1.0) for name, named in (("brightness", "host code"), ("new_reader", "float64"))}
+    answer |= {"right": found["repeated forward"], "padded": reader_ms / 2}
+    expect("12.4", "", answer, waste=WASTE, journal=journal)
+    expect("12.4", "not the bound of the finding", answer | {"right": reader_ms / 2}, waste=WASTE, journal=journal)
+    expect("12.4", "missing padded", {"right": 1.0}, waste={"padded": 2}, journal=journal)
+    expect("12.4", "the exercise before", answer, waste={}, journal=journal)
+
+
+FOUR = tuple(a_test(change, seed=place) for place, change in enumerate(("once", "float32", "one pass", "tight")))
+
+
+def changed(tests: Any) -> Callable[[Path], Journal]:
+    return lambda path: a_journal(path, tests)
+
+
+@pytest.mark.parametrize(
+    ("journal", "words"),
+    [
+        (changed(FOUR), ""),
+        (changed((*FOUR, a_test("more cards", 1.1))), ""),
+        (changed((*FOUR[:3], a_test("tight", pairs=3))), ""),
+        (changed((*FOUR[:3], a_test("tight", 0.5, "they differ"), FOUR[3])), ""),
+        (changed((*FOUR[:2], a_test("one pass", 1.0), a_test("tight", 1.1))), "Only 2 of the changes"),
+        (changed((*FOUR[:3], a_test("tight", 0.5, "they differ"))), "whose results differ"),
+        (changed((*FOUR[:3], a_test("tight", check=None))), "did not compare the results"),
+        (changed((*FOUR[:3], a_test(""))), "what did you change"),
+        (changed((*FOUR[:3], a_test("ONCE"))), "tests of 3 change(s)"),
+        (changed([a_test("all cures", 0.1)]), "One change per test"),
+        (lambda path: a_journal(path, FOUR, hypothesis=""), "has no hypothesis"),
+        (lambda path: a_journal(path, FOUR, hypothesis="it is faster"), "has no hypothesis"),
+        (lambda path: a_journal(path, FOUR, hypothesis="it is faster than before"), "its own hypothesis"),
+        (lambda path: a_journal(path, FOUR, accepted=False), "Leave that to the test"),
+        (lambda path: a_journal(path, [a_test("slower", 1.1)], accepted=True), "Leave that to the test"),
+    ],
+)
+def test_a_journal_of_proofs(tmp_path: Path, journal: Callable[[Path], Journal], words: str) -> None:
+    expect("12.6", words, journal(tmp_path / "journal"))
+
+
+def test_what_is_not_decided_is_named(tmp_path: Path) -> None:
+    """A busy machine does not cost an exercise."""
+    facts = measure_journal(a_journal(tmp_path / "journal", [a_test("tight", pairs=3), *FOUR[:3]]))
+    assert "these times do not decide on 'tight'" in undecided(facts)
+    assert undecided(measure_journal(a_journal(tmp_path / "journal", [FOUR[3]]))) == ""
+
+
+def test_a_damaged_entry_is_left_out(tmp_path: Path) -> None:
+    journal = a_journal(tmp_path / "journal", FOUR)
+    for file in (tmp_path / "journal" / str(journal.history.index[0])).glob("report/*.json"):
+        file.write_text("{")
+
+    assert len(measure_journal(journal)["tests"]) == 3
+
+
+WHOLE = a_test("all cures", 0.12)
+LOW, HIGH = WHOLE.ratio_ci or (0.0, 0.0)
+TEXT = (
+    "Your script measured the brightness of all cards in each step, computed in float64, ran the Reader twice, and "
+    "padded the cards. All four are cured; the losses are the same. It is now 8.3 times as fast."
+)
+REPORT = {"ratio": WHOLE.ratio, "low": LOW, "high": HIGH, "unnamed": "padded", "text": TEXT}
+
+
+@pytest.fixture(scope="module")
+def with_whole(tmp_path_factory: pytest.TempPathFactory) -> Journal:
+    return a_journal(tmp_path_factory.mktemp("whole") / "journal", [*FOUR, WHOLE])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"ratio": np.float32(WHOLE.ratio), "low": torch.tensor(LOW), "high": round(HIGH, 3)}, ""),
+        ({"text": TEXT.replace("8.3 times as fast", "at 0.12 of its time")}, ""),
+        ({"text": TEXT.replace("8.3 times as fast", "88 % quicker")}, ""),
+        ({"unnamed": "padded()"}, ""),
+        ({"ratio": 1 / WHOLE.ratio}, "how many times as fast"),
+        ({"ratio": 1 - WHOLE.ratio}, "the share that was saved"),
+        ({"ratio": 0.5}, "not that of the test of the whole"),
+        ({"low": HIGH * 1.5}, "not an end of the interval"),
+        ({"low": 1 / HIGH, "high": 1 / LOW}, "the inverse ratio"),
+        ({"unnamed": "right"}, "a finding of the profile names that one"),
+        ({"unnamed": "flickering"}, "the method whose waste"),
+        ({"text": "It is 8.3 times as fast."}, "tell Maya too little"),
+        ({"text": TEXT.replace("8.3 times as fast", "much faster")}, "lacks the measured result"),
+        ({"text": TEXT.replace("8.3 times as fast", "5.1 times as fast")}, "lacks the measured result"),
+        ({"text": 8.3}, "text in quotes"),
+    ],
+)
+def test_a_report(with_whole: Journal, change: dict[str, Any], words: str) -> None:
+    expect("12.7", words, REPORT | change, whole=WHOLE, journal=with_whole)
+
+
+@pytest.mark.parametrize(
+    ("whole", "hypothesis", "words"),
+    [
+        (WHOLE, HYPOTHESES[0], ""),
+        (WHOLE, "", "has no hypothesis"),
+        (a_test("all", 0.8), HYPOTHESES[0], "All cures together save more"),
+        (a_test("all", 0.12, None), HYPOTHESES[0], "does not show that the results are the same"),
+        (a_test("all", 0.12, "they differ"), HYPOTHESES[0], "does not show that the results are the same"),
+        (a_test("all", 0.12, pairs=3), HYPOTHESES[0], "too few pairs"),
+    ],
+)
+def test_the_test_of_the_whole(tmp_path: Path, whole: ABTest, hypothesis: str, words: str) -> None:
+    journal = perfnb.journal(tmp_path / "journal")
+    journal.add(whole, hypothesis=hypothesis)
+    low, high = whole.ratio_ci or (0.0, 0.0)
+    report = REPORT | {"ratio": whole.ratio, "low": low, "high": high}
+    expect("12.7", words, report, whole=whole, journal=journal)
+
+
+def test_the_whole_is_in_the_journal(tmp_path: Path, with_whole: Journal) -> None:
+    other = a_journal(tmp_path / "journal", FOUR)
+    assert "not in the journal" in hint("12.7", REPORT, whole=WHOLE, journal=other)
+    assert "Pass the test of the whole" in hint("12.7", REPORT, whole=0.12, journal=with_whole)
+    assert measure_report(REPORT, whole=WHOLE, journal=with_whole)["numbers"] == [[64.0, 0.5], [8.3, 0.05]]

@@ -1,0 +1,243 @@
+"""Lab 12, the script and its cures: what is planted, what a finding names, and which cures are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from perfnb.labs.lab_12 import FAULTS
+from perfnb.labs.made_night import BOXES, MAYAS, Archive, Work, run_counted, work_of
+from tests.labs.judging import expect, hint
+from tests.labs.lab_12_answers import Cured, Nightly, Once, OnePass, Reader, Single, a_profile
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Kept(Cured):
+    """Keeps all cards, read once before the first step, and their brightness."""
+
+    def __init__(self, archive: Any, seed: int = 0) -> None:
+        super().__init__(archive, seed)
+        every = [archive.read(number) for number in range(len(archive))]
+        self.pixels, self.characters = (np.stack(part) for part in zip(*every, strict=True))
+        self.pixels = ((self.pixels - self.pixels.mean()) / self.pixels.std()).astype(np.float32)
+
+    def cards(self) -> Any:
+        numbers = torch.randint(len(self.archive), (2,), generator=self.generator).numpy()
+        return torch.from_numpy(self.pixels[numbers]), torch.from_numpy(self.characters[numbers])
+
+
+class Lazy(Cured):
+    """The brightness when it is first needed; and tensors in the log."""
+
+    def brightness(self) -> Any:
+        if not hasattr(self, "lazy"):
+            self.lazy = Nightly.brightness(self)
+        return self.lazy
+
+    def step(self) -> Any:
+        loss = super().step()
+        self.log[-1] = [torch.tensor(loss), np.int64(self.log[-1][1])]
+        return loss
+
+
+class OfTheBatch(Cured):
+    """The brightness of two cards instead of all."""
+
+    def brightness(self) -> Any:
+        pixels = np.stack([self.archive.read(number)[0] for number in range(2)])
+        return pixels.mean(), pixels.std()
+
+
+class NotCounted(Cured):
+    def right(self, boxes: Any, wanted: Any) -> int:
+        return 0
+
+
+class OnlyLosses(Cured):
+    def step(self) -> Any:
+        loss = super().step()
+        self.log[-1] = loss
+        return loss
+
+
+class NoLog(Cured):
+    def step(self) -> Any:
+        loss = super().step()
+        self.log.clear()
+        return loss
+
+
+class NoFlicker(Cured):
+    def flickering(self, pixels: Any) -> Any:
+        return pixels
+
+
+class Half(Cured):
+    """Half of each card."""
+
+    def padded(self, pixels: Any, characters: Any) -> Any:
+        return pixels[:, :64], characters[:, :64]
+
+
+class Bf16(Cured):
+    def loss(self, boxes: Any, wanted: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().loss(boxes, wanted)
+
+
+class Unclipped(Cured):
+    def step(self) -> Any:
+        pixels, characters = self.cards()
+        boxes, wanted = self.padded(self.flickering(pixels), characters)
+        loss = self.loss(boxes, wanted)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.log.append((loss.item(), self.right(boxes, wanted)))
+        return loss.item()
+
+
+class LastUntrained(Cured):
+    """Its last step computes a loss, and trains nothing."""
+
+    def step(self) -> Any:
+        if len(self.log) == 2:
+            for group in self.optimizer.param_groups:
+                group["lr"] = 0.0
+        return super().step()
+
+
+class MoreCards(Cured):
+    def cards(self) -> Any:
+        both = [super(MoreCards, self).cards() for _ in range(2)]
+        return torch.cat([one for one, _ in both]), torch.cat([other for _, other in both])
+
+
+class ReadsAgain(Cured):
+    """Everything but the first fault."""
+
+    def brightness(self) -> Any:
+        return Nightly.brightness(self)
+
+
+class Doubled(Cured):
+    """Everything but float64."""
+
+    def new_reader(self) -> Any:
+        return Reader().double()
+
+    def cards(self) -> Any:
+        return Nightly.cards(self)
+
+
+class TwoPasses(Cured):
+    """Everything but the second pass."""
+
+    right = Nightly.right
+
+
+class Padded(Cured):
+    """Everything but the padding."""
+
+    padded = Nightly.padded
+
+
+class NoReader(Cured):
+    def __init__(self, archive: Any, seed: int = 0) -> None:
+        super().__init__(archive, seed)
+        del self.reader
+
+
+class Broken(Cured):
+    def loss(self, boxes: Any, wanted: Any) -> Any:
+        return self.nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Cured, ""),
+        (lambda archive, seed: Cured(archive, seed), ""),
+        (Kept, ""),
+        (Lazy, ""),
+        (Nightly, "still Maya's script"),
+        (OfTheBatch, "your cure computes something else"),
+        (NoFlicker, "your cure computes something else"),
+        (Half, "your cure computes something else"),
+        (MoreCards, "your cure computes something else"),
+        (Bf16, "computed with fewer digits"),
+        (Unclipped, "changes how it trains"),
+        (LastUntrained, "the weights after some steps are not"),
+        (NotCounted, "Her log needs that number"),
+        (OnlyLosses, "both are part of the task"),
+        (NoLog, "has 0 rows"),
+        (ReadsAgain, "What do you read again"),
+        (Once, "numbers of 8 bytes"),
+        (Doubled, "numbers of 8 bytes"),
+        (Single, "256 boxes per card"),
+        (Padded, "256 boxes per card"),
+        (TwoPasses, "512 boxes per step"),
+        (NoReader, "has no Reader"),
+        (Broken, "AttributeError"),
+        (Cured(Archive(2)), "itself"),
+    ],
+)
+def test_cures(answer: Any, words: str) -> None:
+    expect("12.5", words, answer, script=Nightly)
+
+
+@pytest.mark.slow
+def test_the_script_stays_as_it_is() -> None:
+    assert "Nightly itself has changed" in hint("12.5", Cured, script=OnePass)
+
+
+@pytest.mark.slow
+def test_what_is_planted() -> None:
+    """In a step of Maya's script; all of it is gone in the cured one."""
+    archive = Archive(400)
+    _, work = run_counted(Nightly, archive, 1)
+    assert work == MAYAS
+    assert work_of(Cured, Archive(12), 3) == Work(3, 12 + 6, 3, 3 * 2 * BOXES, BOXES, float64=False)
+    assert FAULTS["reads"][1][0] == work.reads / 2
+
+
+def test_the_planted_night() -> None:
+    """The wanted cards take all four cures."""
+
+    def cards(**cured: Any) -> float:
+        return 8 * 3600 / Work(**(vars(MAYAS) | cured)).step_s * 2
+
+    reads, short = {"reads": 2}, {"longest": 128, "boxes": 512}
+    once = {"passes": 1, "boxes": 512}
+    assert 0.4e6 < cards() < 0.5e6
+    assert cards(**reads, float64=False, **once) < 3.3e6
+    assert cards(**reads, float64=False, **short) < 3.3e6
+    assert cards(**reads, longest=128, passes=1, boxes=256) < 3.3e6
+    assert cards(float64=False, longest=128, passes=1, boxes=256) < 3.3e6
+    assert cards(**reads, float64=False, longest=128, passes=1, boxes=256) > 3.5e6
+
+
+def test_the_archive() -> None:
+    archive, other = Archive(3), Archive(3, seed=1)
+    pixels, characters = archive.read(1)
+
+    assert (len(archive), archive.reads, other.reads) == (3, 1, 0)
+    assert (pixels.shape, pixels.dtype, characters.shape) == ((128, 64), np.uint8, (128,))
+    assert (pixels == archive.read(1)[0]).all()
+    assert (pixels != other.read(1)[0]).any()
+    means = [archive.read(number)[0].mean() for number in range(3)]
+    assert max(means) > 1.05 * min(means)
+
+
+@pytest.mark.slow
+def test_no_rule_names_the_padding() -> None:
+    """Whether or not everything else is cured. (What is named is in the notebook's accuracy test.)"""
+    for make in (Nightly, OnePass):
+        findings = a_profile(make, steps=6, flops=True, memory=True).findings
+        said = " ".join(findings[["bottleneck", "evidence", "advice"]].astype(str).to_numpy().ravel())
+        assert not any(word in said.casefold() for word in ("padding", "padded", "boxes"))
