@@ -41,6 +41,8 @@ COMES_WITH = {"traitlets": "ipywidgets"}
 OF_THE_MACHINE = {"amdsmi"}
 # Used if the user has them; without one, its feature explains how to install it. pytest loads its plugin itself.
 OF_THE_USER = {"onnxruntime", "openvino", "pytest", "torchao", "transformers"}
+# In the extra `lab`, which also installs JupyterLab: only the labs use it.
+OF_THE_LABS = {"sklearn"}
 
 
 def machine_paths(path: Path) -> list[str]:
@@ -105,7 +107,10 @@ def test_what_is_imported_is_declared() -> None:
     foreign = {COMES_WITH.get(name, name) for name in used - set(sys.stdlib_module_names) - {"perfnb"}}
 
     assert "torch" in foreign
-    assert foreign - declared == OF_THE_MACHINE | OF_THE_USER
+    assert foreign - declared == OF_THE_MACHINE | OF_THE_USER | OF_THE_LABS
+    others = (path for path in sources(PACKAGE) if path.parent.name != "labs")
+    elsewhere = {name.partition(".")[0] for path in others for name in imports(ast.parse(path.read_text("utf-8")))}
+    assert OF_THE_LABS.isdisjoint(elsewhere)
 
 
 def test_constraints_pin_what_is_declared() -> None:

@@ -77,7 +77,7 @@ def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
         verdict = _of_finding(facts, found, place)
     else:
         verdict = _without_finding(facts, bool(found))
-    if place is not None and doubt in found[place].why:
+    if verdict.finding is not None and doubt in found[verdict.finding].why:
         doubt = ""  # the report shows it with the finding
     return replace(verdict, why=" ".join(filter(None, (verdict.why, doubt))))
 
