@@ -61,6 +61,21 @@ def test_a_step_that_waits_for_collectives_is_told_what_perfect_overlap_would_gi
     assert found(exposed_on_host, ddp(wait=100)) == []
 
 
+def test_no_wait_is_longer_than_its_collectives_are_in_flight() -> None:
+    """On a busy machine the step's thread wakes up late, and it waits until then."""
+    hand = ByHand()
+    for number in range(2):
+        t = 10_000 * number
+        hand.step(t, t + 10_000).op("c10d::allreduce_", t + 100, t + 110)
+        hand.event("gloo:all_reduce", t + 105, t + 2000, "user_annotation", thread=9)
+        hand.op("aten::as_strided", t + 4000, t + 4010)
+
+    (one,) = found(exposed_on_host, hand.recording())
+
+    assert "For 3.90 ms (39 % of the step) the step only waits" in one.evidence
+    assert "in flight for 3.90 ms; 0 % of that is hidden" in one.evidence
+
+
 def test_synchronising_each_micro_step_is_bounded_by_the_waits_before_the_last() -> None:
     (one,) = found(every_micro_step, ddp(passes=4, wait=1000))
 

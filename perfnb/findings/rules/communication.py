@@ -29,8 +29,9 @@ def exposed_on_host(facts: Facts) -> Iterator[Finding]:
     if facts.gpu is not None or not len(calls):
         return
     traced = float(calls["exposed_ns"].sum()) / 1e6 / facts.steps
-    # Traced steps wait longer than timed ones, so the time in flight is scaled alike.
-    flying = _in_flight_ms(facts, calls) * (exposed / traced if traced > 0 else 1.0)
+    # Traced steps wait longer than timed ones, so the time in flight is scaled alike. On a busy machine a wait lasts
+    # longer than the collective, until the step's thread wakes up.
+    flying = max(_in_flight_ms(facts, calls) * (exposed / traced if traced > 0 else 1.0), exposed)
     hidden = max(0.0, 1 - exposed / flying) if flying > 0 else 0.0
     overlap = min(exposed, max(facts.step_ms - flying, 0.0))
     kinds = calls["collective"].value_counts()
