@@ -565,7 +565,10 @@ def _heat(section: Heat, width: int) -> list[str]:
     room, most = width - label - 1, max(known)
     lines = []
     for name, row in zip(section.rows, section.values, strict=False):
-        cells = _binned(range(len(row)), row, min(room, len(row)))
+        cells = [0.0] * min(room, len(row))
+        for place, value in enumerate(row):
+            cell = place * len(cells) // len(row)
+            cells[cell] = max(cells[cell], fmt.known(value) or 0.0)
         lines.append(f"{escape.fit(name, label)} {bars.heights(cells, most)}")
     across = ": ".join(filter(None, (section.across, f"{section.columns[0]} to {section.columns[-1]}")))
     return [*lines, *_joined([across, f"highest: {words(most, section.unit)}"], width)]

@@ -18,7 +18,7 @@ from perfnb.draw import escape
 from perfnb.draw.as_html import document_html
 from perfnb.draw.as_json import document_data
 from perfnb.draw.as_markdown import document_markdown
-from perfnb.draw.as_text import LEAST, document_text
+from perfnb.draw.as_text import LEAST, document_text, section_text
 from perfnb.draw.document import Axis, Code, Column, Document, Figure, Heat, Line, Series, Table, Verdict, words
 from perfnb.draw.documented import Documented
 from perfnb.draw.live import document_page
@@ -246,6 +246,13 @@ def test_code_keeps_its_indentation() -> None:
         "    b",
     ]
     assert "<pre>with a:\n    b()</pre>" in document_html(shown)
+
+
+@pytest.mark.parametrize(("room", "drawn"), [(40, "▁█▁▁▁▁▁▁"), (6, "█▁▁▁")])
+def test_a_cell_of_a_heat_map_shows_its_own_value(room: int, drawn: str) -> None:
+    """With too little room, a cell shows the largest of neighbouring values, and nothing of others."""
+    heat = Heat("Waits", "ms", ["r"], list("abcdefgh"), [[1.0, 8.0, *[1.0] * 6]])
+    assert section_text(heat, room)[1] == f"r {drawn}"
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
