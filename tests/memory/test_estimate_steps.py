@@ -320,7 +320,7 @@ def test_a_step_without_a_batch() -> None:
     estimate = estimate_memory(step=step)
 
     assert (estimate.inputs, estimate.parameters) == (x.nbytes, 256 * 257 * 4)
-    with pytest.raises(CaptureError, match="let your step take it"):
+    with pytest.raises(CaptureError, match="write a step that accepts it"):
         estimate.largest_batch(2**20)
 
 
