@@ -47,7 +47,7 @@ class HostRank:
 
 @dataclass(frozen=True)
 class LateWork:
-    """The work for which the straggler took longer than the others.
+    """The work that took longer on the straggler than on the other ranks.
 
     It consists of the phase, the layer in it, and the milliseconds per step.
     """
@@ -108,7 +108,7 @@ def waits_alone(host: HostRank, base_ns: int) -> IntervalSet:
 
 
 def late_work(hosts: Mapping[int, HostRank], straggler: int | None) -> LateWork | None:
-    """Return the phase, and the layer in it, in which the straggler exceeds the mean of the other ranks the most."""
+    """Return the phase, and the layer in it, where the straggler exceeds the mean of the other ranks the most."""
     if straggler is None or straggler not in hosts or len(hosts) < 2:
         return None
     means = pd.DataFrame({rank: one.phases.mean() for rank, one in hosts.items()}).drop("communication")

@@ -1,4 +1,4 @@
-"""Draw one step of all ranks on one clock, and show which ranks waited for which."""
+"""Draw one step of all ranks on one clock, and show which ranks waited for others."""
 
 from __future__ import annotations
 

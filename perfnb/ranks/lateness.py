@@ -26,7 +26,7 @@ class Lateness:
     low_ms, high_ms : float or None
         The interval of this average. It is ``None`` if there are fewer than three steps or if the interval includes 0.
     longer : int
-        The number of collectives in which the other rank waited longer.
+        The number of collectives where the other rank waited longer.
     steps, collectives : int
         The numbers of steps and collectives.
     certain : bool

@@ -147,7 +147,7 @@ class Ranks(Documented):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """Each rank's findings, and the findings about the whole job, for which ``rank`` is missing.
+        """Each rank's findings, and the findings about the whole job, where ``rank`` is missing.
 
         Findings about the job cover a straggler, unbalanced input, bucket sizes, and exposed copies and communication.
         """
@@ -204,7 +204,7 @@ class Ranks(Documented):
     def clocks(self) -> pd.DataFrame:
         """How far each rank's clock is ahead of the clock of rank ``reference``, computed from matching collectives.
 
-        ``reference`` is the first of the ranks with which the rank shares collectives, directly or through other ranks.
+        ``reference`` is the first of the ranks that the rank shares collectives with, directly or through other ranks.
         The values are missing if no collectives matched, or if several offsets are possible.
         """
         return self._summary.clocks.copy()

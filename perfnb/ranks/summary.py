@@ -46,7 +46,7 @@ class Doubts:
     one_rank : dict of int to tuple of int
         Ranks that were renumbered because several traces or file names contain the same rank number, which is the key.
     on_host : bool
-        Whether none of the ranks recorded GPU work, in which case no collectives are visible.
+        Whether none of the ranks recorded GPU work, so that no collectives are visible.
     reduced : bool
         Whether some profiles were reduced to their tables, which have no events.
     """
@@ -216,7 +216,7 @@ def _only_step(recording: Recording) -> int | None:
 
 
 def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
-    """Return the rank that waited clearly less than every rank with which it shares collectives, if there is one.
+    """Return the rank that waited clearly less than every rank that it shares collectives with, if there is one.
 
     If several groups of ranks have nothing in common, there can be several such ranks. In that case, return the rank
     with the longest clear wait.
@@ -249,7 +249,7 @@ def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
 
 
 def _grouped(pairs: Iterable[tuple[Hashable, int]]) -> dict[Any, tuple[int, ...]]:
-    """Group ranks by a known value. Ranks for which the value is unknown are left out."""
+    """Group ranks by a known value. Ranks without a known value are left out."""
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for key, rank in pairs:
         if key is not None:

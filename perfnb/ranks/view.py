@@ -1,6 +1,6 @@
 """Show several ranks of one job as a document.
 
-It shows the cause of delay, each rank's step, and which ranks waited for which.
+It shows the cause of delay, each rank's step, and which ranks waited for others.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ranks_document(
 ) -> Document:
     """Return the document for the ranks of a job.
 
-    It shows the cause of the job's delay, each rank's mean step, and which ranks waited for which.
+    It shows the cause of the job's delay, each rank's mean step, and which ranks waited for others.
     """
     count, size = fmt.counted(len(summary.names), "rank"), summary.doubts.world_size
     return Document(
