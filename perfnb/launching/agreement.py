@@ -14,7 +14,7 @@ from perfnb.step.budget import Plan
 
 
 class AgreedPlan(Plan):
-    """A plan in which rank 0 makes the decisions.
+    """A plan whose decisions are made by rank 0.
 
     The ranks agree on the numbers of timed and traced steps before the pass, so they wait for each other only within
     the step itself. Otherwise, the wait for a slow rank would move out of the steps.

@@ -127,7 +127,9 @@ def allocation_table(watched: Watched) -> pd.DataFrame:
 
 
 def allocations_by_step(watched: Watched) -> pd.DataFrame:
-    """Return the steps in which each block was made and freed.
+    """Return the steps where each block was made and freed.
+
+    This is the input for `perfnb.memory.leaks.judge.leak_figures`.
 
     This is the input for `perfnb.memory.leaks.judge.leak_figures`.
 
@@ -156,7 +158,7 @@ def allocations_by_step(watched: Watched) -> pd.DataFrame:
 def _made(
     blocks: pd.DataFrame, memory: MemoryRecord, recording: Recording, attribution: Attribution, steps: pd.DataFrame
 ) -> pd.DataFrame:
-    """Add each block's layer, phase and op, and the steps in which it was made and freed."""
+    """Add each block's layer, phase and op, and the steps where it was made and freed."""
     host, cells = attribution.host, attribution.cells
     of_event = np.full(len(memory.events) + 1, NONE, dtype=np.int64)
     of_event[host.rows] = np.arange(len(host.rows))

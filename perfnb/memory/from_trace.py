@@ -1,4 +1,4 @@
-"""Read the memory in a loaded trace: how much was allocated after each allocation and free, but not for which
+"""Read the memory in a loaded trace: how much was allocated after each allocation and free, but not for what
 purpose.
 """
 

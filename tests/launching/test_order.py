@@ -134,7 +134,7 @@ def test_bad_arguments(options: dict[str, Any], error: type[Exception], message:
 
 @pytest.mark.parametrize("option", [{"batches": [1]}, {"ddp": True}, {"split": True}])
 def test_a_script_makes_its_own(option: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=f"{next(iter(option))} is for functions"):
+    with pytest.raises(TypeError, match=f"{next(iter(option))} only applies to functions"):
         perfnb.profile_ranks(__file__, **option)
 
 

@@ -63,7 +63,7 @@ class MemoryEstimate(Documented):
     peak_bytes : int
         The most bytes that are alive at the same time, in a step after the first.
     peak_phase : str
-        The phase in which the peak occurs.
+        The phase where the peak occurs.
     peak_op : str or None
         The operator whose allocation reaches the peak.
     caveat : str or None

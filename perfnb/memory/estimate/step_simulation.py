@@ -85,7 +85,7 @@ def simulate_step(
     device : str, device or None
         The device whose allocator is simulated. ``None`` means the device of the step's models.
     model : Module or None
-        The model for which perfnb itself made the step. In this case, everything that the step uses is reachable from
+        The model, if perfnb itself made the step from it. In this case, everything that the step uses is reachable from
         its variables.
 
     Raises

@@ -126,7 +126,7 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     """Return one row per change of a device's allocated or reserved memory, with the bytes after it.
 
     A device without history has a single row with its final state, and ``t_ms`` is ``NA``. Figures are ``NA`` if the
-    history contradicts the final state, in which case they would be negative.
+    history contradicts the final state. Otherwise they would be negative.
     """
     events, final = snapshot.events, segment_table(snapshot)
     size, action = events["size"], events["action"]
