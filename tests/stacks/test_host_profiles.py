@@ -162,7 +162,7 @@ def test_samples_without_a_stack_are_left_out_and_told(tmp_path: Path) -> None:
         (lambda profile: profile["events"][0].update(frame=3), "frame that it does not have"),
         (lambda profile: profile["events"][0].update(frame=-1), "frame that it does not have"),
         (lambda profile: profile["events"][3].update(frame=1), "not the innermost"),
-        (lambda profile: profile["events"][2].update(at=1), "order of time"),
+        (lambda profile: profile["events"][2].update(at=1), "chronological order"),
         (lambda profile: profile.update(type="sampled", samples=[[0]], weights=[]), "different number of weights"),
         (lambda profile: profile.update(type="sampled", samples=[[0]], weights=[-1]), "weight"),
         (lambda profile: profile.update(type="other"), "neither"),
