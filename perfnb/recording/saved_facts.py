@@ -229,8 +229,9 @@ class Loop(TypedDict, total=False):
 
 
 class PythonFacts(TypedDict, total=False):
-    """The steps whose Python stacks were sampled, the samples, and the loader workers that were or could not be
-    sampled.
+    """The numbers behind the sampled Python stacks.
+
+    They count the sampled steps, the samples, and the loader workers that were or could not be sampled.
     """
 
     steps: Required[Annotated[int, Meta(ge=1, le=2**31)]]
