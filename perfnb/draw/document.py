@@ -429,8 +429,9 @@ class Heat:
 
 @dataclass(frozen=True)
 class Link:
-    """A link to a row in another section, given by the section's key and the row's full name, with the text of the
-    link.
+    """A link to a row in another section.
+
+    The row is given by the section's key and the row's full name, and the link has its own text.
     """
 
     key: str

@@ -140,7 +140,9 @@ def test_a_script_makes_its_own(option: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_nccl_needs_a_gpu_for_each_rank() -> None:
-    with pytest.raises(CaptureError, match="With nccl, each of the 2 ranks needs its own GPU, but this machine has no GPU"):
+    with pytest.raises(
+        CaptureError, match="With nccl, each of the 2 ranks needs its own GPU, but this machine has no GPU"
+    ):
         perfnb.profile_ranks(lambda: None, backend="nccl")
 
 
