@@ -133,7 +133,7 @@ def path_in(graph: WaitGraph, window: Window) -> pd.DataFrame:
         One row per segment, in chronological order and without gaps: ``kind`` (one of `KINDS`), ``name`` (of the op,
         call or work), ``op`` (the op itself, or the op that contains or launched the segment), ``layer`` (if the events
         have layers), ``start_ns``, ``duration_ns``, ``thread``, ``device``, ``stream``, ``event`` (position in the
-        events) and ``inferred`` (whether this is a delay after work that, according to the trace, was not awaited). The
+        events) and ``inferred`` (whether this is a delay after work that the trace does not name as awaited). The
         durations add up to the interval.
     """
     kind, event, place, begin, end, key = _expanded(graph, _walk(graph, window))

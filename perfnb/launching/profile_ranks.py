@@ -66,8 +66,8 @@ def profile_ranks(
         does.
     ranks : int
     backend : str, optional
-        The process group's backend. The default is nccl if there is a GPU for each rank, and otherwise gloo, on the
-        CPU.
+        The process group's backend. The default is gloo for the CPU and, if there is a GPU for each rank, nccl for the
+        GPUs.
     threads : int, optional
         The number of threads in each rank. The default is the number of cores available to this process, divided by the
         number of ranks.

@@ -101,7 +101,7 @@ class MemoryEstimate(Documented):
         ----------
         bytes : int or float, optional
             The available memory, for example ``8 * 2**30``. The default is the memory that this machine's device has
-            for this process: on a GPU, the memory that is free or already allocated by torch, and on the CPU, the
+            for this process: on a GPU, the memory that is free or already reserved by torch, and on the CPU, the
             installed memory or the container's limit.
 
         Raises
