@@ -1,6 +1,6 @@
-"""Compute FLOPs and bytes of a step by layer and by operator.
+"""Compute a step's FLOPs and bytes by layer and by operator.
 
-A layer's FLOPs are those of its operators that have a formula; `uncounted_ops` lists the time of the others.
+A layer's FLOPs are those of its operators that have a formula. `uncounted_ops` lists the time of the other operators.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict
     """Return the work of each layer span without its children, indexed by block.
 
     The columns are ``forward_flops``, ``forward_bytes``, ``forward_uncounted`` (calls without a formula), and the same
-    for backward and recompute.
+    columns for backward and recompute.
     """
     owned = counted[counted["span"] != NONE]
     sums = _by_direction(owned, "span", owned["direction"]).reindex(range(len(attribution.cells)), fill_value=0)
@@ -92,11 +92,12 @@ def _by_direction(calls: pd.DataFrame, by: str, direction: pd.Series) -> pd.Data
 
 
 def work_by(counted: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return the work by ``layer`` (each row of the layers' table, child layers excluded) or by ``op``.
+    """Return the work by ``layer`` (each row of the layers' table, excluding child layers) or by ``op``.
 
-    The columns are the ``calls`` of operators, how many were ``uncounted``, ``flops`` of the rest, ``bytes``, and the
-    ``dtype`` of the most FLOPs; ties go to the most bytes, then to the first name. FLOPs are missing if no call had a
-    formula, or if calls with a formula did nothing and others had none.
+    The columns are ``calls`` (of operators), ``uncounted`` (how many of the calls were not counted), ``flops`` (of the
+    other calls), ``bytes``, and ``dtype`` (the dtype with the most FLOPs; among equals, the one with the most bytes,
+    and then the first name). FLOPs are missing if no call had a formula, or if calls with a formula did no arithmetic
+    and other calls had no formula.
     """
     counted = counted[counted[by] != ""]
     unknown = counted["flops"].isna()
@@ -113,7 +114,7 @@ def work_by(counted: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def main_dtype(counted: pd.DataFrame) -> str | None:
-    """Return the dtype of most of a step's FLOPs; ``None`` if there are none."""
+    """Return the dtype of most of a step's FLOPs, or ``None`` if there are no FLOPs."""
     flops = counted.groupby("dtype")["flops"].sum()
     return str(flops.idxmax()) if len(flops) and flops.max() > 0 else None
 
@@ -131,8 +132,8 @@ def time_by_layer(recording: Recording, attribution: Attribution) -> pd.DataFram
 def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[str]) -> pd.DataFrame:
     """Return the time per traced step of each counted operator: ``ms`` on the host and ``gpu_ms``.
 
-    Operators call each other, so an operator's time includes everything inside its outermost call. Work around it, such
-    as autograd's and the dispatcher's, belongs to none.
+    Operators call each other, so an operator's time includes everything inside its outermost call. Work around
+    operators, such as the work of autograd and the dispatcher, does not belong to any operator.
 
     Parameters
     ----------
@@ -151,7 +152,9 @@ def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[s
 
 
 def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *, on_gpu: bool = False) -> pd.DataFrame:
-    """Return operators without a formula: ``op``, ``calls``, ``ms`` and ``share`` of a step, slowest first.
+    """Return the operators without a formula, in descending order of time.
+
+    The columns are ``op``, ``calls``, ``ms`` and ``share`` of a step.
 
     Parameters
     ----------
@@ -160,7 +163,7 @@ def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *
     times : DataFrame
         From `time_by_op`.
     whole_ms : float
-        Time of a traced step; with `on_gpu`, of all its GPU work.
+        The duration of a traced step, or with `on_gpu`, of all its GPU work.
     on_gpu : bool
         Report GPU times.
     """

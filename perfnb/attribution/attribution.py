@@ -1,4 +1,4 @@
-"""Compute cells: the own time of each block of the traced steps, with one phase and one owner."""
+"""Compute cells: each block's own time in the traced steps, with one phase and one owner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfnb.trace_names import DEVICE_WORK, PIECE
 
 @dataclass(frozen=True)
 class Attribution:
-    """The owners of the time of the traced steps."""
+    """Which layers and phases own the time of the traced steps."""
 
     #: Events and blocks.
     host: Host
@@ -35,7 +35,7 @@ class Attribution:
 
 
 def attribute(recording: Recording) -> Attribution:
-    """Find the phase and the owner of all time in the traced steps of a recording."""
+    """Find the phase and the owner of all time in a recording's traced steps."""
     events = recording.events
     raw = host_blocks(events)
     is_loss = recording.spans["loss"].reindex(raw.blocks["span"], fill_value=False)
@@ -69,7 +69,10 @@ def _direction(blocks: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def _owning_span(blocks: pd.DataFrame, owner: Ints, layer: Ints) -> Ints:
-    """Return the layer span that owns each block: the block itself, or the one where a node's forward op ran."""
+    """Return the layer span that owns each block.
+
+    It is the block itself, or for a backward node, the span where the node's forward op ran.
+    """
     kind = blocks["kind"].to_numpy()
     span = np.where(kind == Kind.SPAN, np.arange(len(kind)), np.where(kind == Kind.NODE, owner, NONE))
     return np.where((span != NONE) & (layer[span] != NONE), span, NONE)
@@ -88,13 +91,13 @@ def _special(cells: pd.DataFrame, blocks: pd.DataFrame, owner: Ints, accumulatin
 
 
 def _own_time(host: Host) -> Floats:
-    """Return each block's duration without the blocks inside it, on any thread."""
+    """Return each block's duration, excluding the blocks inside it on any thread."""
     duration = (host.blocks["end"] - host.blocks["start"]).to_numpy(dtype=float)
     return np.maximum(duration - children_sums(host.forest.parent, duration), 0.0)
 
 
 def _part_that_counts(host: Host, own: Floats) -> Floats:
-    """Return the fraction of each block's own time that counts for the step.
+    """Return the fraction of each block's own time that counts towards the step.
 
     It is 1 on the step's thread and 0 on other threads. In backward, nodes that ran on several threads at once share
     the duration of their engine run.
@@ -109,7 +112,7 @@ def _part_that_counts(host: Host, own: Floats) -> Floats:
 
 
 def _tracing_cost(ops: Ints, host: Host, recording: Recording) -> Floats:
-    """Return the tracing overhead in each block: that of its ops, nodes and layer spans directly inside it."""
+    """Return the tracing overhead in each block, caused by the ops, nodes and layer spans directly inside it."""
     cost = recording.meta.get("cost", {})
     kind = host.blocks["kind"].to_numpy()
     traced = ~is_derived(recording, host)
@@ -128,7 +131,10 @@ def is_derived(recording: Recording, host: Host) -> Bools:
 
 
 def _spans_in_gaps(host: Host) -> Ints:
-    """Return parents, except that a model's span counts in the gap before it, where the cost of opening it fell."""
+    """Return the parents, except that a model's span belongs to the gap before it.
+
+    That gap contains the cost of opening the span.
+    """
     blocks, parent = host.blocks, host.forest.parent.copy()
     kind, start, end = (blocks[name].to_numpy() for name in ("kind", "start", "end"))
     gaps = np.flatnonzero(kind == Kind.GAP)
@@ -139,7 +145,7 @@ def _spans_in_gaps(host: Host) -> Ints:
 
 
 def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[np.object_]:
-    """Return the row of the layers' table that owns each block; empty if none does."""
+    """Return the row of the layers' table that owns each block, or an empty value if no row does."""
     span = attribution.cells["span"].to_numpy()
     layer = layer_of_spans(recording, attribution.host)[span]
     names = np.append(recording.modules["name"].to_numpy(dtype=object), "")
@@ -147,7 +153,7 @@ def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[n
 
 
 def layer_of_spans(recording: Recording, host: Host) -> Ints:
-    """Return the number of the layer that each block is a span of.
+    """Return the number of the layer whose span each block is.
 
     The result is -1 for other blocks and for spans without a layer.
     """
@@ -155,7 +161,10 @@ def layer_of_spans(recording: Recording, host: Host) -> Ints:
 
 
 def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
-    """Return the block of each event: by time on the host, by the launching call on a device; -1 if unknown."""
+    """Return the block of each event, or -1 if it is unknown.
+
+    Host events are assigned by time, and device events by the call that launched them.
+    """
     block = np.full(len(events), NONE, dtype=np.int64)
     block[host.rows] = host.block
     device, launch = _launches(events, host)
@@ -164,7 +173,10 @@ def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def _launches(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
-    """Return the rows of work on devices, and the place of the call that launched each in `host`; -1 if unknown."""
+    """Return the rows of device work, and the call that launched each row.
+
+    The call is an index into `host`, or -1 if it is unknown.
+    """
     correlation = events["correlation"].to_numpy()
     places = np.flatnonzero(correlation[host.rows] != NONE)
     by_number = pd.Series(places, index=correlation[host.rows[places]])
@@ -174,9 +186,10 @@ def _launches(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
 
 
 def _on_device(recording: Recording, host: Host, own: Floats) -> tuple[Ints, Floats]:
-    """Return number and duration of kernels launched from each block; copies and memsets count as kernels.
+    """Return the number and duration of kernels launched from each block. Copies and memsets count as kernels.
 
-    Time launched by a kernel of compiled code is divided among the blocks of its layers as its time on the host was.
+    Time launched by a kernel of compiled code is divided among the blocks of its layers in the same proportions as its
+    time on the host.
     """
     events, length = recording.events, len(host.blocks)
     device, launch = _launches(events, host)
@@ -204,11 +217,11 @@ def _on_device(recording: Recording, host: Host, own: Floats) -> tuple[Ints, Flo
 
 
 def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
-    """Return the parent of each layer span; a recomputed one gets the parent whose call it repeats.
+    """Return the parent of each layer span. A recomputed span gets the parent whose call it repeats.
 
-    A recomputation runs inside a backward node. The layer that started the checkpointed call is the one whose forward
-    made that node, or one around it. A layer can be shared, so the right one is the layer that called most of the
-    recomputed layers, and of several the innermost.
+    A recomputation runs inside a backward node. The layer that started the checkpointed call is the layer whose forward
+    created that node, or a layer around it. Because a layer can be shared, the correct layer is the one that called
+    most of the recomputed layers. If there are several, it is the innermost.
     """
     blocks, layer = host.blocks, layer_of_spans(recording, host)
     is_span = (blocks["kind"] == Kind.SPAN).to_numpy()
@@ -234,7 +247,7 @@ def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
 
 
 def _callers(waiting: Ints, node: Ints, layer: Ints, made_in: Ints, parent: Ints) -> pd.Series:
-    """Return the span that called each recomputed span, for those of `waiting` where it can be found."""
+    """Return the span that called each recomputed span, for the spans in `waiting` where it can be found."""
     inside = np.flatnonzero(parent != NONE)
     calls = pd.DataFrame({"caller": parent[inside], "layer": layer[inside]}).drop_duplicates()
     spans = pd.DataFrame({"span": waiting, "node": node[waiting], "layer": layer[waiting]})

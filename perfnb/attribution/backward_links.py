@@ -1,4 +1,4 @@
-"""Find the forward op behind each node of a backward pass, by the sequence numbers that autograd gives both."""
+"""Find the forward op behind each node in a backward pass, using the sequence numbers that autograd assigns to both."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perfnb.trace_names import ACCUMULATE_GRAD
 
 
 def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
-    """Return, for each backward node, the block where its forward op ran; `NONE` for other blocks.
+    """Return, for each backward node, the block where its forward op ran, or `NONE` for other blocks.
 
-    If that op itself ran in a backward node (double backward), the node's own forward op decides.
+    If that op itself ran in a backward node (double backward), the forward op of that node determines the block.
     """
     owner = np.append(host.block, NONE)[makers(events, host)]
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
@@ -27,7 +27,7 @@ def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def makers(events: pd.DataFrame, host: Host) -> Ints:
-    """Return, for each backward node, the place in `host` of the forward op that created it.
+    """Return, for each backward node, the index in `host` of the forward op that created it.
 
     The result is `NONE` for other blocks.
     """
@@ -40,7 +40,7 @@ def makers(events: pd.DataFrame, host: Host) -> Ints:
 def _numbered_rows(events: pd.DataFrame, host: Host, nodes: Ints) -> Ints:
     """Return the rows of the events that carry the nodes' numbers.
 
-    That is the node, or the op in it if a hook ran other ops first.
+    This is the node itself, or if a hook ran other ops first, the op inside it.
     """
     sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in ("sequence", "forward_thread"))
     places = np.flatnonzero((sequence != NONE) & (forward_thread > 0))
@@ -51,9 +51,10 @@ def _numbered_rows(events: pd.DataFrame, host: Host, nodes: Ints) -> Ints:
 
 
 def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """Return the forward op of events of a backward pass, as places among the host's events; `NONE` if not recorded.
+    """Return the forward ops for events in a backward pass, as indices of host events.
 
-    `rows` are those of backward nodes, or of the ops inside them that carry their numbers.
+    The result is `NONE` if the forward op was not recorded. `rows` are the rows of backward nodes, or of the ops inside
+    them that carry their numbers.
     """
     result = np.full(len(rows), NONE, dtype=np.int64)
     columns = ("sequence", "forward_thread", "start_ns")
@@ -80,13 +81,13 @@ def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
 
 
 def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
-    """Return the trace's thread with most of these sequence numbers: torch has its own thread numbers."""
+    """Return the trace's thread that has most of these sequence numbers. torch uses its own thread numbers."""
     threads = np.unique(op_thread).tolist()
     return max(threads, key=lambda one: np.isin(numbers, op_number[op_thread == one]).sum(), default=NONE)
 
 
 def _latest_before(number: Ints, start: Ints, wanted: Ints, before: Ints) -> Ints:
-    """Return the position of the last entry, by number and then start, up to each wanted number and time."""
+    """Return the position of the last entry, sorted by number and then start, up to each wanted number and time."""
     # Sort entries and queries together: the answer is the last entry before each query.
     numbers, times = np.concatenate([number, wanted]), np.concatenate([start, before])
     is_entry = np.arange(len(numbers)) < len(number)

@@ -1,8 +1,8 @@
-"""Find the blocks of a trace, and how they nest.
+"""Find a trace's blocks, and how they are nested.
 
 Blocks are steps, waits for data and for collectives, layer spans, backward nodes and optimizer steps. A block is an
-interval that owns the part of its time that no block inside it owns. The time between the blocks of a step becomes
-blocks too, with a phase of their own.
+interval that owns the part of its time that no block inside it owns. The time between a step's blocks also becomes
+blocks, which have their own phase.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ _LOSS = re.compile(r"aten::(_?\w+_loss|nll_loss_nd|binary_cross_entropy(_with_lo
 class Kind(IntEnum):
     """`NODE` is a node of the backward graph, `ENGINE` a run of autograd's engine over nodes, `GAP` the time between
     two blocks of a step, `LOSS` a loss op that a model runs itself, `COMMUNICATION` a wait for a collective.
-    `FORWARD_OP` and `BACKWARD_OP` are ops of other frameworks whose names tell their direction. `OP` is not a block."""
+
+    `FORWARD_OP` and `BACKWARD_OP` are ops from other frameworks whose names reveal their direction. `OP` is not a
+    block.
+    """
 
     OP = 0
     STEP = 1
@@ -85,7 +88,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Host:
-    """The events on the host and their blocks."""
+    """The host's events and their blocks."""
 
     #: The row in the recording's events.
     rows: Ints
@@ -109,7 +112,9 @@ class Host:
 
 
 class _Steps(NamedTuple):
-    """The steps in order of time, without overlap: position among the host's events, start, end and thread."""
+    """The steps in chronological order, without overlap: their position among the host's events, start, end and
+    thread.
+    """
 
     at: Ints
     starts: Ints
@@ -124,17 +129,17 @@ class _Steps(NamedTuple):
         return cls(at, starts, np.minimum(ends, np.append(starts[1:], ends[-1:])), thread[at])
 
     def at_time(self, time: Ints) -> Ints:
-        """Return the last step that started by each time; -1 before the first."""
+        """Return the last step that started by each time, or -1 before the first step."""
         return np.searchsorted(self.starts, time, side="right") - 1
 
     def around(self, thread: Ints, time: Ints) -> Ints:
-        """Return the step on the given thread that contains each time; -1 if there is none."""
+        """Return the step on the given thread that contains each time, or -1 if there is none."""
         step = step_of(time, self.starts, self.ends)
         return np.where(thread == np.append(self.threads, NONE)[step], step, NONE)
 
 
 def host_blocks(events: pd.DataFrame) -> Host:
-    """Find the blocks of a recording's events, and the block of each event."""
+    """Find the blocks for a recording's events, and the block of each event."""
     on_host = is_one_of(events["category"], _HOST_CATEGORIES) | (events["span"] != NONE).to_numpy()
     if "marks_step" in events:
         on_host |= (events["marks_step"] != NONE).to_numpy()
@@ -201,7 +206,7 @@ def host_blocks(events: pd.DataFrame) -> Host:
 def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Ints]:
     """Cut blocks at step boundaries, dropping the time between steps. Also return the step of each part.
 
-    A block that only touches a step, within rounding, has no part in it.
+    A block that only touches a step, within rounding, is not part of that step.
     """
     start, end = whole["start"].to_numpy(), whole["end"].to_numpy()
     if len(steps.at) == 0:
@@ -222,7 +227,7 @@ def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Int
 def marks_step(events: pd.DataFrame) -> Bools:
     """Return whether each event marks a step that counts.
 
-    That was decided when a trace was loaded; otherwise perfnb's own spans count.
+    For a loaded trace, this was determined on loading. Otherwise, perfnb's own spans count.
     """
     if "marks_step" in events:
         return np.asarray((events["marks_step"] != NONE).to_numpy(dtype=bool))
@@ -232,7 +237,7 @@ def marks_step(events: pd.DataFrame) -> Bools:
 
 
 def _kinds(host: pd.DataFrame) -> Ints:
-    """Return the kind of each event by name and category."""
+    """Return each event's kind, according to its name and category."""
     kind = of_labels(host["name"], _kind_of, Kind.OP)
     # A user's range with one of perfnb's or torch's names is only a range.
     is_range = is_one_of(host["category"], RANGES)
@@ -245,7 +250,7 @@ def _kinds(host: pd.DataFrame) -> Ints:
 
 
 def _is_old_node(host: pd.DataFrame) -> Bools:
-    """Return whether each event is a backward node as torch before 1.9 traced it: only the node's op."""
+    """Return whether each event is a backward node as traced by torch before 1.9, which only recorded the node's op."""
     named = found(host["name"], _OLD_NODE.fullmatch)
     numbered = ((host["sequence"] != NONE) & (host["forward_thread"] > 0)).to_numpy()
     return np.asarray((named | numbered) & is_one_of(host["category"], OPS))
@@ -262,7 +267,7 @@ def _kind_of(name: str) -> Kind:
 
 
 def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: Forest, in_step: Bools) -> None:
-    """Mark the outermost aten op around each host-to-device copy that is in no block but the step.
+    """Mark the outermost aten op around each host-to-device copy that is not in any block except the step.
 
     Ranges and other libraries' ops around it may contain more than the copy.
     """
@@ -283,7 +288,7 @@ def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: F
 
 
 def _mark_losses(host: pd.DataFrame, kind: Ints, forest: Forest, node_above: Ints) -> None:
-    """Mark the outermost loss ops directly inside module calls: those of models that compute their own loss."""
+    """Mark the outermost loss ops directly inside module calls. They belong to models that compute their own loss."""
     is_loss = (
         found(host["name"], _LOSS.fullmatch)
         & is_one_of(host["category"], OPS)
@@ -299,9 +304,10 @@ def _mark_losses(host: pd.DataFrame, kind: Ints, forest: Forest, node_above: Int
 def _engine_runs(
     steps: _Steps, kind: Ints, start: Ints, end: Ints, thread: Ints, node_above: Ints, silent: Bools
 ) -> pd.DataFrame:
-    """Find the runs of autograd's engine, on the thread of their step.
+    """Find the runs of autograd's engine on their step's thread.
 
-    A run is a series of outermost backward nodes, on any threads, between which the step's thread started nothing else.
+    A run is a series of outermost backward nodes, on any threads. Between these nodes, the step's thread did not start
+    anything else.
     """
     outermost = np.flatnonzero((kind == Kind.NODE) & (node_above == NONE))
     outermost = outermost[np.argsort(start[outermost], kind="stable")]
@@ -367,7 +373,7 @@ def _waits_for_collectives(
 
 
 def _adopt(blocks: pd.DataFrame, tree: Forest) -> Forest:
-    """Put outermost nodes of other threads into the engine run during which they ran."""
+    """Assign outermost nodes on other threads to the engine run during which they ran."""
     kind = blocks["kind"].to_numpy()
     runs = np.flatnonzero(kind == Kind.ENGINE)
     orphans = np.flatnonzero((kind == Kind.NODE) & (tree.parent == NONE))
@@ -398,7 +404,7 @@ _PHASE_OF = {
 
 
 def fill_gaps(host: Host, loss: Bools) -> Host:
-    """Give each block a ``phase``, and add the gaps as blocks; `loss` marks the spans that compute a loss."""
+    """Assign a ``phase`` to each block, and add the gaps as blocks. `loss` marks the spans that compute a loss."""
     blocks = host.blocks
     kind = blocks["kind"].to_numpy()
     phase = np.array([_PHASE_OF.get(Kind(value), "other") for value in range(len(Kind))], dtype=object)[kind]
@@ -421,7 +427,7 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
 
 
 def _gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
-    """Return parent, start, end and phase of each gap in a step or an optimizer step."""
+    """Return the parent, start, end and phase of each gap in a step or an optimizer step."""
     kind, starts, ends, event, continued = (
         host.blocks[name].to_numpy() for name in ("kind", "start", "end", "event", "continued")
     )
@@ -458,9 +464,9 @@ def _gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
 
 
 def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
-    """Return the block of each event.
+    """Return each event's block.
 
-    Events directly in a step are moved into the gap, or the wait, where they start.
+    Events directly in a step are moved to the gap, or the wait, where they start.
     """
     kind, above = filled["kind"].to_numpy(), forest.parent
     is_gap = kind == Kind.GAP

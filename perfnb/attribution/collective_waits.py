@@ -1,13 +1,14 @@
-"""Find collectives that the host runs (gloo, MPI), and the time when a step only waits for one.
+"""Find collectives that the host runs (gloo, MPI), and the time when a step only waits for a collective.
 
-A collective on the host is an operator that starts it, such as ``c10d::allreduce_``, on a thread of the step, and a
-range on a thread of the backend, such as ``gloo:all_reduce``, that ends with it. It is in flight from the start of the
-first to the end of the second.
+A collective on the host consists of an operator that starts it, such as ``c10d::allreduce_`` on a thread of the step,
+and a range on a thread of the backend that ends with it, such as ``gloo:all_reduce``. It is in flight from the start of
+the operator to the end of the range.
 
-A step waits for it when no operator runs while it is in flight. Python between two operators looks the same, but a wait
-lasts until a collective ends: if none ends, the host was busy. DDP learns of an end before the backend records it, and
-may wake up later, on a busy machine by milliseconds: in that case a wait ends when DDP takes the result. On a GPU a
-step waits when the host is in a synchronising call while the device runs only collectives.
+A step waits for a collective when no operator runs while the collective is in flight. Python code between two operators
+looks the same, but a wait lasts until a collective ends. If none ends, the host was busy. DDP learns that a collective
+has ended before the backend records this, and it may wake up later, on a busy machine by milliseconds. In that case,
+the wait ends when DDP takes the result. On a GPU, a step waits when the host is in a synchronising call while the
+device runs only collectives.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _OFTEN_UNSEEN = ("xccl",)
 
 
 class HostCollectives(NamedTuple):
-    """Collectives that the host runs, in order of time."""
+    """The collectives that the host runs, in chronological order."""
 
     #: Row of the operator that started it, and of the range around it; -1 if there is none.
     issued: Ints
@@ -48,7 +49,9 @@ class HostCollectives(NamedTuple):
 
 
 def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
-    """Return the collectives that the host runs; with `on_device`, those of a device it only starts them."""
+    """Return the collectives that the host runs. With `on_device`, return device collectives that the host only
+    starts.
+    """
     issued, ran = _issued(events), _ran(events, on_device)
     start, duration = events["start_ns"].to_numpy(), events["duration_ns"].to_numpy()
     issued, ran = (rows[np.argsort(start[rows], kind="stable")] for rows in (issued, ran))
@@ -92,18 +95,18 @@ def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
 def waits_of_host(
     collectives: HostCollectives, steps: IntervalSet, busy: IntervalSet, calls: IntervalSet, received: Ints
 ) -> IntervalSet:
-    """Return the part of the steps when the host waits for a collective of its own.
+    """Return the part of the steps during which the host waits for one of its own collectives.
 
     Parameters
     ----------
     collectives : HostCollectives
     steps : IntervalSet
     busy : IntervalSet
-        When the step computes or waits for something else.
+        The time when the step computes or waits for something else.
     calls : IntervalSet
-        When it is inside an operator that starts a collective.
+        The time when the step is inside an operator that starts a collective.
     received : array of int
-        When it takes results, from `takes_results`.
+        The times when the step takes results, from `takes_results`.
     """
     quiet = difference(steps, busy)
     ends = np.sort(collectives.end[collectives.ran != NONE])
@@ -123,9 +126,9 @@ def waits_of_host(
 
 
 def takes_results(events: pd.DataFrame, is_outer: Bools) -> Ints:
-    """Return the starts of DDP's looks at buckets that have arrived.
+    """Return the times when DDP starts to look at buckets that have arrived.
 
-    `is_outer` marks operators that are in no other.
+    `is_outer` marks operators that are not inside another operator.
     """
     rows = np.flatnonzero(is_outer & of_labels(events["name"], lambda name: name == _VIEW))
     return np.asarray(column(events, "start_ns")[rows])
@@ -137,7 +140,7 @@ def synchronises(events: pd.DataFrame) -> Bools:
 
 
 def pieces(time: IntervalSet, borders: Ints) -> tuple[Ints, Ints]:
-    """Return a set of time cut at borders: starts and ends."""
+    """Return a set of time, cut at borders, as starts and ends."""
     if not len(time.start):
         return time.start, time.end
     points = np.unique(np.concatenate([*time, borders]))
@@ -166,7 +169,10 @@ def _ran(events: pd.DataFrame, on_device: bool) -> Ints:
 
 
 def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """Return the kind of collective by the event's argument, else by its name; empty for others."""
+    """Return the kind of collective according to the event's argument, or otherwise its name.
+
+    It is empty for other events.
+    """
     named = of_labels(events["name"], collective_kind, "")
     if "collective" not in events:
         return np.asarray(named, dtype=object)
@@ -175,9 +181,9 @@ def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def _started_by(begin: Ints, kind: np.ndarray, started: Ints, started_kind: np.ndarray) -> Ints:
-    """Return the operator that started each run: a backend runs collectives in the order they are started.
+    """Return the operator that started each run. A backend runs collectives in the order they are started.
 
-    If a trace lacks some of either, the shift that fits most of them is used.
+    If some operators or runs are missing from the trace, the shift that matches most of them is used.
     """
     if not len(started):
         return np.full(len(begin), NONE, dtype=np.int64)

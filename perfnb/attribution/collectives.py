@@ -1,6 +1,7 @@
-"""Make the frame ``collectives``.
+"""Compute the table ``collectives``.
 
-It has what each collective of the traced steps sent, how long it took, and the part that nothing hid.
+For each collective in the traced steps, it contains how much was sent, how long it took, and the part that was not
+hidden.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SAME = ["collective", "group", "dtype", "bytes", "layer", "bucket"]
 
 
 def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """Return each collective of the traced steps, in order of time.
+    """Return each collective in the traced steps, in chronological order.
 
     Returns
     -------
@@ -95,12 +96,12 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
 
 
 def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """Return the frame ``collectives``, per traced step, longest first.
+    """Return the table ``collectives`` per traced step, in descending order of time.
 
     Parameters
     ----------
     calls : DataFrame
-        From `collective_calls`; with ``waiting_ns`` if those of other ranks are known.
+        The result of `collective_calls`, with ``waiting_ns`` if the collectives of other ranks are known.
     steps : int
     """
     if "waiting_ns" not in calls:
@@ -135,7 +136,10 @@ def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:
 
 
 def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
-    """Return nanoseconds of a set of time in each interval; time in several intervals counts for the first to end."""
+    """Return how many nanoseconds of a set of time are in each interval.
+
+    Time in several intervals counts for the interval that ends first.
+    """
     result = np.zeros(len(start), dtype=np.int64)
     if not len(start):
         return result
@@ -156,7 +160,7 @@ def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
 def _until_received(end: Ints, waiting: IntervalSet) -> Ints:
     """Return the ends of collectives.
 
-    The last one in each wait ends with the wait, because the host may wake up late.
+    The last collective in each wait ends with the wait, because the host may wake up late.
     """
     place = np.searchsorted(waiting.start, end, side="right") - 1
     inside = (place != NONE) & (end <= np.append(waiting.end, 0)[place])
@@ -167,7 +171,7 @@ def _until_received(end: Ints, waiting: IntervalSet) -> Ints:
 
 
 def _steps(attribution: Attribution, block: Ints, begin: Ints) -> Ints:
-    """Return the traced step of each collective: that of the block that started it, else by time."""
+    """Return the traced step of each collective, from the block that started it or otherwise by time."""
     blocks = attribution.host.blocks
     marks = blocks[(blocks["kind"] == Kind.STEP).to_numpy()].sort_values("start")
     place = np.searchsorted(marks["start"].to_numpy(), begin, side="right") - 1
@@ -179,7 +183,7 @@ def _steps(attribution: Attribution, block: Ints, begin: Ints) -> Ints:
 def _of_fsdp(
     recording: Recording, events: pd.DataFrame, issued: Ints, names: npt.NDArray[np.object_]
 ) -> npt.NDArray[np.object_]:
-    """Return the layer that FSDP names in the range around each operator, where there is one."""
+    """Return the layer that FSDP names in the range around each operator, where such a range exists."""
     around = np.flatnonzero(found(events["name"], _FSDP.fullmatch) & is_one_of(events["category"], RANGES))
     called = np.flatnonzero(issued != NONE)
     rows = np.concatenate([around, issued[called]])
@@ -210,10 +214,10 @@ def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _matched(seen: Sequence[str], counted: Sequence[str], sent: Sequence[tuple[int, str]]) -> Ints:
-    """Return which of the counted collectives each of a step's is, by their kinds; `NONE` if that is not certain.
+    """Match each of a step's collectives with a counted collective by kind. Return `NONE` where the match is uncertain.
 
-    One step may have collectives in one stretch that the other has not, such as those of logging. Where that stretch
-    can be in several places, a collective is certain if its message is the same for all of them.
+    One step may have additional collectives in one stretch, such as those for logging. If that stretch can be in
+    several places, a collective is certain if its message is the same for all of them.
     """
     shorter = min(len(seen), len(counted))
     pairs = list(zip(seen, counted, strict=False)), list(zip(seen[::-1], counted[::-1], strict=False))

@@ -23,7 +23,7 @@ COLLECTIVE = re.compile(r"(?<![A-Za-z])(?:nccl|rccl|oneccl|xccl)", re.IGNORECASE
 
 @dataclass(frozen=True)
 class Work:
-    """Kernels, copies and memsets in the order of the events. Every array has one value for each."""
+    """Kernels, copies and memsets in the order of the events. Every array has one value for each of them."""
 
     #: Row in the events.
     rows: Ints
@@ -43,7 +43,7 @@ class Work:
 
 @dataclass(frozen=True)
 class DeviceWork(Work):
-    """GPU work with the call that launched it."""
+    """GPU work, with the call that launched it."""
 
     #: Row of the launching call; -1 if the trace has none.
     call: Ints
@@ -59,7 +59,7 @@ WORK_COLUMNS = ("name", "category", "start_ns", "duration_ns", "rank", "device",
 
 
 def work_alone(events: pd.DataFrame) -> Work:
-    """Find all GPU work in a frame of events."""
+    """Find all GPU work in a table of events."""
     rows = np.flatnonzero(is_in(events, DEVICE_WORK))
     start = column(events, "start_ns")[rows]
     end = start + np.maximum(column(events, "duration_ns")[rows], 0)
@@ -68,7 +68,7 @@ def work_alone(events: pd.DataFrame) -> Work:
 
 
 def device_work(events: pd.DataFrame) -> DeviceWork:
-    """Find all GPU work in a frame of events, and what launched it; missing columns count as -1."""
+    """Find all GPU work in a table of events, and the calls that launched it. Missing columns count as -1."""
     work = work_alone(events)
     call = launches_of(events, work.rows)
     return DeviceWork(
@@ -87,18 +87,21 @@ def column(events: pd.DataFrame, name: str) -> Ints:
 
 
 def is_in(events: pd.DataFrame, categories: tuple[str, ...]) -> Bools:
-    """Return whether each event is of one of the categories."""
+    """Return whether each event is in one of the categories."""
     return is_one_of(events["category"], categories)
 
 
 def text(events: pd.DataFrame, name: str) -> tuple[Ints, pd.Index]:
-    """Return codes and labels of a text column; the code is -1 for a missing text."""
+    """Return a text column's codes and labels. The code is -1 for a missing text."""
     values = as_categories(events[name])
     return values.cat.codes.to_numpy().astype(np.int64), values.cat.categories
 
 
 def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorical:
-    """Return the texts of some rows of a column; missing if the row is -1, or the text or the column is missing."""
+    """Return the texts in some rows of a column.
+
+    A text is missing if the row is -1, or if the text or the column is missing.
+    """
     if name not in events:
         return pd.Categorical.from_codes(np.full(len(rows), NONE), categories=pd.Index([], dtype=TEXT))
     codes, labels = text(events, name)
@@ -109,9 +112,9 @@ def named(events: pd.DataFrame, rows: Ints, name: str = "name") -> pd.Categorica
 
 
 def texts(events: pd.DataFrame, name: str, *rows: Ints) -> npt.NDArray[np.object_]:
-    """Return the texts of some rows of a column as plain strings.
+    """Return the texts in some rows of a column as plain strings.
 
-    If a text is missing, that of the next rows counts.
+    If a text is missing, the text in the next set of rows is used.
     """
     if name not in events:
         return np.full(len(rows[0]), "", dtype=object)
@@ -121,12 +124,12 @@ def texts(events: pd.DataFrame, name: str, *rows: Ints) -> npt.NDArray[np.object
 
 
 def known_or_na(values: Ints) -> pd.arrays.IntegerArray:
-    """Return the values, missing where they are -1."""
+    """Return the values, which are missing where they are -1."""
     return pd.arrays.IntegerArray(values, values == NONE)
 
 
 def matching(events: pd.DataFrame, pattern: re.Pattern[str]) -> Bools:
-    """Return whether the start of each event's name matches; each distinct name is tested once."""
+    """Return whether the start of each event's name matches. Each distinct name is tested only once."""
     return of_labels(events["name"], lambda name: pattern.match(name) is not None)
 
 
@@ -142,19 +145,19 @@ def pairs(*columns: Ints) -> Ints:
 
 
 def launches_of(events: pd.DataFrame, rows: Ints) -> Ints:
-    """Return the call that launched each of `rows`, by correlation id within the rank; -1 if unknown."""
+    """Return the call that launched each of `rows`, by correlation id within the rank, or -1 if it is unknown."""
     correlation = column(events, "correlation")
     number = np.where(correlation != NONE, pairs(column(events, "rank"), correlation), NONE)
     return launched_by(number, ~is_in(events, DEVICE_EVENTS), rows)
 
 
 def thread_keys(events: pd.DataFrame) -> Ints:
-    """Return a number for each thread of each process of each rank."""
+    """Return a number for each thread in each process of each rank."""
     return pairs(column(events, "rank"), column(events, "process"), column(events, "thread"))
 
 
 def nested_ends(thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return ends cut so that the intervals of a thread nest, and the parent of each (-1 for none).
+    """Return the ends, cut so that a thread's intervals nest, and the parent of each interval (-1 if it has none).
 
     See `nest_cutting`.
     """
@@ -164,12 +167,12 @@ def nested_ends(thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def step_rows(events: pd.DataFrame) -> Bools:
-    """Return whether each event is the mark of a step, perfnb's or torch's, even of one that does not count."""
+    """Return whether each event marks a step, for marks from perfnb or torch, including steps that do not count."""
     return np.asarray((of_labels(events["name"], step_number, NONE) != NONE) & is_in(events, (*RANGES, *OPS)))
 
 
 def step_windows(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the steps that `step_rows` finds, in order of time.
+    """Return the steps that `step_rows` finds, in chronological order.
 
     The columns are ``event``, ``number``, ``rank``, ``start`` and ``end``.
     """
@@ -214,7 +217,7 @@ def _ops_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
 
 
 def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
-    """Return the operator that has the external id of each row of GPU work; -1 if there is none."""
+    """Return the operator with the external id of each row of GPU work, or -1 if there is none."""
     external = column(events, "external_id")
     # Without an operator, Kineto writes the correlation id as the external id.
     known = (external[rows] != NONE) & (external[rows] != column(events, "correlation")[rows])
@@ -227,7 +230,7 @@ def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
 
 
 def steps_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
-    """Return the step of each row of GPU work: that of its launch, else by its own start."""
+    """Return the step of each row of GPU work, which is its launch's step, or otherwise the step where it started."""
     windows, rank = step_windows(events), column(events, "rank")[rows]
     moments = moments_of(column(events, "start_ns"), rows, call)
     result = np.full(len(rows), NONE, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Make the frame ``events``, with the layer, phase and step of each event, and the Python calls in a trace."""
+"""Compute the table ``events``, with each event's layer, phase and step, and the Python calls in a trace."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from perfnb.trace_names import PIECE, PYTHON_CALLS, SPAN_CATEGORY, own_word
 
 
 def python_calls(events: pd.DataFrame) -> Ints:
-    """Return rows of Python calls."""
+    """Return the rows of Python calls."""
     return np.flatnonzero(is_one_of(events["category"], PYTHON_CALLS))
 
 
 def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """Return the innermost block of the same thread where each call starts; `NONE` if it starts outside all."""
+    """Return the innermost block on the same thread where each call starts, or `NONE` if it starts outside all
+    blocks.
+    """
     thread, begin, end = (host.blocks[name].to_numpy() for name in ("thread", "start", "end"))
     above = host.forest.parent
     above = np.where((above != NONE) & (thread[above] == thread), above, NONE)
@@ -46,11 +48,13 @@ _TEXTS = ("shapes", "collective", "group")
 
 
 def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """Return the frame ``events``, in order of time; ``start_ns`` is relative to the start of the first traced step.
+    """Return the table ``events`` in chronological order.
 
-    GPU work has the layer, phase and step of the call that launched it; a Python call has those of the moment when it
-    starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans the names of their
-    layers. A loaded trace keeps its events outside all steps.
+    ``start_ns`` is relative to the start of the first traced step.
+
+    GPU work has the layer, phase and step of the call that launched it. A Python call has the layer, phase and step of
+    the moment when it starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans
+    have the names of their layers. A loaded trace also contains its events outside all steps.
     """
     events = recording.events
     block = blocks_of_events(events, attribution.host)
@@ -78,7 +82,7 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def all_events(recording: Recording, columns: Collection[str] | None = None) -> pd.DataFrame:
-    """Return every event of the trace with its rank, in the trace's own columns, or only in those of `columns`."""
+    """Return every event in the trace with its rank, in the trace's own columns or only those in `columns`."""
     events = recording.events
     if columns is not None:
         events = events[[name for name in events.columns if name in columns]]
@@ -102,7 +106,7 @@ def _columns(events: pd.DataFrame) -> dict[str, Any]:
 
 
 def owners(recording: Recording, attribution: Attribution, block: Ints) -> dict[str, pd.Categorical]:
-    """Return layer and phase of each event, given its block."""
+    """Return each event's layer and phase, given its block."""
     cells = attribution.cells
     of_blocks = {
         "layer": owner_names(recording, attribution),
@@ -133,7 +137,7 @@ def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.ar
 
 
 def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categorical]:
-    """Return names and categories, with perfnb's own spans named after what they represent."""
+    """Return names and categories, where perfnb's own spans are named after the things that they represent."""
     events = recording.events
     ours = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     name, category = events["name"].array, events["category"].array
@@ -171,7 +175,7 @@ def _with_others(table: pd.DataFrame, outside: pd.DataFrame) -> pd.DataFrame:
 
 
 def _joined(first: pd.Series, second: pd.Series) -> Any:
-    """Return two columns as one, with the labels of both if they are text."""
+    """Return two columns as a single column, with the labels of both if they are text."""
     if isinstance(first.dtype, pd.CategoricalDtype):
         return pd.api.types.union_categoricals([first.array, second.array])
     return pd.concat([first, second], ignore_index=True).array

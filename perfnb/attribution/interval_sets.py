@@ -1,6 +1,6 @@
-"""Represent sets of time as sorted, disjoint intervals: union, intersection, difference, overlap.
+"""Represent sets of time as sorted, disjoint intervals, with union, intersection, difference and overlap.
 
-Intervals are half-open and in whole nanoseconds, so lengths are exact. Empty intervals are dropped.
+Intervals are half-open and measured in whole nanoseconds, so lengths are exact. Empty intervals are dropped.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _Rule = Callable[[Bools, Bools], Bools]
 
 
 class IntervalSet(NamedTuple):
-    """Disjoint intervals in order of time that do not touch."""
+    """Disjoint intervals in chronological order that do not touch each other."""
 
     start: Ints
     end: Ints
 
     @property
     def length(self) -> int:
-        """Total length in nanoseconds."""
+        """The total length in nanoseconds."""
         return int((self.end - self.start).sum())
 
     def until(self, times: Ints) -> Ints:
-        """Return nanoseconds of the set before each of `times`."""
+        """Return how many nanoseconds of the set are before each of `times`."""
         if len(self.start) == 0:
             return np.zeros(len(times), dtype=np.int64)
         before = np.concatenate(([0], np.cumsum(self.end - self.start)))
@@ -37,7 +37,7 @@ class IntervalSet(NamedTuple):
         return np.where(place > 0, before[last] + np.minimum(times, self.end[last]) - self.start[last], 0)
 
     def within(self, start: Ints, end: Ints) -> Ints:
-        """Return nanoseconds of the set inside each of the given intervals, which may overlap."""
+        """Return how many nanoseconds of the set are inside each of the given intervals, which may overlap."""
         return self.until(np.maximum(start, end)) - self.until(start)
 
 
@@ -70,7 +70,7 @@ def difference(a: IntervalSet, b: IntervalSet) -> IntervalSet:
 
 
 def _where(a: IntervalSet, b: IntervalSet, wanted: _Rule) -> IntervalSet:
-    """Return the time when `wanted` holds: cut at every border of both sets, then joined again."""
+    """Return the time when `wanted` is true, by cutting at every border of both sets and joining the pieces again."""
     borders = np.unique(np.concatenate((*a, *b)))
     if len(borders) == 0:
         return EMPTY

@@ -1,4 +1,4 @@
-"""Make the frames of times: ``phases``, ``layers``, ``ops``, ``layer_ops`` and ``kernels``."""
+"""Compute the tables of times: ``phases``, ``layers``, ``ops``, ``layer_ops`` and ``kernels``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from perfnb.trace_names import CALLS, DEVICE_WORK
 
 
 def phase_table(attribution: Attribution) -> pd.DataFrame:
-    """Return the frame ``phases``: time of each phase per traced step, and its share of the step.
+    """Return the table ``phases``: each phase's time per traced step, and its share of the step.
 
-    ``ms`` is as traced and adds up to the traced step; ``share`` is corrected for tracing overhead.
+    ``ms`` is the traced time, which adds up to the traced step. ``share`` is corrected for tracing overhead.
     """
     sums = attribution.cells.groupby("phase", observed=False)[["ns", "corrected_ns"]].sum()
     sums = sums.reindex(list(PHASES), fill_value=0)
@@ -42,7 +42,7 @@ def phase_table(attribution: Attribution) -> pd.DataFrame:
 
 
 def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tuple[str, int, int]]:
-    """Return the phases from the start to the end of a step (ns), in order: name, start and end of each stretch."""
+    """Return a step's phases in chronological order, in nanoseconds: the name, start and end of each stretch."""
     blocks = attribution.host.blocks
     inside = blocks["main"] & (blocks["start"] >= begin) & (blocks["end"] <= end)
     rows = blocks[inside.to_numpy() & (attribution.host.forest.depth == 1)].sort_values("start")
@@ -58,9 +58,9 @@ def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tupl
 def own_losses(recording: Recording, attribution: Attribution) -> list[str]:
     """Return the models that compute the loss in forward.
 
-    Every backward pass of the traced steps starts in their calls. The first node of a backward pass belongs to the
-    tensor on which it was called, the loss. Models whose loss ops were recognised by name are left out, because these
-    are in the phase loss.
+    Every backward pass in the traced steps starts in their calls. The first node in a backward pass belongs to the
+    tensor on which it was called, which is the loss. Models whose loss ops were recognised by name are left out,
+    because these ops are in the phase loss.
     """
     blocks, forest, cells = attribution.host.blocks, attribution.host.forest, attribution.cells
     kind, parent = blocks["kind"].to_numpy(), forest.parent
@@ -85,13 +85,15 @@ _COLUMNS = {"own": "ns", "corrected": "corrected_ns", "ops": "ops", "kernels": "
 
 
 def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """Return the frame ``layers``: one row per layer in model order, then the rows in parentheses that are not modules.
+    """Return the table ``layers``.
 
-    Times are per traced step and include children, except those that begin with ``self``. A layer's children are those
-    that ran inside it, so a shared layer counts in each of its parents; a container that is never called
-    (``ModuleList``) sums the layers below it. ``share`` and ``self_share`` are of the step, corrected for tracing
-    overhead. The ``self_ms`` add up to the phases forward and backward. Calls as a loss count in ``calls``, but their
-    time belongs to the phase loss.
+    It has one row per layer in model order, followed by rows in parentheses that are not modules.
+
+    Times are per traced step and include children, except the columns that begin with ``self``. A layer's children are
+    the layers that ran inside it, so a shared layer counts in each of its parents. A container that is never called
+    (``ModuleList``) sums the layers below it. ``share`` and ``self_share`` refer to the step, corrected for tracing
+    overhead. The values of ``self_ms`` add up to the phases forward and backward. Calls as a loss count in ``calls``,
+    but their time belongs to the phase loss.
     """
     cells, modules = attribution.cells, recording.modules
     per_span = _per_span(attribution)
@@ -137,7 +139,7 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Sum measures by layer, children included, from their values per layer span without children."""
+    """Sum measures by layer, including children, from the values per layer span without children."""
     modules = recording.modules
     parent = modules["parent"].to_numpy()
     layer = layer_of_spans(recording, attribution.host)
@@ -152,7 +154,7 @@ def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapp
 
 
 def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
-    """Return whether a layer ran unseen: inside a compiled one, or on a thread that the profiler does not record."""
+    """Return whether a layer ran unseen, inside a compiled layer or on a thread that the profiler does not record."""
     called = np.isin(np.arange(len(total)), recording.span_layers.to_numpy())
     seen = np.isin(np.arange(len(total)), layer)
     modules = recording.modules
@@ -161,7 +163,7 @@ def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
 
 
 def _loss_calls(recording: Recording, attribution: Attribution) -> Ints:
-    """Return calls of each layer as a loss, in all steps."""
+    """Return how many times each layer was called as a loss, over all steps."""
     blocks = attribution.host.blocks
     of_losses = recording.spans["layer"].where(recording.spans["loss"], NONE)
     layer = of_losses.reindex(blocks["span"], fill_value=NONE).to_numpy()
@@ -170,7 +172,7 @@ def _loss_calls(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def _only_loss(recording: Recording, layer: Ints, losses: Ints) -> Bools:
-    """Return whether the only calls of a layer and its children were as losses."""
+    """Return whether a layer and its children were only called as losses."""
     tree = forest_of(recording.modules["parent"].to_numpy())
     seen = np.isin(np.arange(len(losses)), layer)
     lossy, visible = (subtree_sums(tree, values.astype(float)) > 0 for values in (losses, seen))
@@ -178,12 +180,12 @@ def _only_loss(recording: Recording, layer: Ints, losses: Ints) -> Bools:
 
 
 def inside_compiled(modules: pd.DataFrame) -> Bools:
-    """Return whether each layer is inside a compiled one."""
+    """Return whether each layer is inside a compiled layer."""
     return np.asarray(innermost(forest_of(modules["parent"].to_numpy()), modules["compiled"].to_numpy()) != NONE)
 
 
 def _per_span(attribution: Attribution) -> dict[str, Floats]:
-    """Return measures of each layer span without its children, indexed by block."""
+    """Return the measures of each layer span without its children, indexed by block."""
     cells = attribution.cells[attribution.cells["span"] != NONE]
     parts = {name: (cells[cells["direction"] == name], "ns") for name in DIRECTIONS}
     parts |= {name: (cells, column) for name, column in _COLUMNS.items()}
@@ -214,7 +216,7 @@ def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools
 
 
 def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.DataFrame:
-    """Return rows for the time that no layer owns; rows without time are left out."""
+    """Return rows for the time that no layer owns. Rows without time are left out."""
     cells = attribution.cells[attribution.cells["special"] != ""]
     sums = cells.groupby("special")[["ns", "corrected_ns", "ops", "kernels", "gpu_ns"]].sum()
     forward = cells[cells["phase"] == "forward"].groupby("special")["ns"].sum()
@@ -248,8 +250,8 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
 def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return `op_times` with ``layer`` and ``direction``.
 
-    ``layer`` is a row of the layers' table, and empty outside forward and backward. `times` are the `op_times` of the
-    attribution's host, if they are known.
+    ``layer`` is a row of the layers' table, and is empty outside forward and backward. `times` are the `op_times` of
+    the attribution's host, if they are already known.
     """
     times = op_times(recording, attribution.host) if times is None else times
     block = times["block"].to_numpy()
@@ -262,7 +264,7 @@ def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame
 def op_times(recording: Recording, host: Host) -> pd.DataFrame:
     """Return one row per operator call: ``op``, ``block``, ``self_ns``, ``total_ns``, ``gpu_ns``.
 
-    ``total_ns`` is 0 for a call inside another of the same operator, so that sums count no time twice.
+    ``total_ns`` is 0 for a call inside another call to the same operator, so that sums do not count any time twice.
     """
     events, rows, is_op = recording.events, host.rows, host.is_op
     duration = host.ends - host.starts
@@ -287,7 +289,7 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
 
 
 def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
-    """Return the frame ``ops``, per traced step, slowest first."""
+    """Return the table ``ops`` per traced step, in descending order of time."""
     sums = calls.groupby("op", observed=True)[["self_ns", "total_ns", "gpu_ns"]].sum() / 1e6 / steps
     table = pd.DataFrame(
         {
@@ -304,7 +306,9 @@ def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
 
 
 def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
-    """Return the frame ``layer_ops``: operators by layer and direction, per traced step, slowest first."""
+    """Return the table ``layer_ops``: operators by layer and direction, per traced step, in descending order of
+    time.
+    """
     owned = calls[calls["layer"] != ""]
     groups = owned.groupby(["layer", "op", "direction"], observed=True, sort=False)
     table = groups.agg(
@@ -319,7 +323,10 @@ def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFram
 
 
 def kernel_table(recording: Recording) -> pd.DataFrame:
-    """Return the frame ``kernels``: GPU kernels, copies and memsets by name, per traced step, slowest first."""
+    """Return the table ``kernels``: GPU kernels, copies and memsets by name, per traced step.
+
+    The rows are in descending order of time.
+    """
     events, steps = recording.events, int((recording.steps["pass"] == "traced").sum())
     kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))]
     duration = kernels.groupby("name", observed=True)["duration_ns"].agg(["size", "sum", "mean", "max"])
@@ -336,7 +343,7 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
 
 
 def _inside_same(name: Ints, above: Ints) -> Bools:
-    """Return whether each operator or layer span is inside another of the same name."""
+    """Return whether each operator or layer span is inside another with the same name."""
     result = np.zeros(len(name), dtype=bool)
     outer = above
     while (outer != NONE).any():
@@ -346,7 +353,7 @@ def _inside_same(name: Ints, above: Ints) -> Bools:
 
 
 def _device_time(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.float64]:
-    """Return the GPU time that each of these host events launched, by correlation id."""
+    """Return the GPU time that each of these host events launched, using correlation ids."""
     device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (events["correlation"] != NONE).to_numpy())
     if len(device) == 0:
         return np.zeros(len(rows))

@@ -1,5 +1,6 @@
-"""The compiled code of a step: the kernels with the layers behind them, and the regions with their costs.
+"""The compiled code of a step: its kernels and the layers they compute, and its regions and their costs.
 
-The layers inside regions are found when a recording is made (`perfnb.recording.compiled_layers`), from the compiled
-graphs that `perfnb.step.compiler` reads. `tables` has the frames of a profile, and `tab` its part of the report.
+The layers inside regions are determined when a recording is made (`perfnb.recording.compiled_layers`), from the
+compiled graphs that `perfnb.step.compiler` reads. `tables` computes a profile's tables, and `tab` creates its part of
+the report.
 """

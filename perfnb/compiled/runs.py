@@ -1,9 +1,9 @@
 """Compute the executions of compiled regions and the seams between them.
 
-The seams show what a step loses by running several regions instead of one. Without a graph break, all regions inside
-another one would be part of it, forward and backward. The seams between them cost the code from one to the next, the
-entry of each region except one, and the passes over memory of generated kernels next to a seam, which one kernel could
-replace.
+The seams show how much time a step loses by running several regions instead of one. Without a graph break, all regions
+inside another region would be part of it, in both forward and backward. The seams between them have three costs: the
+code between one region and the next, the entry into each region except one, and the passes over memory by generated
+kernels next to a seam, which a single kernel could replace.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIBRARY = "."
 
 @dataclass(frozen=True)
 class RegionRuns:
-    """The executions of compiled regions, in order of time.
+    """The executions of compiled regions, in chronological order.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class RegionRuns:
     kernels: pd.DataFrame
 
     def beside_ns(self, following: Ints) -> Floats:
-        """Return by run its generated kernels that one kernel could replace together with some of a run that follows.
+        """Return, for each run, the time of its generated kernels that could be merged with kernels of a following run.
 
         They count only if both runs have such kernels next to the seam, in forward or in backward, which runs in
         reverse order.
@@ -59,7 +59,7 @@ class RegionRuns:
         Parameters
         ----------
         following : ndarray
-            The run behind the seam after each run; `NONE` without a seam.
+            The run on the other side of the seam after each run, or `NONE` if there is no seam.
         """
         counts = np.zeros(len(self.kernels), dtype=bool)
         run, count = self.kernels["run"].to_numpy(), len(self.runs)
@@ -77,7 +77,7 @@ class RegionRuns:
 
 
 def region_runs(recording: Recording, record: CompiledRecord) -> RegionRuns:
-    """Return the runs of compiled regions in the traced steps."""
+    """Return the executions of compiled regions in the traced steps."""
     host = _Host(recording.events, record)
     node_of = host.nodes()
     graphs = np.flatnonzero(host.is_graph)
@@ -88,7 +88,10 @@ def region_runs(recording: Recording, record: CompiledRecord) -> RegionRuns:
 
 
 class _Host:
-    """The events around and inside compiled regions and their backward passes, in order of time, and how they nest."""
+    """The events around and inside compiled regions and their backward passes, and how they are nested.
+
+    The events are in chronological order.
+    """
 
     def __init__(self, events: pd.DataFrame, record: CompiledRecord) -> None:
         words = (REGION, REGION_LOOKUP, BACKWARD_NODE, _FUNCTION)
@@ -119,11 +122,11 @@ class _Host:
         self.step = step_of(self.start, begins, begins + marks["duration_ns"].to_numpy())
 
     def starts(self, word: str) -> Bools:
-        """Return which events have a name that starts with a word."""
+        """Return which events have a name that starts with a given word."""
         return np.array([str(name).startswith(word) for name in self.names], dtype=bool)
 
     def forward(self) -> pd.DataFrame:
-        """Return what is known of each run's forward pass."""
+        """Return the known facts about each run's forward pass."""
         rows, graphs = self.rows, self.is_graph & (self.region != NONE)
         start, end, step, thread = (each[rows] for each in (self.start, self.end, self.step, self.thread))
         of_graphs = pd.DataFrame(
@@ -154,7 +157,10 @@ class _Host:
         )
 
     def nodes(self) -> Ints:
-        """Return by event the run whose backward node it is, by the number that autograd gave it; `NONE` for others."""
+        """Return, for each event, the run whose backward node it is, or `NONE` for other events.
+
+        Autograd numbers the nodes.
+        """
         is_forward = self.starts(_FUNCTION) & (self.region != NONE) & (self.sequence != NONE)
         run = pd.Series(self.place[self.region[is_forward]], index=self.sequence[is_forward])
         node_of = np.full(len(self.names) + 1, NONE)
@@ -164,7 +170,7 @@ class _Host:
         return node_of
 
     def backward(self, node_of: Ints) -> pd.DataFrame:
-        """Return what is known of each run's backward pass."""
+        """Return the known facts about each run's backward pass."""
         nodes, graphs = np.flatnonzero(node_of != NONE), self.is_graph & (self.node != NONE)
         in_graph = pd.DataFrame(
             {
@@ -186,7 +192,7 @@ class _Host:
 
 
 def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
-    """Return nanoseconds of the kernels that start in each interval."""
+    """Return how many nanoseconds are taken by the kernels that start in each interval."""
     at, duration = (record.calls[name].to_numpy() for name in ("start_ns", "duration_ns"))
     order = np.argsort(at, kind="stable")
     sums = np.concatenate([[0], np.cumsum(duration[order])])
@@ -195,13 +201,13 @@ def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
 
 
 def _first_kernel(start: Ints, end: Ints, record: CompiledRecord) -> Ints:
-    """Return when the first kernel in each interval starts; without one, the end of the interval."""
+    """Return when the first kernel in each interval starts, or the end of the interval if there is none."""
     at = np.append(np.sort(record.calls["start_ns"].to_numpy()), np.iinfo(np.int64).max)
     return np.asarray(np.minimum(at[np.searchsorted(at, start)], end), dtype=np.int64)
 
 
 def _generated(record: CompiledRecord, start: Ints, end: Ints, run: Ints, backward: Bools) -> pd.DataFrame:
-    """Return the executions of generated kernels while some graphs are called, which do not overlap."""
+    """Return the executions of generated kernels during some calls of graphs, which do not overlap."""
     calls = record.calls.sort_values("start_ns", kind="stable")
     at = calls["start_ns"].to_numpy()
     graph = np.searchsorted(start, at, side="right") - 1

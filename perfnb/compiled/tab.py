@@ -1,4 +1,4 @@
-"""Show the tab of compiled code: its kernels with the layers behind them, and where graphs break."""
+"""Show the tab about compiled code: its kernels and the layers they compute, and where graphs break."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MUCH = 0.3
 
 
 def compiled_document(summary: CompiledSummary) -> Document:
-    """Return the document of what compiled code did in a step."""
+    """Return the document about a step's compiled code."""
     return Document(
         "compiled",
         verdict=compiled_verdict(summary),
@@ -132,7 +132,7 @@ def _regions(regions: pd.DataFrame) -> Table:
 
 
 def _happened(row: Any) -> str:
-    """Return the reason why a region was compiled again, and where its graph breaks."""
+    """Return why a region was compiled again, and where its graph breaks."""
     parts = []
     if pd.notna(row.broke):
         parts.append(f"Graph break at {place_in_words(row.broke_at)}: {row.broke}")
@@ -142,7 +142,7 @@ def _happened(row: Any) -> str:
 
 
 def _lines(source: Any) -> str:
-    """Return the user's first line behind a kernel."""
+    """Return the first line of user code that a kernel computes."""
     lines = [] if pd.isna(source) else str(source).splitlines()
     more = f", and {len(lines) - 1} more" if len(lines) > 1 else ""
     place, _, code = lines[0].partition(": ") if lines else ("", "", "")

@@ -1,4 +1,4 @@
-"""Compute the frames of compiled code: its kernels with the layers behind them, and its regions with their costs."""
+"""Compute the tables about compiled code: its kernels and the layers they compute, and its regions and their costs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WHOLE = 1 - 1e-9
 
 @dataclass(frozen=True)
 class CompiledSummary:
-    """The facts of a report about compiled code.
+    """A report's facts about compiled code.
 
     Attributes
     ----------
     kernels, regions : DataFrame
-        The frames ``compiled`` and ``compiled_regions``.
+        The tables ``compiled`` and ``compiled_regions``.
     shares : DataFrame
         One row per kernel and layer: ``kernel`` (row of `kernels`), ``layer``, ``share``, ``ms`` per step.
     """
@@ -35,7 +35,9 @@ class CompiledSummary:
 
 
 def place_in_words(place: str) -> str:
-    """Return a file and line without the folder; for a notebook's cell, whose file has no name, only the line."""
+    """Return a file, without its folder, and a line. For a notebook cell, whose file has no name, return only the
+    line.
+    """
     file, _, line = place.replace("\\", "/").rpartition(":")
     return (
         f"line {line} of a cell"
@@ -45,7 +47,7 @@ def place_in_words(place: str) -> str:
 
 
 def compiled_summary(recording: Recording) -> CompiledSummary | None:
-    """Return the facts of a report about compiled code; ``None`` if the traced steps ran none."""
+    """Return a report's facts about compiled code, or ``None`` if the traced steps ran none."""
     record = recording.compiled
     if record is None or not len(record.code):
         return None
@@ -54,13 +56,13 @@ def compiled_summary(recording: Recording) -> CompiledSummary | None:
 
 
 def compiled_kernel_table(recording: Recording) -> pd.DataFrame:
-    """Return the frame ``compiled``: the kernels of compiled code per traced step, slowest first."""
+    """Return the table ``compiled``: the kernels of compiled code per traced step, in descending order of time."""
     record = recording.compiled
     return conform(pd.DataFrame(), "compiled") if record is None else _kernels(recording, record)[0]
 
 
 def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the frame ``compiled``, and the share of each layer in each of its rows."""
+    """Return the table ``compiled``, and each layer's share of each of its rows."""
     kernels, steps = record.kernels, max(recording.traced_steps, 1)
     times = (
         record.calls.groupby("kernel")["duration_ns"].agg(["size", "sum"]).reindex(range(len(kernels)), fill_value=0)
@@ -123,10 +125,10 @@ def fused_ms(recording: Recording) -> Floats:
 
 
 def region_table(recording: Recording) -> pd.DataFrame:
-    """Return the frame ``compiled_regions``: each version of compiled code that the traced steps ran, slowest first.
+    """Return the table ``compiled_regions``, in descending order of time.
 
-    ``gap_ms`` is the time from a region whose graph breaks at its end to the next region of the step: the code there
-    runs uncompiled.
+    It has one row for each version of compiled code that the traced steps ran. ``gap_ms`` is the time from a region
+    whose graph breaks at its end to the next region in the step. The code in this gap runs uncompiled.
     """
     record = recording.compiled
     if record is None:

@@ -1,4 +1,4 @@
-"""Draw series of documents as a matplotlib figure, for papers."""
+"""Draw a document's series as a matplotlib figure, for papers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_WORDS = 8
 
 
 def series_figure(charts: Sequence[Series], across: int = 1) -> Figure:
-    """Return the charts, this many next to each other; without any, a figure with a note."""
+    """Return the charts with this many next to each other, or if there are no charts, a figure with a note."""
     rows = math.ceil(len(charts) / across)
     return figure_of(partial(_draw, charts=charts, rows=rows, across=across), (_WIDTH, max(1.0, _HEIGHT * rows)))
 

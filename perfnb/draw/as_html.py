@@ -1,4 +1,4 @@
-"""Render documents as HTML without scripts that reads well even where a host strips its style sheet and its SVG."""
+"""Render documents as HTML without scripts that is readable even where a host removes its style sheet and its SVG."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _code(text: str) -> str:
 
 
 def section_html(section: Section) -> str:
-    """Return a section, or nothing if there is nothing to show."""
+    """Return a section, or an empty text if there is nothing to show."""
     return _RENDERERS[type(section)](section)
 
 
@@ -162,19 +162,19 @@ def _effects(section: Effects) -> str:
 
 
 def _row_head(name: str, body: str) -> str:
-    """Return the name of a row, which is only broken if it is long."""
+    """Return a row's name, which is only broken across lines if it is long."""
     least = min(24, escape.cells(escape.plain(name)))
     cell = 'th scope="row"' if name.strip() else "td"  # a head without words is not a head
     return f'<{cell} align="left" style="text-align:left;min-width:{least}ch">{body}</{cell[:2]}>'
 
 
 def _across(columns: int, body: str) -> str:
-    """Return a row below another one, across the table."""
+    """Return a row below another row, which spans the table."""
     return f'<tr><td colspan="{columns}" {tables.LEFT}>&nbsp;&nbsp;<em>{body}</em></td></tr>'
 
 
 def _tabled(caption: str, heads: str, lines: Sequence[str]) -> str:
-    """Return a table of rows as HTML; nothing without rows."""
+    """Return a table of rows as HTML, or an empty text if there are no rows."""
     if not lines:
         return ""
     title = f"<caption>{escape.html_sentence(caption)}</caption>" if caption else ""
@@ -252,9 +252,9 @@ def _cell(cell: Cell, column: Column) -> str:
 
 
 def _inline_bar(cell: Cell, marks: Sequence[Mark], most: float) -> str:
-    """Return a bar of characters, which no host strips.
+    """Return a bar of characters, which no host removes.
 
-    The style sheet draws it as a box, in the colours of its parts.
+    The style sheet draws it as a box in the colours of its parts.
     """
     value = number_of(cell)
     if not value > 0 or not most > 0:
@@ -340,9 +340,9 @@ def _placed(low: float, high: float, begin: float, end: float) -> Callable[[floa
 
 
 def _on_axis(axis: Axis, low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
-    """Place a number as `_placed` does, on a logarithmic scale if the axis has one.
+    """Place a number like `_placed`, but on a logarithmic scale if the axis has one.
 
-    Numbers outside are drawn at the edge.
+    Numbers outside the scale are drawn at the edge.
     """
     placed = _placed(on_axis(axis, low), on_axis(axis, high), begin, end)
     return lambda value: min(max(placed(on_axis(axis, value)), min(begin, end)), max(begin, end))
@@ -368,7 +368,7 @@ def _scatter(section: Scatter) -> str:
 
 
 def _scattered(section: Scatter) -> str:
-    """Return the points and lines; nothing if fewer than two points have a place."""
+    """Return the points and lines, or an empty text if fewer than two points can be placed."""
     dots = [dot for dot in section.dots if _has_place(dot.x, section.x) and _has_place(dot.y, section.y)]
     ends = [end for _, line in section.lines for end in line]
     if len(dots) + len(ends) < 2:
@@ -403,7 +403,7 @@ def _has_place(value: float, axis: Axis) -> bool:
 def _scale(
     axis: Axis, values: Sequence[float], begin: float, end: float
 ) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
-    """Return a function that places a number on an axis, and the places of its ticks: powers of ten, or the ends."""
+    """Return a function that places a number on an axis, and the positions of its ticks: powers of ten, or the ends."""
     low, high = min(values), max(values)
     if not axis.log:
         place = _on_axis(axis, low, high, begin, end)
@@ -418,7 +418,7 @@ def _rule(path: str) -> str:
 
 
 def _names_of(dots: Sequence[Dot], placed: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Yield the names of the first points, next to them, unless they would cover each other."""
+    """Yield the names of the first points, next to the points, unless the names would cover each other."""
     taken: list[tuple[float, float]] = []
     for dot, (x, y) in zip(dots, placed, strict=True):
         if len(taken) == _NAMED or any(abs(x - a) < 170 and abs(y - b) < 13 for a, b in taken):
@@ -468,7 +468,7 @@ def _heat(section: Heat) -> str:
 
 
 def _heated(value: float | None, most: float) -> str:
-    """Return the background of a cell, stronger the larger its number is."""
+    """Return the background of a cell, which is stronger for larger numbers."""
     strength = 60 * max(0.0, fmt.known(value) or 0.0) / most if most > 0 else 0.0
     return f'style="background:color-mix(in srgb,{BLUE} {strength:.0f}%,transparent)"'
 
@@ -495,9 +495,9 @@ def _card(card: Card) -> Iterator[str]:
 
 
 def _choice(section: Choice) -> str:
-    """Return alternatives on a page where nothing can be chosen.
+    """Return alternatives on a page that does not allow a choice.
 
-    The first is open, and the others are folded below it.
+    The first alternative is open, and the others are folded below it.
     """
     bodies = [(escape.html(name), "".join(map(section_html, parts))) for name, parts in section.options.items()]
     folded = "".join(

@@ -1,9 +1,9 @@
 """Convert documents to plain data, which the live view draws and ``--json`` prints on the command line.
 
-Each section has its ``type``, the lower-case name of its class in `perfnb.draw.document`, and the fields of that class.
-Numbers are unrounded, in the unit that the section, the column or the figure names; unknown values are ``null``.
-Figures with an interval also have their ``words``. Texts consist of visible characters, and only code has more than one
-line.
+Each section has its ``type``, which is the lower-case name of its class in `perfnb.draw.document`, and the fields of
+that class. Numbers are unrounded, in the unit that the section, the column or the figure names. Unknown values are
+``null``. Figures with an interval also have ``words``. Texts consist of visible characters, and only code has more than
+one line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIGITS = 6
 
 
 def document_data(document: Document) -> dict[str, Any]:
-    """Return a document as data, ready for JSON."""
+    """Return a document as data, ready to be written as JSON."""
     data = {
         field.name: plain(getattr(document, field.name))
         for field in fields(document)
@@ -69,7 +69,7 @@ def _cell(cell: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a value of a document as data: texts visible, marks with their look."""
+    """Return a document's value as data. Texts are made visible, and marks include their appearance."""
     if hasattr(value, "tolist"):  # a number of numpy, without loading it
         value = value.tolist()
     if value is None or isinstance(value, int):
@@ -105,7 +105,7 @@ def _code(text: str) -> str:
 
 
 def _inner(inner: Inner) -> dict[str, Any]:
-    """Return the rows inside others, with texts as places in ``names``, because texts are often repeated."""
+    """Return the rows inside others, with texts as indices into ``names``, because texts are often repeated."""
     places = dict[str, int]()
     texts = [column.unit == "text" for column in inner.columns]
     rows = [

@@ -1,4 +1,4 @@
-"""Render documents as Markdown, for a pull request: the answer, the effects, the tables and the notes."""
+"""Render documents as Markdown for a pull request: the answer, the effects, the tables and the notes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST = 2000
 
 
 def document_markdown(document: Document) -> str:
-    """Return the content of a document as Markdown without pictures; names contain no markup."""
+    """Return a document's content as Markdown without pictures. Names do not contain any markup."""
     head = ", ".join(_words(part) for part in (document.kind, document.subject, document.device) if part)
     verdict = document.verdict
     answer = f"{STATES[verdict.state]} {_words(verdict.sentence)}".strip()

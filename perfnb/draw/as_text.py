@@ -1,4 +1,4 @@
-"""Render documents as text of at most a given width."""
+"""Render documents as text with a maximum width."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _GAIN = 0.95
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal, or `USUAL` without one."""
+    """Return the terminal's width, or `USUAL` if there is no terminal."""
     return max(LEAST, shutil.get_terminal_size((USUAL, 24)).columns)
 
 
 def document_text(document: Document, width: int = USUAL) -> str:
-    """Return a document as text, its tabs one after another."""
+    """Return a document as text, with its tabs one after another."""
     width = max(LEAST, width)
     blocks = []
     for part in document.parts:
@@ -74,7 +74,7 @@ def document_text(document: Document, width: int = USUAL) -> str:
 
 
 def document_line(document: Document) -> str:
-    """Return the subject of a document and its answer, in one line."""
+    """Return a document's subject and answer in a single line."""
     subject, answer = escape.plain(document.subject, 40), escape.plain(document.verdict.sentence)
     return ": ".join(filter(None, (subject or document.kind, answer)))
 
@@ -88,7 +88,7 @@ def _head(document: Document, width: int, is_tab: bool) -> list[str]:
 
 
 def tab_title(document: Document) -> str:
-    """Return the title of a part of a document."""
+    """Return the title of one part of a document."""
     return document.kind[:1].upper() + document.kind[1:]
 
 
@@ -108,7 +108,7 @@ def _sentences(text: str, width: int) -> list[str]:
 
 
 def _code(text: str, width: int) -> list[str]:
-    """Return lines of code with their indentation; only one that is too long is broken."""
+    """Return lines of code with their indentation. A line is only broken if it is too long."""
     lines = []
     for line in text.splitlines():
         code = escape.plain(line.expandtabs(4), _SENTENCE)
@@ -118,7 +118,7 @@ def _code(text: str, width: int) -> list[str]:
 
 
 def _joined(facts: Sequence[str], width: int) -> Iterator[str]:
-    """Yield facts in lines as full as possible; no fact is broken if it fits into one line."""
+    """Yield facts in lines that are as full as possible. A fact is not broken if it fits into a line."""
     line = ""
     for fact in (escape.plain(fact, _SENTENCE) for fact in facts):
         if line and escape.cells(line) + 3 + escape.cells(fact) > width:
@@ -142,7 +142,7 @@ def figure_value(figure: Figure | Value) -> str:
 
 
 def section_text(section: Section, width: int) -> list[str]:
-    """Return the lines of a section, none if there is nothing to show."""
+    """Return the lines of a section, or no lines if there is nothing to show."""
     lines = _RENDERERS[type(section)](section, width)
     return [*_sentences(section.title, width), *lines] if lines and section.title else lines
 
@@ -173,20 +173,20 @@ def _bars(section: Bars, width: int) -> list[str]:
 
 
 def marks_in(section: Bars) -> list[Mark]:
-    """Return the marks of the parts above zero in one of the bars, in the order of the parts."""
+    """Return the marks of the parts that are above zero in one of the bars, in the order of the parts."""
     parts = [part for bar in section.bars for part in bar.parts]
     held = {part.mark for part in parts if part.value > 0}
     return [mark for mark in dict.fromkeys(part.mark for part in parts) if mark in held]
 
 
 def stacks_of(section: Bars) -> tuple[list[list[tuple[Mark, float]]], float]:
-    """Return the parts above zero of each bar, and the length of the longest bar."""
+    """Return each bar's parts that are above zero, and the length of the longest bar."""
     stacks = [[(part.mark, part.value) for part in bar.parts if part.value > 0] for bar in section.bars]
     return stacks, max((sum(value for _, value in stack) for stack in stacks), default=0.0)
 
 
 def sums_of(stack: Sequence[tuple[Mark, float]]) -> dict[Mark, float]:
-    """Return the sums of the parts of a bar by their marks, of which some may occur more than once."""
+    """Return the sums of a bar's parts by their marks, because a mark may occur more than once."""
     sums = dict.fromkeys((mark for mark, _ in stack), 0.0)
     for mark, value in stack:
         sums[mark] += value
@@ -230,7 +230,7 @@ def _effects(section: Effects, width: int) -> list[str]:
 def scale_of(rows: Sequence[Effect]) -> Callable[[float], float]:
     """Return a function that places a ratio on a logarithmic scale from 0 to 1, with 1 × in the middle.
 
-    A ratio that is many times slower is cut off if others gain, because the gains would otherwise be invisible.
+    If others gain, a ratio that is many times slower is cut off, because the gains would otherwise be invisible.
     """
     known = [fmt.known(end) for row in rows for end in (row.ratio, *(row.interval or ()))]
     ends = [math.log(end) for end in known if end is not None and end > 0]
@@ -251,7 +251,7 @@ def _on_scale(row: Effect, place: Callable[[float], float]) -> str:
 
 
 def ends_on_scale(row: Effect, place: Callable[[float], float]) -> tuple[float, float, float] | None:
-    """Return where an interval begins, where its ratio is, and where it ends; ``None`` if there is no ratio."""
+    """Return the positions of an interval's start, its ratio and its end, or ``None`` if there is no ratio."""
     ratio = fmt.known(row.ratio)
     if ratio is None or ratio <= 0:
         return None
@@ -275,18 +275,18 @@ def cell_words(cell: Cell, unit: str) -> str:
 
 
 def row_cells(table: Table, row: int) -> list[Cell]:
-    """Return the cells of a row, one for each column, whatever was given."""
+    """Return a row's cells, one for each column, regardless of how many were given."""
     cells = [*table.rows[row], *[None] * len(table.columns)]
     return cells[: len(table.columns)]
 
 
 def detail_of(table: Table, row: int) -> str:
-    """Return the sentence below a row, empty if there is none."""
+    """Return the sentence below a row, or an empty text if there is none."""
     return "".join((table.details or ())[row : row + 1])
 
 
 def columns_held(table: Table, rows: Iterable[int]) -> list[int]:
-    """Return the columns with a known value in one of these rows, and the first column."""
+    """Return the first column, and the columns that have a known value in any of these rows."""
     cells = [row_cells(table, row) for row in rows]
     shown = [place for place, column in enumerate(table.columns) if not column.live]
     return [place for place in shown if place == 0 or any(_is_known(row[place]) for row in cells)]
@@ -345,20 +345,20 @@ def _head_of(table: Table, place: int) -> str:
 
 
 def _inside(line: TreeLine) -> str:
-    """Return how many rows a closed branch holds."""
+    """Return how many rows a closed branch contains."""
     return f" +{line.inside:,}" if line.inside else ""
 
 
 def _fitted(table: Table, held: Sequence[int], longest: Sequence[int], width: int) -> tuple[list[int], list[int]]:
-    """Choose the columns that fit, and their widths. Numbers are never cut; names, words and heads may be.
+    """Choose the columns that fit, and their widths. Numbers are never cut, but names, words and heads may be.
 
     Parameters
     ----------
     table : Table
     held : sequence of int
-        Columns to choose from.
+        The columns to choose from.
     longest : sequence of int
-        Cells of the longest text in each column, without its head.
+        The number of cells that the longest text in each column takes, without the column's head.
     width : int
     """
     least, natural = dict[int, int](), dict[int, int]()
@@ -422,13 +422,13 @@ def left_out_words(table: Table, rows: Sequence[int]) -> str:
 
 
 def number_of(cell: Cell) -> float:
-    """Return the number that a bar shows, 0 if none is known."""
+    """Return the number that a bar shows, or 0 if it is unknown."""
     value = cell.number if isinstance(cell, (Value, Split)) else cell
     return 0.0 if isinstance(value, (str, Mark)) else fmt.known(value) or 0.0
 
 
 def _glyphs(line: TreeLine, width: int, name: int = _SHORT_NAME) -> str:
-    """Return the signs for the depth of a line, for a name of this many cells."""
+    """Return the signs that show a line's depth, for a name with this many cells."""
     if not line.depth:
         return ""
     step = next((step for step in (3, 2) if step * line.depth <= width - min(name, _SHORT_NAME)), 0)
@@ -465,7 +465,7 @@ def _series(series: Series, width: int, with_axis: bool = True) -> list[str]:
 
 
 def _spans(series: Series, label: int, room: int) -> Iterator[str]:
-    """Yield the events during the lines, below them, and the legend of their signs."""
+    """Yield the events during the lines, which are drawn below them, and the legend of their signs."""
     if not series.spans:
         return
     first, step = series.at[0], (series.at[-1] - series.at[0]) / room
@@ -479,29 +479,32 @@ def _spans(series: Series, label: int, room: int) -> Iterator[str]:
 
 
 def on_axis(axis: Axis, value: float) -> float:
-    """Return a number as its axis measures it: one that is not above 0 is far below a logarithmic axis."""
+    """Return a number as measured on its axis.
+
+    A number that is not above 0 is placed far below a logarithmic axis.
+    """
     return math.log(max(value, 1e-300)) if axis.log else value
 
 
 def _heights(cells: Sequence[float], axis: Axis, known: Sequence[float]) -> list[float]:
-    """Return shares of the height of a line: above 0, or above its least value on a logarithmic axis."""
+    """Return shares of a line's height, measured from 0, or on a logarithmic axis from the line's smallest value."""
     least = on_axis(axis, min(known)) if axis.log else 0.0
     span = on_axis(axis, max(known)) - least
     return [max(1e-9, (on_axis(axis, cell) - least) / span if span else 1.0) if cell > 0 else 0.0 for cell in cells]
 
 
 def all_known(values: Iterable[Any]) -> list[float]:
-    """Return the numbers that are known, in order."""
+    """Return the known numbers, in order."""
     return [number for number in map(fmt.known, values) if number is not None]
 
 
 def span_words(values: Sequence[float], axis: Axis) -> str:
-    """Return the least and the largest of the values of a line, in words."""
+    """Return the smallest and the largest value of a line, in words."""
     return f"{words(min(values), axis.unit)} to {words(max(values), axis.unit)}"
 
 
 def axis_words(axis: Axis, values: Sequence[float]) -> list[str]:
-    """Return the ends of an axis, in words; nothing if it is empty."""
+    """Return the ends of an axis, in words, or an empty text if the axis is empty."""
     if not values:
         return []
     return [f"{axis.label} from {words(min(values), axis.unit)} to {words(max(values), axis.unit)}"]
@@ -513,7 +516,7 @@ def level_words(series: Series) -> list[str]:
 
 
 def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> list[float]:
-    """Return the largest value in each cell; a value lasts until the next one."""
+    """Return the largest value in each cell. A value lasts until the next one."""
     first, last = at[0], at[-1]
     cells, held, filled = [0.0] * width, 0.0, -1
     for x, value in zip(at, values, strict=False):
@@ -552,7 +555,7 @@ def _strip(section: Strip, width: int) -> list[str]:
 
 
 def strip_words(section: Strip) -> list[str]:
-    """Return the ends of the scale and the place on it that matters, in words."""
+    """Return the ends of the scale and the important position on it, in words."""
     at = [] if section.at is None else [f"{section.at[0]}: {words(section.at[1], section.axis.unit)}"]
     return [*axis_words(section.axis, all_known(value for _, group in section.groups for value in group)), *at]
 
@@ -587,7 +590,7 @@ def _cards(section: Cards, width: int) -> list[str]:
 
 
 def sure_words(card: Card) -> str:
-    """Return the confidence of a finding, empty if it has none."""
+    """Return a finding's confidence, or an empty text if it has none."""
     return f"{card.confidence} confidence" if card.confidence else ""
 
 

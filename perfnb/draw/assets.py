@@ -1,4 +1,4 @@
-"""Read scripts and style sheets of live views from the ``js`` folders of the rooms that they draw."""
+"""Read the scripts and style sheets of live views from the ``js`` folders of the rooms that they belong to."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", r
 def script(*entries: str) -> str:
     """Join scripts and their imports into one ES module.
 
-    Each file comes once, after the files that it imports; import lines, the word ``export`` before a definition,
-    comment lines and indents are dropped, since every saved notebook holds the result. All files share one scope, so no
-    two of them may define the same name.
+    Each file is included once, after the files that it imports. Import lines, the word ``export`` before a definition,
+    comment lines and indentation are removed, because every saved notebook contains the result. All files share one
+    scope, so no two of them may define the same name.
 
     Parameters
     ----------
@@ -32,19 +32,19 @@ def script(*entries: str) -> str:
 
 
 def in_order(*entries: str) -> list[str]:
-    """Return the paths of scripts and of all their imports, each after its own imports.
+    """Return the paths of scripts and all their imports, where each script follows its own imports.
 
     Raises
     ------
     ValueError
-        If files import each other in a circle.
+        If files import each other circularly.
     """
     found: dict[str, bool] = {}
 
     def visit(path: str) -> None:
         if path in found:
             if not found[path]:
-                raise ValueError(f"{path} imports itself, by way of others.")
+                raise ValueError(f"{path} imports itself through other files.")
             return
         found[path] = False
         for other in _IMPORT.findall(read(path)):
@@ -59,7 +59,7 @@ def in_order(*entries: str) -> list[str]:
 
 @functools.cache
 def style(*names: str) -> str:
-    """Join style sheets: those of every live view, then `names`, paths inside the package."""
+    """Join style sheets: those used in every live view, followed by `names`, which are paths inside the package."""
     return "".join(map(read, (*STYLE, *names)))
 
 
@@ -72,5 +72,5 @@ def static_style() -> str:
 
 @functools.cache
 def read(path: str) -> str:
-    """Return the text of a file of the package."""
+    """Return the text of a file in the package."""
     return files("perfnb").joinpath(path).read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ _NARROW, _GAP = 0.4, 0.6
 
 
 class Box(NamedTuple):
-    """A box; `top` is the top of its row, in pixels."""
+    """A box. `top` is the top of its row in pixels."""
 
     left: float
     top: float
@@ -27,7 +27,7 @@ class Box(NamedTuple):
 
 
 def boxes_svg(boxes: Iterable[Box]) -> str:
-    """Return all boxes, one path for each colour, and the names that fit into their boxes."""
+    """Return all boxes as one path for each colour, and the names that fit into their boxes."""
     paths, names = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for left, top, width, colour, name in boxes:
         wide = f"{max(_NARROW, width - _GAP):.1f}"
@@ -42,6 +42,6 @@ def boxes_svg(boxes: Iterable[Box]) -> str:
 
 
 def _ink(colour: str) -> str:
-    """Return black or white, whichever reads better on a colour."""
+    """Return black or white, depending on which is more readable on a colour."""
     red, green, blue = bytes.fromhex(colour[1:])
     return "#000" if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else "#fff"

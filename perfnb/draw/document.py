@@ -1,11 +1,11 @@
 """The vocabulary of results: perfnb describes everything that it shows once, as data.
 
-A view chooses words and rows and returns a `Document`. It lays out nothing: `perfnb.draw.as_text`,
+A view chooses words and rows and returns a `Document`. It does not lay out anything: `perfnb.draw.as_text`,
 `perfnb.draw.as_html` and `perfnb.draw.as_json` render every document, at any width and in any place. Names and
-sentences are given unescaped, since the renderers make them safe.
+sentences are passed unescaped, because the renderers make them safe.
 
-A document is checked when it is made: parts add up to their total, an interval holds its
-value, a row has a cell for each column, a line has a value for each place on its axis, and every unit is known.
+A document is checked when it is created: parts must add up to their total, an interval must contain its value, a row
+must have a cell for each column, a line must have a value for each position on its axis, and every unit must be known.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DocumentError(ValueError):
 
 
 def words(value: Any, unit: Unit) -> str:
-    """Write a number in its unit, or ``n/a`` if it is not known."""
+    """Write a number in its unit, or ``n/a`` if it is unknown."""
     number = fmt.known(value)
     if number is None:
         return fmt.UNKNOWN
@@ -70,7 +70,7 @@ def words(value: Any, unit: Unit) -> str:
 
 @dataclass(frozen=True)
 class Value:
-    """A number with an interval, or with its own unit in a table whose rows differ in unit."""
+    """A number with an interval, or with its own unit in a table whose rows have different units."""
 
     number: float | None
     unit: Unit = "number"
@@ -87,23 +87,24 @@ class Split:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, in a sentence.
+    """The answer, as a sentence.
 
     Attributes
     ----------
     state : str
     sentence : str
-        A sentence that can be read alone: "Input-bound: removing the wait could save up to 12.3 ms per step".
+        A sentence that can be understood on its own: "Input-bound: removing the wait could save up to 12.3 ms per
+        step".
     why : str
         The evidence.
     next : str
         A recommendation.
     code : str
-        The lines that carry it out.
+        The lines of code that carry out the recommendation.
     confidence : str
         ``high``, ``medium``, ``low``, or empty.
     selects : str
-        The key of the section that holds its evidence.
+        The key of the section that contains the evidence.
     """
 
     state: State
@@ -117,7 +118,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the headline."""
+    """A figure in the headline."""
 
     label: str
     value: float | None
@@ -139,7 +140,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of parts. Its label is empty if it is the only one."""
+    """A bar made of parts. If it is the only bar, its label is empty."""
 
     label: str
     parts: tuple[Part, ...]
@@ -149,7 +150,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Stacked bars on one scale, with the parts in a table."""
+    """Stacked bars on the same scale, with their parts in a table."""
 
     title: str
     unit: Unit
@@ -159,7 +160,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Effect:
-    """The ratio of a candidate to its baseline in time or size: the only notation of an effect."""
+    """The ratio of a candidate to its baseline in time or size. Effects are always written in this notation."""
 
     label: str
     #: Candidate divided by baseline; ``None`` if it was not measured.
@@ -173,7 +174,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Effects:
-    """Effects on one scale, around 1, where candidate and baseline are the same."""
+    """Effects on the same scale, around 1, where candidate and baseline are the same."""
 
     title: str
     rows: tuple[Effect, ...]
@@ -186,7 +187,7 @@ class Effects:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. Text and static HTML leave out a column without known values."""
+    """A table column. Text and static HTML leave out a column without known values."""
 
     head: str
     #: ``text`` for words, or the unit of numbers; in place of a number, a cell may also hold a word.
@@ -205,7 +206,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Budget:
-    """The number of rows that text and static HTML list; the live view has all."""
+    """The number of rows that text and static HTML list. The live view contains all rows."""
 
     text: int = 15
     html: int = 40
@@ -218,11 +219,11 @@ class Nesting:
     Attributes
     ----------
     parents : sequence of int
-        The row of each row's parent, -1 for roots; parents come first.
+        The row number of each row's parent, or -1 for roots. Parents come first.
     weights : sequence of float
         The heaviest rows are listed first.
     path : sequence of int
-        The rows from a root down that a view opens first.
+        The rows, from a root downwards, that a view opens first.
     """
 
     parents: Sequence[int]
@@ -232,16 +233,16 @@ class Nesting:
 
 @dataclass(frozen=True)
 class Inner:
-    """The content of a table's rows. The live view lists it for a selected row, and adds up equal texts.
+    """The content of a table's rows. The live view lists it for a selected row, and adds up rows with equal texts.
 
     Attributes
     ----------
     title : str
     columns : tuple of Column
-        Columns of text come first.
+        The columns. Text columns come first.
     rows : sequence of sequences of Cell
     owner : sequence of int
-        The row of the table that each belongs to.
+        The row of the table to which each inner row belongs.
     selects : str
         The key of the section whose rows the first column names.
     """
@@ -255,23 +256,25 @@ class Inner:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of typed columns; the first names the rows.
+    """A table of typed columns, the first of which names the rows.
 
     Attributes
     ----------
     rows : sequence of sequences of Cell
-        Rows in the order of the listing, most important first.
+        The rows in display order, with the most important rows first.
     nesting : Nesting, optional
     tail : int
-        This many last rows are always listed, such as totals, and rows of a tree that belong to no branch.
+        The number of rows at the end that are always listed, such as totals, and rows of a tree that do not belong to
+        any branch.
     details : sequence of str, optional
-        A sentence for each row, below it.
+        A sentence for each row, which is displayed below it.
     noun : str
         The word for a row, as in "12 more layers".
     selects : sequence of (str, str)
-        The keys of sections where a row selects the row of the same name, each with the words of its button.
+        The keys of sections where selecting a row selects the row with the same name, each with the text of its button.
     names : sequence of str, optional
-        The full names of the rows, if the first column has shorter ones; other sections select rows by them.
+        The full names of the rows, if the first column contains shorter names. Other sections select rows by their full
+        names.
     inner : Inner, optional
     """
 
@@ -290,14 +293,14 @@ class Table:
 
     @classmethod
     def of(cls, title: str, frame: Any, columns: Mapping[Any, Column], **more: Any) -> Table:
-        """Make a table of columns of a DataFrame.
+        """Make a table from columns of a DataFrame.
 
         Parameters
         ----------
         title : str
         frame : DataFrame
         columns : mapping of (str or tuple of str) to Column
-            Columns by their names in the frame; three names are a figure and the bounds of its interval.
+            The columns by their names in the frame. Three names refer to a figure and the bounds of its interval.
         more
             Any other field of the table.
         """
@@ -309,7 +312,7 @@ class Table:
 
 
 def cells_of(column: Any) -> list[Any]:
-    """Return the cells of a column of a DataFrame: numbers, ``None`` for unknown values, marks and words."""
+    """Return the cells of a DataFrame's column: numbers, ``None`` for unknown values, marks and words."""
     if column.dtype.kind not in "iuf":
         return [cell if isinstance(cell, str | Mark | Value | Split) else fmt.known(cell) for cell in column]
     numbers = column.to_numpy(dtype=float, na_value=math.nan).tolist()
@@ -324,7 +327,7 @@ def _values_of(frame: Any, names: tuple[str, str, str], unit: Unit) -> Iterator[
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart, with a band of uncertainty if it has bounds."""
+    """A line in a chart, with a band of uncertainty if it has bounds."""
 
     mark: Mark
     values: Sequence[float | None]
@@ -334,7 +337,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a chart."""
+    """A chart's axis."""
 
     label: str
     unit: Unit
@@ -343,7 +346,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Lines over a common axis."""
+    """Lines that share an axis."""
 
     title: str
     x: Axis
@@ -360,7 +363,7 @@ class Series:
 
     @property
     def drawn(self) -> tuple[Line, ...]:
-        """The lines to draw: of stacked ones, the sums, each with its area as its band."""
+        """The lines to draw. If they are stacked, these are the sums, each with its area as a band."""
         if not self.stacked:
             return self.lines
         below, lines = [0.0] * len(self.at), list[Line]()
@@ -373,7 +376,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a scatter plot."""
+    """A point in a scatter plot."""
 
     label: str
     x: float
@@ -383,9 +386,9 @@ class Dot:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Points, most important first, and lines between given points, such as a roof, named where they end.
+    """Points, most important first, and lines between given points, such as a roof, which are named where they end.
 
-    A logarithmic axis has no place for values that are not above 0.
+    A logarithmic axis cannot show values that are not above 0.
     """
 
     title: str
@@ -400,7 +403,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Strip:
-    """Single measurements as dots on one scale, a row per group."""
+    """Single measurements as dots on one scale, with one row per group."""
 
     title: str
     axis: Axis
@@ -412,7 +415,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Heat:
-    """A matrix of numbers, darker where they are larger."""
+    """A matrix of numbers, where larger numbers are darker."""
 
     title: str
     unit: Unit
@@ -426,7 +429,10 @@ class Heat:
 
 @dataclass(frozen=True)
 class Link:
-    """A link to a row of another section, by the section's key and the row's full name, with a text for it."""
+    """A link to a row in another section.
+
+    The row is given by the section's key and the row's full name, and the link has its own text.
+    """
 
     key: str
     name: str
@@ -441,16 +447,16 @@ class Card:
     ----------
     title : str
     bound : str
-        The most that it can cost, in words.
+        The maximum cost, in words.
     share : float, optional
-        The bound as a share of the step, for a bar.
+        The bound as a share of the step, which is drawn as a bar.
     confidence, why : str
         The confidence, and the reason for it.
     evidence, advice, code, caveat : str
     trial : (str, str), optional
-        A way to try it, in words and as code.
+        A way to try the recommendation, in words and as code.
     links : sequence of Link
-        The rows that it is about.
+        The rows that the finding is about.
     lever : str
         The lever that *Try it* tries.
     """
@@ -471,7 +477,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Cards:
-    """Findings, the most expensive first."""
+    """Findings, with the most expensive first."""
 
     title: str
     cards: tuple[Card, ...]
@@ -480,7 +486,7 @@ class Cards:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to copy."""
+    """Lines of code to copy."""
 
     text: str
     title: str = ""
@@ -489,7 +495,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Choice:
-    """Alternatives, one of which the live view shows at a time; text and static HTML show the first."""
+    """Alternatives. The live view shows one of them at a time, and text and static HTML show the first."""
 
     title: str
     options: Mapping[str, tuple[Section, ...]]
@@ -498,20 +504,21 @@ class Choice:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of something that no other section can show; it brings its own static form, data and script.
+    """A picture of data that no other section can show. It provides its own static form, data and script.
 
     Attributes
     ----------
     text : callable, optional
-        Gets a width in cells and returns lines.
+        Returns lines, given a width in cells.
     html : callable, optional
         Returns safe HTML without scripts.
     static : tuple of Section
-        Sections that replace it where no script runs, if there are any; it then needs no text and no HTML.
+        Sections that replace the picture where no script runs. If there are any, it does not need `text` and `html`.
     data : callable, optional
-        Returns the data that the script draws, ready for JSON.
+        Returns the data that the script draws, ready to be written as JSON.
     script, style : str
-        Paths inside the package; the script sets ``pictures[kind]``. Without one, the live view shows the static HTML.
+        Paths inside the package. The script sets ``pictures[kind]``. Without a script, the live view shows the static
+        HTML.
     """
 
     kind: str
@@ -530,16 +537,16 @@ Section: TypeAlias = Bars | Effects | Table | Series | Scatter | Strip | Heat | 
 
 @dataclass(frozen=True)
 class Document:
-    """A result: its kind and subject, the answer, the figures behind it, sections, and notes.
+    """A result: its kind and subject, the answer, the figures that support it, sections, and notes.
 
     Attributes
     ----------
     kind : str
-        The kind in words: ``profile``, ``A/B test``.
+        The kind of result in words: ``profile``, ``A/B test``.
     subject : str
         The name of the step or object that was measured.
     device : str
-        The device that it ran on.
+        The device on which it ran.
     verdict : Verdict
     figures : tuple of Figure
         The headline.
@@ -547,11 +554,11 @@ class Document:
         Other facts for the headline, such as the number of steps or the sides of a comparison.
     sections : tuple of Section
     notes : tuple of str
-        Caveats that readers need to understand the figures; they come last.
+        Caveats that readers need in order to understand the figures. They come last.
     tabs : tuple of Document
-        Parts that a view shows one at a time, titled by their kinds.
+        Parts that a view shows one at a time. Their kinds are their titles.
     upfront : bool
-        Of a tab: text and static HTML show it before those that are not.
+        For a tab, whether text and static HTML show it before other tabs.
     """
 
     kind: str
@@ -572,7 +579,7 @@ class Document:
 
     @property
     def all_notes(self) -> tuple[str, ...]:
-        """The notes of the document and of its tabs, each once."""
+        """The notes of the document and of its tabs, without duplicates."""
         return tuple(dict.fromkeys(chain(self.notes, *(tab.notes for tab in self.tabs))))
 
     def __post_init__(self) -> None:

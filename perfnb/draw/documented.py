@@ -1,4 +1,4 @@
-"""Base of results that describe themselves as a document."""
+"""The base class of results that describe themselves as a document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.shell import in_notebook, print_text
 
 
 class Documented:
-    """Mixin of results with one description, from which all displays of them follow."""
+    """A mixin for results with a single description, from which all of their displays are created."""
 
     def _document(self) -> Document:
         raise NotImplementedError
@@ -52,21 +52,21 @@ class Documented:
         show_live(document_bundle(document), widget)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write the whole document to one self-contained HTML file.
+        """Write the whole document to a single self-contained HTML file.
 
         Raises
         ------
         RecordingError
-            If it cannot be written.
+            If the file cannot be written.
         """
         return write_text(self._page(), path)
 
 
 def usual_width() -> int:
-    """Return the default width of text: the terminal's width, or one that fits most notebooks."""
+    """Return the default width of text: the terminal's width, or a width that fits most notebooks."""
     return USUAL if in_notebook() else terminal_width()
 
 
 def document_bundle(document: Document) -> Bundle:
-    """Return a document in the two forms that a notebook keeps: text, and HTML without scripts."""
+    """Return a document in the two forms that are saved in a notebook: text, and HTML without scripts."""
     return {"text/plain": document_text(document, usual_width()), "text/html": document_html(document)}

@@ -1,7 +1,7 @@
-"""Make names from models and traces safe to show; the only module that does.
+"""Make names from models and traces safe to display. No other module does this.
 
-Such a name can be anything: markup, quotes, line breaks, terminal escapes, text that reverses its neighbours, ten
-thousand characters. Here it becomes inert, visible text.
+Such a name can be anything: markup, quotes, line breaks, terminal escapes, text that reverses its neighbours, or ten
+thousand characters. The functions here convert it to inert, visible text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def plain(text: Any, width: int = MAX_NAME) -> str:
     text : object
         A name from a model or a trace.
     width : int
-        Maximum number of character cells.
+        The maximum number of character cells.
     """
     raw = str(text)
     if len(raw) <= width and raw.isascii() and raw.isprintable():
@@ -72,7 +72,7 @@ def shorten(text: str, width: int) -> str:
 def wrapped(text: str, width: int) -> list[str]:
     """Wrap `text` into lines of at most `width` cells, between words if possible.
 
-    A number and its unit stay on one line.
+    A number and its unit stay on the same line.
     """
     lines = [""]
     for word in _BETWEEN_WORDS.split(text):
@@ -88,13 +88,13 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def bullets(notes: Iterable[str], width: int) -> list[str]:
-    """Return lines of sentences, which may quote names, each wrapped behind a bullet."""
+    """Return sentences, which may quote names, as lines. Each sentence is wrapped behind a bullet."""
     parts = [wrapped(plain(note, 2000), width - 2) for note in notes]
     return [f"{'  ' if place else '• '}{line}" for part in parts for place, line in enumerate(part)]
 
 
 def cells(text: str) -> int:
-    """Return the number of cells that `text` takes in a terminal."""
+    """Return how many cells `text` takes up in a terminal."""
     return sum(0 if unicodedata.combining(char) else _cells_at_most(char) for char in text)
 
 

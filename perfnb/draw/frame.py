@@ -1,4 +1,6 @@
-"""Parts that static views share: outer element, header, and pages that need no network, no kernel and no other file."""
+"""Parts that static views share: the outer element, the header, and pages that need no network, kernel or other
+file.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def framed(body: str) -> str:
 
 
 def notes_html(notes: Iterable[str]) -> str:
-    """Return notes as a list under their heading; empty without any."""
+    """Return notes as a list under their heading, or an empty text if there are no notes."""
     items = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in notes)
     return items and f"<p><strong>Notes</strong></p><ul>{items}</ul>"
 
@@ -39,7 +41,7 @@ def script_digest(script: str) -> str:
 
 
 def live_page(title: str, style: str, body: str, rest: str, script: str) -> str:
-    """Return a view drawn by a script as a separate document.
+    """Return a view that a script draws, as a separate document.
 
     Its content security policy allows this script and nothing else: no other script, no inline event handler, no
     request.
@@ -49,7 +51,7 @@ def live_page(title: str, style: str, body: str, rest: str, script: str) -> str:
     title : str
         The title, which may quote names.
     style : str
-        Style sheet, after that of every page.
+        The style sheet, which follows the style sheet shared by all pages.
     body : str
         HTML inside ``<main>``.
     rest : str

@@ -1,4 +1,4 @@
-"""Show documents as live views, drawn by one script: the data and scripts of a widget, and pages of their own."""
+"""Show documents as live views that a single script draws, both in a widget and on separate pages."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def live_data(document: Document, view_id: str) -> dict[str, Any]:
 
 
 def widget_data(document: Document, view_id: str) -> dict[str, Any]:
-    """Return the data that the script draws in a notebook, and what a reader needs to save it as a page.
+    """Return the data that the script draws in a notebook, and the data needed to save it as a page.
 
-    ``page`` holds a page with placeholders in braces, a digest of its script that the real one replaces, and the end of
-    that script.
+    ``page`` contains a page with placeholders in braces, a digest of its script that the real digest replaces, and the
+    end of that script.
     """
     script = "{{script}}"
     template = _page_of(document, "{{css}}", "{{twin}}", "{{data}}", _binary("timeline", "{{timeline}}"), script)

@@ -12,18 +12,18 @@ DARK, SLATE, GREY, LIGHT = "#5E5E5E", "#6E6E6E", "#8C8C8C", "#B8B8B8"
 
 @dataclass(frozen=True)
 class Mark:
-    """The look of one meaning.
+    """The appearance of one meaning.
 
     Attributes
     ----------
     word : str
         Its name.
     colour : str
-        Its fill colour.
+        The fill colour.
     glyph : str
-        Its character in text bars.
+        The character used in text bars.
     pattern : str
-        Name of its fill pattern, as the style sheets define it.
+        The name of the fill pattern, as defined in the style sheets.
     """
 
     word: str
@@ -33,7 +33,7 @@ class Mark:
 
     @property
     def data(self) -> dict[str, str]:
-        """The data that the browser draws it with."""
+        """The data that the browser uses to draw the mark."""
         return {"word": self.word, "colour": self.colour, "pattern": self.pattern}
 
 
@@ -139,15 +139,15 @@ BETTER, WORSE, AS_BEFORE, UNDECIDED = GREEN, VERMILION, BLUE, GREY
 
 
 def mark(phase: str) -> Mark:
-    """Return the mark of `phase`; an unknown one looks like ``other`` but keeps its name."""
+    """Return the mark of `phase`. An unknown phase looks like ``other`` but keeps its name."""
     return MARKS.get(phase) or Mark(phase, GREY, "·", "none")
 
 
 def category(name: str) -> Mark:
-    """Return the mark of a memory category; an unknown one looks like ``other`` but keeps its name."""
+    """Return the mark of a memory category. An unknown category looks like ``other`` but keeps its name."""
     return CATEGORIES.get(name) or Mark(name, GREY, "·", "none")
 
 
 def line(place: int, word: str) -> Mark:
-    """Return the mark of a line among others in a chart, of which the first `LINES` differ in colour."""
+    """Return the mark of a line among the lines of a chart. The first `LINES` lines differ in colour."""
     return Mark(word, *_LINES[place % len(_LINES)])

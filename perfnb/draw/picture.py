@@ -1,4 +1,4 @@
-"""Draw matplotlib figures in one style, for papers."""
+"""Draw matplotlib figures in a uniform style, for papers."""
 
 from __future__ import annotations
 

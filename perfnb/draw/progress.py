@@ -1,4 +1,4 @@
-"""Show the progress of a run in one line that is updated in place and cleared at the end."""
+"""Show a run's progress in a line that is updated in place and cleared at the end."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ class ProgressLine(Protocol):
     """A display of progress."""
 
     def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
-        """Show how far a pass has got."""
+        """Show how far a pass has progressed."""
 
     def close(self) -> None:
         """Stop showing progress."""
 
 
 class Progress:
-    """A progress display for the passes of a run: a context manager that is called at every step.
+    """A progress display for a run's passes. It is a context manager that is called at every step.
 
-    It shows one HTML line in a notebook, a bar on stderr in a terminal, and otherwise nothing. It starts no thread and
-    clears its output at the end.
+    It shows an HTML line in a notebook and a bar on stderr in a terminal. Elsewhere, it shows nothing. It does not
+    start a thread, and clears its output at the end.
 
     Parameters
     ----------
     enabled : bool
-        ``False`` shows nothing.
+        If ``False``, nothing is shown.
     clock : callable
-        Seconds, as `time.monotonic` gives them.
+        Returns seconds, like `time.monotonic`.
     line : object, optional
-        Shows the progress instead, by ``update(pass_name, done, total, note)`` and ``close()``.
+        An object that shows the progress instead, with the methods ``update(pass_name, done, total, note)`` and
+        ``close()``.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class Progress:
         return self
 
     def __call__(self, pass_name: str, done: int, total: int | None = None, note: str = "") -> None:
-        """Report that `done` of `total` steps of a pass are done; drawn at most five times a second.
+        """Report that `done` of `total` steps in a pass are done. The display is updated at most five times per second.
 
-        The first call of a pass is always drawn, and so is a new `note` for the user.
+        The first call in a pass always updates it, and so does a new `note` for the user.
         """
         if self._line is None:
             return
@@ -71,7 +72,10 @@ class Progress:
             self._line.update(pass_name, done, total, escape.plain(note, _MOST_OF_A_NOTE))
 
     def of_file(self, name: str) -> Callable[[int, int], None]:
-        """Return a callback for reading a file, called with the bytes read and the size; shown as a percentage."""
+        """Return a callback for reading a file.
+
+        It is called with the number of bytes read and the file's size, and the progress is shown as a percentage.
+        """
         return lambda done, size: self(f"{READING}{name}", 100 * done // max(size, 1), 100)
 
     def __exit__(self, *_: object) -> None:
@@ -87,7 +91,7 @@ def _line() -> _NotebookLine | _TerminalLine | None:
 
 
 class _NotebookLine:
-    """A display that is updated by its ID and cleared at the end."""
+    """A display that is updated using its ID and cleared at the end."""
 
     def __init__(self) -> None:
         from IPython.display import display
@@ -134,7 +138,7 @@ class _TerminalLine:
 
 
 def words(pass_name: str, done: int, total: int | None) -> str:
-    """Return the name of the current work, and the part of it that is done."""
+    """Return the name of the current work, and how much of it is done."""
     name = escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 40)
     if pass_name.startswith(READING):
         return f"{name}: {done} %"

@@ -1,4 +1,4 @@
-"""Show results in a notebook: live, and by a static twin wherever the notebook is saved."""
+"""Show results in a notebook, both live and as a static twin for places where the notebook is saved."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:
-    """Show a view as two outputs: its static twin, then the live view, which hides the twin while it is there.
+    """Show a view as two outputs: its static twin, and the live view, which hides the twin while it is visible.
 
-    A saved, exported or untrusted notebook still shows the twin, and the twin hides the error that the notebook puts
-    in the place of a widget without a model.
+    A saved, exported or untrusted notebook still shows the twin, and the twin hides the error that the notebook shows
+    in place of a widget without a model.
 
     Parameters
     ----------
@@ -37,14 +37,14 @@ def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:
 
 
 def twin_of(view_id: str, html: str) -> str:
-    """Wrap the HTML of a static twin so that its live view finds it."""
+    """Wrap a static twin's HTML so that its live view can find it."""
     return f'<div class="perfnb-static-live perfnb-static-{view_id}">{html}</div>'
 
 
 def live_bundle(widget_of: Callable[[str], Any], view_id: str) -> dict[str, Any] | None:
-    """Return a live view as a display bundle; ``None`` if widgets are not installed.
+    """Return a live view as a display bundle, or ``None`` if widgets are not installed.
 
-    It holds no text, so that a front end without widgets shows the static twin alone.
+    It does not contain text, so a front end without widgets only shows the static twin.
     """
     try:
         widget = widget_of(view_id)

@@ -1,4 +1,4 @@
-"""Limit the output of a repeated step: its first lines, then a count of the rest."""
+"""Limit the output of a repeated step to its first lines, followed by the number of other lines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LONGEST_LINE = 10_000
 
 
 class StepOutput:
-    """Context manager that shows the first lines of standard output and counts the others.
+    """A context manager that shows the first lines of standard output and counts the others.
 
-    After an exception the last lines are shown too. Standard output is restored at the end, even if the step replaced
+    After an exception, it also shows the last lines. Standard output is restored at the end, even if the step replaced
     it.
     """
 
@@ -33,7 +33,7 @@ class StepOutput:
 
 
 class _Shortened:
-    """Wraps a text stream and holds back everything written after the first lines."""
+    """Wraps a text stream and holds back all text written after the first lines."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -64,7 +64,7 @@ class _Shortened:
             self.write(line)
 
     def finish(self, *, failed: bool) -> None:
-        """Print how many lines were not shown; after a failure, print the last of them."""
+        """Print how many lines were not shown, and after a failure, print the last of them."""
         if self._line:
             self._hidden += 1
             self._last.append(self._line)

@@ -1,4 +1,4 @@
-"""Draw parts of a static SVG: an axis's label, a box, and the element around everything drawn."""
+"""Draw parts of a static SVG: an axis's label, a box, and the element around the whole drawing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _LEAST_WIDTH = 0.3
 
 
 def box(x: float, y: float, width: float, height: float) -> str:
-    """Return the path of a rectangle, wide enough to be seen."""
+    """Return the path of a rectangle that is wide enough to be seen."""
     width = max(width, _LEAST_WIDTH)
     return f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z"
 
 
 def label(x: float, y: float, anchor: str, text: str) -> str:
-    """Return text that has its start, its end or its middle at a point."""
+    """Return text whose start, end or middle is at a given point."""
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="11" fill="currentColor" fill-opacity=".75" '
         f'text-anchor="{anchor}">{escape.html(text)}</text>'
@@ -25,7 +25,7 @@ def label(x: float, y: float, anchor: str, text: str) -> str:
 
 
 def picture(parts: Iterable[str], width: float, height: float, alt: str) -> str:
-    """Return the element around everything drawn; it shrinks with the page, and `alt` describes it in words."""
+    """Return the element around the whole drawing. It shrinks with the page, and `alt` describes it in words."""
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role="img" '
         f'aria-label="{escape.html_sentence(alt)}">{"".join(parts)}</svg>'

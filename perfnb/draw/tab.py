@@ -1,4 +1,4 @@
-"""`Tab`: one part of the report, as the room that it belongs to registers it."""
+"""`Tab`: one part of the report, registered by the room to which it belongs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class Tab:
     key : str
         The name of the tab.
     shows : callable
-        Gets the `perfnb.profile.report.Report` and returns the data of the tab; the tab appears unless that is
-        ``None``.
+        Returns the tab's data, given the `perfnb.profile.report.Report`. The tab appears unless the data is ``None``.
     document : callable
-        Makes the document from the data. The document's kind is the tab's title, in lower case.
+        Makes the document from the data. The document's kind is the tab's title in lower case.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""Draw tables of static views that are readable even without styles."""
+"""Draw tables for static views that are readable even without styles."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ ROW_HEAD = f'scope="row" {LEFT}'
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    """Return a table; captions, heads and cells are HTML.
+    """Return a table. Captions, heads and cells are HTML.
 
     Parameters
     ----------
     caption : str
     heads : sequence of str
-        Column heads.
+        The column heads.
     rows : iterable of sequences of str
     texts : int
-        Number of leading text columns; the others hold figures.
+        The number of leading text columns. The other columns contain figures.
     """
     body = "".join(_row(row, texts) for row in rows)
     return f"<table><caption>{caption}</caption><thead>{head_row(heads, texts)}</thead><tbody>{body}</tbody></table>"
@@ -50,7 +50,7 @@ def keyed(mark: Mark) -> str:
 
 
 def name(text: object) -> str:
-    """Return a name from a model, in full on hover."""
+    """Return a name from a model, which is shown in full on hover."""
     return f'<bdi title="{escape.html(text)}">{escape.html(text, 60)}</bdi>'
 
 
@@ -61,9 +61,11 @@ def _row(cells: Sequence[str], texts: int) -> str:
 
 
 def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int) -> str:
-    """Return a stacked bar as HTML, of `width` pixels for a total of `longest`; empty without parts.
+    """Return a stacked bar as HTML, with a width of `width` pixels for a total of `longest`.
 
-    A table must show the same.
+    It is empty if there are no parts.
+
+    A table must show the same data.
 
     Parameters
     ----------
@@ -81,7 +83,7 @@ def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int) -> str:
 
 
 def full_bar(parts: Sequence[tuple[Mark, float]], total: float) -> str:
-    """Return a stacked bar as HTML, as wide as the page, for a total above 0; a table must show the same."""
+    """Return a stacked bar as HTML, as wide as the page, for a total above 0. A table must show the same data."""
     return f'<div class="pf-bar" aria-hidden="true">{_pieces(parts, total)}</div>'
 
 

@@ -12,20 +12,20 @@ _NO_PARENT = -1
 
 @dataclass(frozen=True)
 class TreeLine:
-    """One line of a listing: a layer, or a placeholder for layers left out.
+    """A line in a listing: a layer, or a placeholder for layers that are left out.
 
     Attributes
     ----------
     layer : int
-        Position of the layer, -1 for a placeholder.
+        The layer's position, or -1 for a placeholder.
     depth : int
-        Depth below the root.
+        The depth below the root.
     last : tuple of bool
         Whether the line, and each of its ancestors below the root, is the last of its siblings.
     left_out : tuple of int
-        Siblings not listed.
+        The siblings that are not listed.
     inside : int
-        Number of layers inside this one, if none of them is listed.
+        The number of layers inside this layer, if none of them is listed.
     """
 
     layer: int
@@ -45,18 +45,18 @@ def inside_of(parents: Sequence[int]) -> list[int]:
 
 
 def page_of(parents: Sequence[int], weights: Sequence[float], first: Iterable[int], limit: int) -> list[TreeLine]:
-    """Choose the lines of a listing: the heaviest rows and the path to each.
+    """Choose the lines of a listing: the heaviest rows, and the path to each of them.
 
     Parameters
     ----------
     parents : sequence of int
-        Position of each row's parent, -1 for roots; parents come first.
+        The position of each row's parent, or -1 for roots. Parents come first.
     weights : sequence of float
-        Weight of each row.
+        The weight of each row.
     first : iterable of int
-        Rows with priority, each after its parent.
+        The rows with priority, each of which follows its parent.
     limit : int
-        Maximum number of lines, placeholders included.
+        The maximum number of lines, including placeholders.
     """
     children: list[list[int]] = [[] for _ in parents]
     for position, parent in enumerate(parents):

@@ -15,9 +15,10 @@ from perfnb.draw.live import assets_of, widget_data
 
 
 class DrawnWidget(anywidget.AnyWidget):
-    """A view of data that do not change.
+    """A view of data that does not change.
 
-    The kernel keeps every widget that was shown, so `data` is kept as JSON, a tenth of the size of the objects.
+    The kernel keeps every displayed widget, so `data` is stored as JSON, which takes a tenth of the memory of the
+    objects.
     """
 
     data = traitlets.Unicode().tag(sync=True)
@@ -43,7 +44,7 @@ class DocumentWidget(DrawnWidget):
     view_id : str
         The ID of its static twin.
     more : iterable of (str, str)
-        More scripts and their style sheets, as paths inside the package.
+        Additional scripts and their style sheets, as paths inside the package.
     """
 
     def __init__(self, document: Document, view_id: str, more: Iterable[tuple[str, str]] = ()) -> None:
@@ -52,5 +53,5 @@ class DocumentWidget(DrawnWidget):
 
 
 def json_of(value: Any) -> str:
-    """Return `value` as compact JSON; unknown numbers must be ``None``."""
+    """Return `value` as compact JSON. Unknown numbers must be ``None``."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))

@@ -1,1 +1,1 @@
-"""Show host profiles of other tools, the Python code of a step, and flame graphs of both."""
+"""Show host profiles from other tools, the Python code of a step, and flame graphs of both."""

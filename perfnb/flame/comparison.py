@@ -1,4 +1,4 @@
-"""Compare two host profiles: which functions grew and which shrank."""
+"""Compare two host profiles to find out which functions grew and which shrank."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _FIGURES = ("calls", "self_ms", "total_ms", "self_share", "total_share")
 
 @dataclass(frozen=True)
 class HostDiff:
-    """Two host profiles, function by function.
+    """A comparison of two host profiles, function by function.
 
     Attributes
     ----------
     names : tuple of str
-        The names of the two.
+        The names of the two profiles.
     functions : DataFrame
     measure : str
-        The column of its largest changes: ``grew_ms`` if both have times, else ``grew_share``.
+        The column by which changes are measured: ``grew_ms`` if both profiles have times, and otherwise ``grew_share``.
     tree : CallTree or None
-        The calls of both, with the values of the second, if both have stacks in the same unit.
+        The calls in both profiles, with the values of the second, if both have stacks in the same unit.
     before : ndarray or None
-        The values of the first in `tree`.
+        The values of the first profile for the calls in `tree`.
     unit : str
-        The unit of both.
+        The unit of both profiles.
     notes : tuple of str
     """
 
@@ -50,7 +50,7 @@ class HostDiff:
 
 
 def diff_records(a: HostRecord, b: HostRecord) -> HostDiff:
-    """Compare `b` with `a`; functions are matched by name and file."""
+    """Compare `b` with `a`, matching functions by name and file."""
     measure = "grew_ms" if a.unit == b.unit == "ms" else "grew_share"
     table = _by_name(a).add_suffix("_a").join(_by_name(b).add_suffix("_b"), how="outer").reset_index()
     for name, column in (("grew_ms", "self_ms"), ("grew_share", "self_share")):
@@ -80,7 +80,7 @@ def diff_records(a: HostRecord, b: HostRecord) -> HostDiff:
 
 
 def _little_in_common(table: pd.DataFrame) -> list[str]:
-    """Return a note if most of either profile is in functions that the other lacks."""
+    """Return a note if most of either profile is in functions that the other profile lacks."""
     both = table["self_share_a"].notna() & table["self_share_b"].notna()
     shares = [float(table.loc[both, f"self_share_{side}"].sum()) for side in "ab"]
     if min(shares) >= _MUCH:
@@ -96,7 +96,7 @@ def _word(record: HostRecord) -> str:
 
 
 def _by_name(record: HostRecord) -> pd.DataFrame:
-    """Return the figures of functions by name and file; those of cProfile that share both are added up."""
+    """Return each function's figures by name and file. cProfile entries with the same name and file are added up."""
     table = function_table(record)
     table["file"] = table["file"].astype(object).where(table["file"].notna(), "").astype(TEXT)
     return table.groupby(["function", "file"], sort=False)[list(_FIGURES)].sum(min_count=1)

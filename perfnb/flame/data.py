@@ -1,4 +1,4 @@
-"""Prepare a flame graph for the browser: each call's depth, name and own time, in the order of a walk over the tree."""
+"""Prepare a flame graph for the browser: each call's depth, name and own time, in the order of a tree traversal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OTHERS = "others"
 def flame_data(
     tree: CallTree, unit: str, most: int, before: Floats | None = None, in_order: bool = False
 ) -> dict[str, Any]:
-    """Return the data that the browser draws a flame graph from.
+    """Return the data from which the browser draws a flame graph.
 
     Parameters
     ----------
@@ -37,11 +37,12 @@ def flame_data(
     unit : str
         The unit of its values: ``ms``, ``samples``, ``bytes`` or ``none``.
     most : int
-        Number of calls; the narrowest are left out, and their time stays in the calls around them.
+        The maximum number of calls. The narrowest calls are left out, and their time is included in the calls around
+        them.
     before : ndarray, optional
-        The own time of each call in another profile, for a difference.
+        Each call's own time in another profile, to show the difference.
     in_order : bool
-        Whether calls in the tree come in the order they were first seen.
+        Whether the calls in the tree are in the order they were first seen.
     """
     weight = tree.self if before is None else np.maximum(tree.self, before)
     total = tree.with_inner(weight)
@@ -85,16 +86,16 @@ def flame_data(
 
 
 def _phase(function: Function) -> Any:
-    """Return the mark of a phase, or of the work of loader workers."""
+    """Return the mark of a phase or of the loader workers' work."""
     if function.kind not in ("phase", "worker"):
         return None
     return palette.mark(function.name if function.kind == "phase" else "data").data
 
 
 def phase_ranks(tree: CallTree) -> Ints:
-    """Return a key that puts phases into their order, loader workers last.
+    """Return a sort key that puts phases into their order, with loader workers last.
 
-    It leaves other calls to the key before it.
+    Other calls are ordered by the given key.
     """
     last = len(PHASES)
     ranks = [
@@ -111,7 +112,7 @@ def phase_ranks(tree: CallTree) -> Ints:
 def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
     """Return the values of the calls that are kept.
 
-    Values of calls that are left out go to the innermost call around them that is kept.
+    The value of a call that is left out is added to the innermost kept call around it.
     """
     values = values.copy()
     for level in reversed(tree.levels):
@@ -121,7 +122,7 @@ def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
 
 
 def _groups(packages: list[str], weights: Floats) -> tuple[list[palette.Mark], list[int]]:
-    """Return marks for the heaviest packages, and the place of each function's package."""
+    """Return marks for the heaviest packages, and the index of each function's package."""
     sums: dict[str, float] = {}
     for package, weight in zip(packages, weights.tolist(), strict=True):
         sums[package] = sums.get(package, 0.0) + weight
@@ -135,7 +136,7 @@ def _groups(packages: list[str], weights: Floats) -> tuple[list[palette.Mark], l
 
 
 def package_of(function: Function) -> str:
-    """Return the package, library or folder that a function is from."""
+    """Return the package, library or folder that contains a function."""
     file, name = function.file.replace("\\", "/"), function.name
     if function.kind:
         return "your code" if function.kind == "own" else _OTHERS
@@ -160,7 +161,10 @@ def package_of(function: Function) -> str:
 
 
 def _words(functions: list[Function]) -> list[str]:
-    """Return the labels of calls; for a function with several lines they include the line, as its calls look alike."""
+    """Return the labels of calls.
+
+    If a function has several lines, its labels include the line, because its calls would otherwise look alike.
+    """
     lines = Counter((each.name, each.file, each.kind) for each in functions)
     return [
         palette.mark(each.name).word

@@ -1,4 +1,4 @@
-"""`HostProfile`: stacks and function times that another tool recorded, as `perfnb.load` returns them."""
+"""`HostProfile`: stacks and function times from another tool's recording, as returned by `perfnb.load`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from perfnb.stacks.tables import function_table, stack_table
 
 
 class HostProfile(Documented):
-    """The time of a program, function by function. A notebook displays it, with a flame graph.
+    """A program's time, function by function. A notebook displays it with a flame graph.
 
-    Names in it come from the file: do not trust them. Each access to a table returns a new frame.
+    Names in the profile come from the file, so do not trust them. Each access to a table returns a new DataFrame.
     """
 
     def __init__(self, record: HostRecord) -> None:
@@ -29,12 +29,12 @@ class HostProfile(Documented):
 
     @property
     def functions(self) -> pd.DataFrame:
-        """One row per function, most time of its own first.
+        """One row per function, in descending order of the function's own time.
 
-        ``self_ms`` is time in the function itself, ``total_ms`` with what it calls; a function that calls itself counts
-        once. A file that counts samples or bytes has ``self_samples`` or ``self_bytes`` instead, and the shares
-        (``self_share``, ``total_share``) are of the whole. ``calls`` are known from cProfile only. ``line`` is where
-        the function starts, if the file has it.
+        ``self_ms`` is the time in the function itself, and ``total_ms`` includes the functions that it calls. A
+        function that calls itself counts once. For a file that counts samples or bytes, the columns are
+        ``self_samples`` or ``self_bytes`` instead. Shares (``self_share``, ``total_share``) refer to the whole profile.
+        ``calls`` are only known from cProfile. ``line`` is where the function starts, if the file contains it.
         """
         return self._functions.copy()
 
@@ -44,23 +44,23 @@ class HostProfile(Documented):
 
     @property
     def stacks(self) -> pd.DataFrame:
-        """One row per distinct stack (``a;b;c``, outermost first), heaviest first; empty for cProfile.
+        """One row per distinct stack (``a;b;c``, outermost first), heaviest first. It is empty for cProfile.
 
         Raises
         ------
         TraceError
-            If the stacks have more than 268,435,456 letters in all.
+            If the stacks have more than 268,435,456 characters in total.
         """
         return stack_table(self._record)
 
     @property
     def samples(self) -> int | None:
-        """Number of samples; ``None`` if the file holds none."""
+        """The number of samples, or ``None`` if the file does not contain any."""
         return self._record.samples
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Name of the file, its format, the unit of its values, and facts that it lacks."""
+        """The file's name and format, the unit of its values, and notes on missing data."""
         record = self._record
         return {
             "name": record.name,
@@ -71,12 +71,12 @@ class HostProfile(Documented):
         }
 
     def compare(self, other: HostProfile) -> HostComparison:
-        """Compare `other` with this profile: which functions grew and which shrank, by their own time.
+        """Compare `other` with this profile to see which functions grew and which shrank, by their own time.
 
         Parameters
         ----------
         other : HostProfile
-            The profile to compare with this one, usually the later one; it may be of another format.
+            The profile to compare with this one. It is usually the later of the two, and may have a different format.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class HostProfile(Documented):
             If `other` is not a host profile.
         """
         if not isinstance(other, HostProfile):
-            raise TypeError(f"compare takes another host profile, not {shown(other)}.")
+            raise TypeError(f"compare requires another host profile, not {shown(other)}.")
         return HostComparison(diff_records(self._record, other._record))
 
     def save(self, path: str | Path) -> Path:
@@ -93,7 +93,7 @@ class HostProfile(Documented):
         Raises
         ------
         RecordingError
-            If `path` holds something other than a host profile, or cannot be written.
+            If `path` contains something other than a host profile, or cannot be written.
         """
         return save_record(self._record, path)
 
@@ -102,9 +102,9 @@ class HostProfile(Documented):
 
 
 class HostComparison(Documented):
-    """Two host profiles, function by function. A notebook displays it, with a flame graph of both.
+    """A comparison of two host profiles, function by function. A notebook displays it with a flame graph of both.
 
-    ``a`` is the baseline, ``b`` the candidate that is compared with it.
+    ``a`` is the baseline, and ``b`` is the candidate that is compared with it.
     """
 
     def __init__(self, diff: HostDiff) -> None:
@@ -112,10 +112,11 @@ class HostComparison(Documented):
 
     @property
     def functions(self) -> pd.DataFrame:
-        """One row per function of either, matched by name and file, largest change first.
+        """One row per function in either profile, matched by name and file, in descending order of change.
 
-        ``grew_ms`` is how much more time of its own it takes in b; missing unless both profiles have times.
-        ``grew_share`` is the change of its share (0 to 1). A function that one of them lacks counts there as 0.
+        ``grew_ms`` is how much more of its own time the function takes in b. It is missing unless both profiles have
+        times. ``grew_share`` is the change in the function's share (0 to 1). If a profile does not contain a function,
+        its value in that profile counts as 0.
         """
         return self._diff.functions.copy()
 

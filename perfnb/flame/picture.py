@@ -1,4 +1,4 @@
-"""Flame graphs as pictures of documents: the data that the browser draws, and their static forms."""
+"""Flame graphs as pictures in documents: the data that the browser draws, and the static versions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNITS = {"ms": "ms", "bytes": "bytes", "samples": "count", "none": "number"}
 def flame_section(
     tree: CallTree, unit: str, title: str, before: Floats | None = None, in_order: bool = False
 ) -> Picture:
-    """Return a flame graph; of two profiles, if `before` has the time of each call in the other one.
+    """Return a flame graph. It compares two profiles if `before` contains each call's time in the other profile.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def flame_section(
     title : str
     before : ndarray, optional
     in_order : bool
-        Whether calls in the tree come in the order they were first seen.
+        Whether the calls in the tree are in the order they were first seen.
     """
     data = functools.cache(lambda most: flame_data(tree, unit, most, before, in_order))
     return Picture(
@@ -53,7 +53,7 @@ def flame_section(
 
 
 def _text(data: dict[str, Any], width: int) -> list[str]:
-    """Return the outer levels as rows of names, each as wide as its call."""
+    """Return the outer levels as rows of names. Each name is as wide as its call."""
     depth, start, wide = _boxes(data)
     whole, lines = float(wide[depth == 0].sum()) or 1.0, []
     for level in range(_TEXT_LEVELS):
@@ -70,7 +70,7 @@ def _text(data: dict[str, Any], width: int) -> list[str]:
 
 
 def _boxes(data: dict[str, Any]) -> tuple[Ints, Floats, Floats]:
-    """Return depth, start and width of each call, which come in the order of a walk over the tree."""
+    """Return each call's depth, start and width, in the order of a tree traversal."""
     depth, wide = np.array(data["depth"], dtype=np.int64), np.array(data["self"], dtype=np.float64)
     start, levels = np.zeros(len(depth)), int(depth.max(initial=0)) + 2
     inside, reached = [0.0] * levels, [0.0] * levels
@@ -86,7 +86,7 @@ def _boxes(data: dict[str, Any]) -> tuple[Ints, Floats, Floats]:
 
 
 def _html(data: dict[str, Any], tree: CallTree, unit: str) -> str:
-    """Return the widest calls of the outer levels as a picture; empty if there are none."""
+    """Return a picture of the widest calls in the outer levels, or an empty text if there are none."""
     depth, start, wide = _boxes(data)
     whole = float(wide[depth == 0].sum())
     shown = np.flatnonzero((depth < _LEVELS) & (wide >= _LEAST_PART * whole) & (wide > 0))
@@ -105,7 +105,10 @@ def _html(data: dict[str, Any], tree: CallTree, unit: str) -> str:
 
 
 def _colours(data: dict[str, Any]) -> list[str]:
-    """Return the colour of each call: of its phase, if the outermost calls are phases, else of its package."""
+    """Return each call's colour.
+
+    It depends on the call's phase if the outermost calls are phases, and otherwise on its package.
+    """
     phase, colours = None, list[str]()
     for level, name in zip(data["depth"], data["name"], strict=True):
         phase = data["phases"][name] if level == 0 else phase

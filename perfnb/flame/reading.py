@@ -1,4 +1,4 @@
-"""Read host profiles for `perfnb.load`, from files of other tools and from perfnb's own folders."""
+"""Read host profiles for `perfnb.load`, from other tools' files and from perfnb's own folders."""
 
 from __future__ import annotations
 

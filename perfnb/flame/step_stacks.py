@@ -1,4 +1,4 @@
-"""Build the Python code of a step from its sampled stacks: the tree of calls, and time by line of user code."""
+"""Show the Python code of a step, from its sampled stacks: the tree of calls, and the time by line of user code."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ STEP, WORKERS = "step", "loader workers"
 
 @dataclass(frozen=True)
 class StepStacks:
-    """The facts of a report about the Python code of a step.
+    """A report's facts about the Python code of a step.
 
     Attributes
     ----------
     record : HostRecord
         The calls under their phases and layers, in milliseconds per step.
     lines : DataFrame
-        As described by `perfnb.recording.schema`.
+        A table as described in `perfnb.recording.schema`.
     steps, workers : int
-        Number of sampled steps, and of sampled loader workers.
+        The number of sampled steps, and of sampled loader workers.
     """
 
     record: HostRecord
@@ -50,7 +50,7 @@ class StepStacks:
 
 
 def step_stacks(recording: Recording) -> StepStacks | None:
-    """Return the Python code of a recording's step; ``None`` if it was not sampled."""
+    """Return the Python code of a recording's step, or ``None`` if it was not sampled."""
     if recording.python is None or recording.python.tree.empty:
         return None
     frame, facts = recording.python.tree, recording.meta["python"]
@@ -78,7 +78,7 @@ def step_stacks(recording: Recording) -> StepStacks | None:
 
 
 def _notes(recording: Recording) -> tuple[str, ...]:
-    """Return the caveats about the samples."""
+    """Yield caveats about the samples."""
     facts = recording.meta["python"]
     workers, unreached = int(facts.get("workers", 0)), int(facts.get("unreached_workers", 0))
     notes = [_DELAYS, f"{_WORKERS if workers else _ONE_THREAD} {_OPS}"]

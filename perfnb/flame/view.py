@@ -1,4 +1,4 @@
-"""Show host profiles, their differences and the Python code of a step, as documents."""
+"""Show host profiles, their differences and the Python code of a step as documents."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MEASURES = {"ms": "time", "bytes": "memory", "samples": "samples"}
 
 
 def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
-    """Return the document of a program's time: its heaviest function, the flame graph, and all functions.
+    """Return the document about a program's time: its heaviest function, the flame graph, and all functions.
 
     Parameters
     ----------
     record : HostRecord
     functions : DataFrame
-        As `perfnb.stacks.tables.function_table` makes it.
+        The table returned by `perfnb.stacks.tables.function_table`.
     """
     tree, whole = record.tree, 0.0
     if record.calls is not None:
@@ -74,7 +74,7 @@ def _heaviest(record: HostRecord, functions: pd.DataFrame, whole: float) -> Verd
 
 
 def _columns(unit: str) -> tuple[str, str]:
-    """Return the columns of own and total figures."""
+    """Return the columns with the functions' own and total figures."""
     kind = "share" if unit == "none" else unit
     return f"self_{kind}", f"total_{kind}"
 
@@ -103,7 +103,7 @@ def _function_table(unit: str, functions: pd.DataFrame, budget: Budget) -> Table
 
 
 def _place(row: Any, folders: int = 1) -> str:
-    """Return file and line; the file with some of the folders that it is in."""
+    """Return the file and line. The file includes some of its folders."""
     if not isinstance(row["file"], str):
         return ""
     line, file = row.get("line"), "/".join(row["file"].replace(chr(92), "/").split("/")[-1 - folders :])
@@ -116,9 +116,9 @@ def _named(row: Any, folders: int = 99) -> str:
 
 
 def host_diff_document(diff: HostDiff) -> Document:
-    """Return the document of two host profiles.
+    """Return the document for a comparison of two host profiles.
 
-    It has what changed most, the flame graph of both, and all functions by their change.
+    It shows the largest changes, the flame graph of both profiles, and all functions by their change.
     """
     table, in_ms = diff.functions, diff.measure == "grew_ms"
     change = table[diff.measure].astype("Float64").fillna(0.0)
@@ -168,9 +168,9 @@ def _changed(row: Any, measure: str, figure: str) -> tuple[Cell, ...]:
 
 
 def stacks_document(stacks: StepStacks) -> Document:
-    """Return the document of a step's Python code.
+    """Return the document about a step's Python code.
 
-    It has the heaviest line of user code, the flame graph, lines and functions.
+    It shows the heaviest line of user code, the flame graph, the lines and the functions.
     """
     record = stacks.record
     assert record.tree is not None

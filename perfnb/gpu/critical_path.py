@@ -1,8 +1,9 @@
-"""The critical path of a step: the chain of host work, launches, GPU work and waiting that set how long it took.
+"""The critical path of a step: the chain of host work, launches, GPU work and waiting that determined its duration.
 
-The path is traced back from the end of the step. At each moment the question is what had to happen last before things
-could continue: for the host, its previous work or, if it was waiting, the work it waited for; for device work, its
-launch, the work before it on its stream, or an event of another stream. Every nanosecond lies in exactly one segment.
+The path is traced back from the end of the step. At each moment, the question is which work had to finish last before
+the step could continue. For the host, this is its previous work, or if it was waiting, the work that it waited for. For
+device work, it is its launch, the previous work on its stream, or an event on another stream. Every nanosecond lies in
+exactly one segment.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ _Segment = tuple[int, int, int, int, int, int]
 class WaitGraph:
     """The dependencies of one rank.
 
-    `jumps` holds, per thread, the times when it resumed after waiting, and the cause of each wait: a place in
-    `waits` or, if negative, -1 minus a place in `handovers`.
+    For each thread, `jumps` contains the times when it resumed after waiting, and the cause of each wait. The cause is
+    an index into `waits` or, if it is negative, -1 minus an index into `handovers`.
     """
 
     events: pd.DataFrame
@@ -70,7 +71,9 @@ class WaitGraph:
 
 @dataclass(frozen=True)
 class Window:
-    """The interval to find the path of, and the thread at its end; -1 if it ends with device work."""
+    """The interval where the path is to be found, and the thread at its end, which is -1 if it ends with device
+    work.
+    """
 
     begin: int
     end: int
@@ -78,7 +81,7 @@ class Window:
 
 
 def prepare(events: pd.DataFrame, work: DeviceWork | None = None) -> WaitGraph:
-    """Find everything that paths through the events of one rank depend on."""
+    """Find everything on which paths through one rank's events depend."""
     work = device_work(events) if work is None else work
     waits, timeline = host_waits(events, work), host_timeline(events)
     over = handovers(events, timeline, main_thread(events))
@@ -96,7 +99,7 @@ def prepare(events: pd.DataFrame, work: DeviceWork | None = None) -> WaitGraph:
 
 
 def window_of(graph: WaitGraph, step: int | None) -> Window:
-    """Return the interval of a step, or of the whole trace, until the last work launched in it has ended."""
+    """Return the interval of a step, or of the whole trace, extended until the last work launched in it has ended."""
     events = graph.events
     if len(events) == 0:
         return Window(0, 0, NONE)
@@ -127,10 +130,11 @@ def path_in(graph: WaitGraph, window: Window) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row per segment, in time order and without gaps: ``kind`` (one of `KINDS`), ``name`` (of the op, call or
-        work), ``op`` (the op that it is, lies in or was launched by), ``layer`` (if the events have layers),
-        ``start_ns``, ``duration_ns``, ``thread``, ``device``, ``stream``, ``event`` (position in the events) and
-        ``inferred`` (a delay after work that the trace does not name as awaited). Durations add up to the interval.
+        One row per segment, in chronological order and without gaps: ``kind`` (one of `KINDS`), ``name`` (of the op,
+        call or work), ``op`` (the op itself, or the op that contains or launched the segment), ``layer`` (if the events
+        have layers), ``start_ns``, ``duration_ns``, ``thread``, ``device``, ``stream``, ``event`` (position in the
+        events) and ``inferred`` (whether this is a delay after work that the trace does not name as awaited). The
+        durations add up to the interval.
     """
     kind, event, place, begin, end, key = _expanded(graph, _walk(graph, window))
     events, work = graph.events, graph.work
@@ -161,7 +165,7 @@ def path_in(graph: WaitGraph, window: Window) -> pd.DataFrame:
 
 
 def _walk(graph: WaitGraph, window: Window) -> list[_Segment]:
-    """Return segments from the end back to the start."""
+    """Return the segments from the end back to the start."""
     work, held, waits, over = graph.work, graph.held, graph.waits, graph.handovers
     starts, ends, sorts, rows = (values.tolist() for values in (work.start, work.end, work.sort, work.rows))
     explained = held.explained.tolist()
@@ -220,9 +224,9 @@ def _walk(graph: WaitGraph, window: Window) -> list[_Segment]:
 
 
 def _expanded(graph: WaitGraph, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-    """Yield segments in time order.
+    """Yield the segments in chronological order.
 
-    Host segments are split where the innermost event changes, and empty ones dropped.
+    Host segments are split where the innermost event changes, and empty segments are dropped.
     """
     is_call = is_in(graph.events, CALLS)
     pieces, straight = [], []
@@ -244,7 +248,7 @@ def _expanded(graph: WaitGraph, segments: list[_Segment]) -> tuple[Ints, Ints, I
 
 
 def main_thread(events: pd.DataFrame) -> int:
-    """Return the thread of the steps; without marked steps, the one with most time in ops and calls."""
+    """Return the thread of the steps. Without marked steps, return the thread with the most time in ops and calls."""
     keys = thread_keys(events)
     steps = step_windows(events)
     if len(steps):

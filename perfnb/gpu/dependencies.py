@@ -1,7 +1,7 @@
-"""Find out what waited for what: GPU work, blocking calls of the host, and threads that hand over to each other.
+"""Find out which GPU work, blocking host calls and threads waited for each other.
 
-Device work can start once its call has launched it, the work before it on its stream has ended, and the events that its
-stream had to wait for have completed. Whichever happened last held it up.
+Device work can start once its call has launched it, the previous work on its stream has ended, and the events that its
+stream had to wait for have completed. It was held up by whichever of these happened last.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class HostTimeline:
     Attributes
     ----------
     thread, time : ndarray
-        Thread number (see `thread_keys`) and nanosecond of each cut, in this order. Each thread starts with a cut
-        before all time.
+        The thread number (see `thread_keys`) and the time of each cut in nanoseconds, sorted by thread and time. Each
+        thread starts with a cut that precedes all events.
     owner : ndarray
-        Position of the event that runs from there to the next cut; -1 outside ops and calls.
+        The position of the event that runs from this cut to the next, or -1 outside ops and calls.
     around : ndarray
-        For each op or call: the op around it; -1 for none.
+        For each op or call, the enclosing op, or -1 if there is none.
     """
 
     thread: Ints
@@ -54,12 +54,12 @@ class HostTimeline:
     around: Ints
 
     def of(self, thread: int) -> slice:
-        """Return the slice of a thread's cuts."""
+        """Return the slice that contains a thread's cuts."""
         low, high = np.searchsorted(self.thread, [thread, thread + 1])
         return slice(int(low), int(high))
 
     def cut(self, thread: int, begin: int, end: int) -> tuple[Ints, Ints, Ints]:
-        """Return owner, start and end of each piece of an interval of a thread."""
+        """Return the owner, start and end of each piece of an interval on a thread."""
         place = self.of(thread)
         time, owner = self.time[place], self.owner[place]
         if len(time) == 0:
@@ -72,7 +72,7 @@ class HostTimeline:
 
 
 def host_timeline(events: pd.DataFrame) -> HostTimeline:
-    """Cut the time of each thread of one rank."""
+    """Cut the time of each of a rank's threads."""
     is_op = is_in(events, OPS) & ~step_rows(events)
     rows = np.flatnonzero(is_op | is_in(events, CALLS))
     thread, start = thread_keys(events)[rows], column(events, "start_ns")[rows]
@@ -88,14 +88,14 @@ def host_timeline(events: pd.DataFrame) -> HostTimeline:
 
 @dataclass(frozen=True)
 class Handovers:
-    """Moments when one thread resumed after another finished: forward and backward alternate between two threads.
+    """Moments when one thread resumed after another finished. Forward and backward alternate between two threads.
 
     Attributes
     ----------
     thread, time : ndarray
-        The thread that resumed, and when, in this order.
+        The thread that resumed and the time when it did so, sorted by thread and time.
     other, ended : ndarray
-        The thread that had been working, and when it finished.
+        The thread that had been working, and the time when it finished.
     """
 
     thread: Ints
@@ -107,7 +107,7 @@ class Handovers:
 def handovers(events: pd.DataFrame, timeline: HostTimeline, main: int) -> Handovers:
     """Find where the main thread and the backward threads waited for each other.
 
-    A thread that was idle when another of them finished is assumed to have waited for it.
+    If a thread was idle when another thread finished, perfnb assumes that it waited for that thread.
     """
     backward = (column(events, "forward_thread") > 0) | matching(events, _NODE)
     backward &= is_in(events, OPS)
@@ -143,17 +143,18 @@ class HeldUp:
     Attributes
     ----------
     launch, thread : ndarray
-        Start of the launch call and its thread number (see `thread_keys`); -1 if the call is not known.
+        The start of the launch call and its thread number (see `thread_keys`), or -1 if the call is unknown.
     before, awaited : ndarray
-        Place of the work before it on its stream, and of the latest work on another stream whose event it waited for;
-        -1 for none.
+        The indices of the previous work on its stream, and of the latest work on another stream whose event it waited
+        for. They are -1 if there is no such work.
     by : ndarray
-        `LAUNCH`, `STREAM` (the work before it), `EVENT` (the awaited work) or `UNKNOWN`.
+        `LAUNCH`, `STREAM` (the previous work), `EVENT` (the awaited work) or `UNKNOWN`.
     inferred : ndarray of bool
-        The trace does not name the awaited work: it ended just before this started, and nothing else did.
+        Whether the awaited work was inferred. In this case the trace does not name it, but it was the only work that
+        ended just before this work started.
     explained : ndarray
-        The moment until which the cause explains the delay: the start of the work, or earlier if it started much later
-        than launch latency allows. The cause of the rest is not in the trace.
+        The moment up to which the cause explains the delay. This is the start of the work, or an earlier moment if the
+        work started much later than launch latency allows. The trace does not show the cause of the remaining delay.
     """
 
     launch: Ints
@@ -167,18 +168,18 @@ class HeldUp:
 
 @dataclass(frozen=True)
 class Waits:
-    """Calls where the host waits for a device, by thread and time of return.
+    """Calls where the host waits for a device, sorted by thread and time of return.
 
     Attributes
     ----------
     rows : ndarray
-        Position in the events.
+        The positions in the events.
     thread, start, end : ndarray
-        Thread number, nanoseconds.
+        The thread number, and the start and end in nanoseconds.
     work : ndarray
-        Place of the work waited for: the last of it to end. It may have ended before the call.
+        The index of the awaited work that ended last. It may have ended before the call.
     waiting, awaited : ndarray
-        All pairs: the place of a call in these arrays, and of the last work of one stream that it waits for.
+        All pairs of a call's index in these arrays and the index of the last work that it waits for on one stream.
     """
 
     rows: Ints
@@ -222,7 +223,7 @@ def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
 
 
 def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
-    """Return calls that synchronize with a device, or copy and block, and the work that they waited for."""
+    """Return calls that synchronize with a device, or that copy and block, and the work that they waited for."""
     start = column(events, "start_ns")
     end = start + column(events, "duration_ns")
     is_call = is_in(events, CALLS)
@@ -251,9 +252,9 @@ def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
 
 
 def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["left", "right"] = "left") -> Ints:
-    """Return the last member of each wanted group before a time (with ``right``: up to and including it).
+    """Return the last member of each wanted group before a time (with ``right``, up to and including it).
 
-    The result is -1 if there is none.
+    The result is -1 if there is no such member.
     """
     moments = np.unique(np.concatenate((time, until)))
     key = group * len(moments) + np.searchsorted(moments, time)
@@ -265,7 +266,7 @@ def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["
 
 
 def _ended_before(group: Ints, work: DeviceWork) -> Ints:
-    """Return the last member of the same group to end by the time each one starts; -1 for none."""
+    """Return the last member of the same group that ended by the time each member starts, or -1 if there is none."""
     order = np.lexsort((np.arange(len(work)), work.start, work.end))
     place = np.argsort(order)
     # Ranked by end, so that work of zero duration does not come before itself.
@@ -274,19 +275,19 @@ def _ended_before(group: Ints, work: DeviceWork) -> Ints:
 
 
 def _launched(events: pd.DataFrame, work: DeviceWork) -> Ints:
-    """Return when each piece of work was launched, or when it started if that is not known."""
+    """Return when each piece of work was launched, or if this is unknown, when it started."""
     return np.where(work.call != NONE, column(events, "start_ns")[work.call], work.start)
 
 
 def _streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, name: str) -> tuple[Ints, Ints]:
-    """Return one number per stream of a device, for the work and for the stream that each row's column names."""
+    """Number the streams of each device, for the work and for the streams named in each row's column."""
     device = np.concatenate((work.device, column(events, "device")[rows]))
     both = pairs(device, np.concatenate((work.stream, column(events, name)[rows])))
     return both[: len(work)], both[len(work) :]
 
 
 def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """Return the work after which the event of each synchronization row was recorded; -1 if unknown."""
+    """Return the work after which each synchronization row's event was recorded, or -1 if it is unknown."""
     correlation = column(events, "wait_correlation")[rows]
     calls = np.flatnonzero(is_in(events, CALLS))
     place = first_match(column(events, "correlation")[calls], correlation)
@@ -316,14 +317,17 @@ def _awaited(events: pd.DataFrame, work: DeviceWork, place: Ints) -> Ints:
 
 
 def _detail(events: pd.DataFrame, rows: Ints) -> Ints:
-    """Return the synchronization event that describes each blocking call; -1 for none."""
+    """Return the synchronization event that describes each blocking call, or -1 if there is none."""
     described = np.flatnonzero(is_in(events, SYNCHRONISATION) & (column(events, "correlation") != NONE))
     place = first_match(column(events, "correlation")[described], column(events, "correlation")[rows])
     return np.append(described, NONE)[place]
 
 
 def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """Return the work that event waits waited for; if the trace lacks it, the last work to end before they return."""
+    """Return the work that event waits waited for.
+
+    If the trace does not contain it, return the last work that ended before they returned.
+    """
     detail = _detail(events, rows)
     start = column(events, "start_ns")[rows]
     end = start + column(events, "duration_ns")[rows]
@@ -335,7 +339,7 @@ def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
 
 
 def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stream: Bools) -> tuple[Ints, Ints]:
-    """Return pairs of a call that waits for a stream or device, and each stream's last work launched before it."""
+    """Pair each call that waits for a stream or device with the last work launched before it on each stream."""
     detail = _detail(events, rows)
     device = np.append(column(events, "device"), NONE)[detail]
     stream = np.append(column(events, "stream"), NONE)[detail]

@@ -1,8 +1,8 @@
-"""Compute where a GPU's time went, and why it was idle.
+"""Compute how a GPU spent its time, and why it was idle.
 
-The causes are a late host, a dependency, or something that the trace does not explain. The times are busy, computing,
-communicating, copying, idle, and communication hidden by computation. Work overlaps across streams and even within one,
-so each figure is the length of a union of intervals, never a sum of durations.
+The causes of idle time are a late host, a dependency, or a cause that the trace does not show. The times are busy,
+computing, communicating, copying and idle time, and communication hidden by computation. Work overlaps across streams
+and even within a stream, so each figure is the length of a union of intervals, and never a sum of durations.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _MS = (
 
 
 def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
-    """Return the time of each device of each rank, over the whole trace.
+    """Return the time of each device of each rank over the whole trace.
 
     Parameters
     ----------
     events : DataFrame
-        One row per event, see `Recording.events`.
+        One row per event, as described in `Recording.events`.
     work : Work, optional
-        `work_alone` of the events, if known.
+        The result of `work_alone` for the events, if it is already known.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
         kernels that are not collectives), ``communication_ms`` (NCCL and RCCL kernels), ``memcpy_ms``, ``idle_ms`` and
         ``idle_pct`` (total minus busy), ``overlap_ms`` and ``overlap_pct`` (communication during computation; share of
         communication), ``kernels`` and ``kernel_ms`` (number of kernels and sum of their durations). Times are totals
-        over the trace, not per step. A share of nothing is missing.
+        over the trace, not per step. A share is missing if its whole is zero.
     """
     return _table(work_alone(events) if work is None else work, events, _WHOLE)
 
@@ -64,9 +64,10 @@ def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
 def gpu_time_by_step(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """Return the times of `gpu_time`, with one row per device and step.
 
-    Work belongs to the step that launched it, or, if its launch is not in the trace, to the step where it started. A
-    step's total runs from the start of its first work to the end of its last: idle time between two steps is in
-    neither, and totals of steps that overlap on the device add up to more than the whole.
+    Work belongs to the step that launched it. If its launch is not in the trace, it belongs to the step where it
+    started. A step's total is the time from the start of its first work to the end of its last. Idle time between two
+    steps therefore belongs to neither step, and the totals of steps that overlap on the device add up to more than the
+    whole.
     """
     work = device_work(events) if work is None else work
     return _table(work, events, _BY_STEP, work.step != NONE)
@@ -83,7 +84,9 @@ def _table(work: Work, events: pd.DataFrame, by: tuple[str, ...], chosen: Bools 
 def groups(
     work: Work, by: tuple[str, ...], chosen: Bools | None = None
 ) -> Iterator[tuple[dict[str, int | None], Ints]]:
-    """Yield the values of the columns `by` and the places of the work that has them, in order of value."""
+    """Yield the values of the columns `by`, each with the indices of the work that has these values, in order of
+    value.
+    """
     places = np.arange(len(work)) if chosen is None else np.flatnonzero(chosen)
     if len(places) and all((getattr(work, name)[places] == getattr(work, name)[places[0]]).all() for name in by):
         only = {name: int(getattr(work, name)[places[0]]) for name in by}  # one device: nothing to sort
@@ -134,10 +137,10 @@ def idle_gaps(
     work: DeviceWork | None = None,
     own_step: bool = False,
 ) -> pd.DataFrame:
-    """Find the gaps when a device ran nothing, between its first and its last work.
+    """Find the gaps where a device was idle between its first and its last work.
 
-    A gap has up to two parts, judged by the work that ended it: until the call that launched that work returned, and
-    after.
+    A gap has up to two parts, which depend on the work that ended it: the part until the call that launched this work
+    returned, and the part after.
 
     ``host``
         The host was late: until the call returned (or until the work started, if earlier), plus the rest if it is no
@@ -154,9 +157,9 @@ def idle_gaps(
     events : DataFrame
         One row per event.
     work : DeviceWork, optional
-        `device_work` of the events, if known.
+        The result of `device_work` for the events, if it is already known.
     own_step : bool
-        Look only between work of the same step, as if there were no other steps.
+        Only look for gaps between work of the same step, as if there were no other steps.
 
     Returns
     -------
@@ -214,7 +217,7 @@ def idle_time(
     work: DeviceWork | None = None,
     own_step: bool = False,
 ) -> pd.DataFrame:
-    """Sum `idle_gaps` by rank and device, and optionally by step.
+    """Sum the result of `idle_gaps` by rank and device, and optionally by step.
 
     Returns
     -------
@@ -240,9 +243,10 @@ def idle_time(
 
 
 def _gaps(work: DeviceWork, places: Ints) -> Ints:
-    """Return start and end of each gap, and the work that ended it: the longest piece that starts at that moment.
+    """Return the start and end of each gap, and the work that ended it.
 
-    Work of zero duration ends a gap too, so that first start, gaps, work and last end add up.
+    If several pieces of work start at that moment, the longest is returned. Work of zero duration also ends a gap, so
+    that the first start, the gaps, the work and the last end add up.
     """
     order = places[np.lexsort((-work.end[places], work.start[places]))]
     reach = np.maximum.accumulate(work.end[order])[:-1]
@@ -252,15 +256,15 @@ def _gaps(work: DeviceWork, places: Ints) -> Ints:
 
 
 def _first(group: Ints, work: DeviceWork) -> Ints:
-    """Return the start of the first work in each one's group."""
+    """Return, for each piece of work, the start of the first work in its group."""
     return pd.Series(work.start).groupby(group).transform("min").to_numpy()
 
 
 def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
     """Return whether, since its last launch, the stream had to wait for an event that the trace does not resolve.
 
-    If the trace has no synchronization events, a wait call counts for whatever the same thread launches next, since the
-    stream is not recorded.
+    If the trace has no synchronization events, a wait call affects the next work that the same thread launches, because
+    the stream is not recorded.
     """
     is_sync = is_in(events, SYNCHRONISATION)
     result = np.zeros(len(work), dtype=bool)

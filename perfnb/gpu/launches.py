@@ -1,6 +1,6 @@
 """Describe how work reached the GPU.
 
-This covers launch calls, launch delays, queue lengths, and kernels by the op that launched them.
+This includes launch calls, launch delays, queue lengths, and kernels grouped by the op that launched them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFra
     Returns
     -------
     DataFrame
-        Indexed like `events`: ``name``, ``op`` (that launched it), ``rank``, ``device``, ``stream``, ``step``, ``call``
-        (name of the launch call), ``call_ns`` (its duration), ``shared`` (how many pieces of work the call launched, as
-        a CUDA graph launch does), ``delay_ns`` (start of the call to start of the work), ``duration_ns``, ``short`` (of
-        a kernel: whether it was shorter than its share of the launch call), ``shapes`` (of the op's inputs), ``layer``.
-        Unknown values are missing: everything about the call if it is not in the trace, and the delay if the work seems
-        to start before the call, which happens when host and device clocks differ. ``op_row`` and ``call_row`` are
-        positions in `events`, -1 if unknown.
+        Indexed like `events`: ``name``, ``op`` (the op that launched it), ``rank``, ``device``, ``stream``, ``step``,
+        ``call`` (name of the launch call), ``call_ns`` (its duration), ``shared`` (how many pieces of work the call
+        launched; a CUDA graph launches several), ``delay_ns`` (start of the call to start of the work),
+        ``duration_ns``, ``short`` (of a kernel: whether it was shorter than its share of the launch call), ``shapes``
+        (of the op's inputs), ``layer``. Unknown values are missing: everything about the call if it is not in the
+        trace, and the delay if the work seems to start before the call, which happens when host and device clocks
+        differ. ``op_row`` and ``call_row`` are positions in `events`, -1 if unknown.
     """
     work = device_work(events) if work is None else work
     unknown = work.call == NONE
@@ -61,7 +61,7 @@ def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFra
 
 
 def launches_by_op(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sum the rows of `launches` by launching op, most time in launch calls first.
+    """Sum the rows of `launches` by launching op, in descending order of time in launch calls.
 
     Returns
     -------
@@ -90,16 +90,16 @@ def launches_by_op(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def queue_lengths(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """Return how much launched work had not started, at each change.
+    """Return how much launched work had not started yet, at each change.
 
-    Work enters its stream's queue when its launch call starts, and leaves it when it starts. Work whose launch is not
-    in the trace is not counted; work that seems to start before its launch was never queued.
+    Work enters its stream's queue when its launch call starts, and leaves the queue when it starts itself. Work whose
+    launch is not in the trace is not counted, and work that seems to start before its launch was never queued.
 
     Returns
     -------
     DataFrame
-        One row per change, in time order within each stream: ``rank``, ``device``, ``stream``, ``time_ns``, ``length``.
-        Changes at the same instant share a row.
+        One row per change, in chronological order within each stream: ``rank``, ``device``, ``stream``, ``time_ns``,
+        ``length``. Changes at the same instant share a row.
     """
     work = device_work(events) if work is None else work
     known = np.flatnonzero(work.call != NONE)
@@ -125,21 +125,21 @@ QUEUE_PIECES = 240
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """Facts about launches on the GPUs; ``None`` where the trace has no record.
+    """Facts about launches on the GPUs. A value is ``None`` if the trace has no record of it.
 
     Attributes
     ----------
     launched, known : float
-        Kernels, copies and fills per step, and how many of them have their launch in the trace.
+        The number of kernels, copies and fills per step, and how many of their launches are in the trace.
     call_us, call_us_95, delay_us, delay_us_95 : float or None
-        Median and 95th percentile: time in a launch call (copies that blocked until done excluded), and from the start
-        of the call to the start of the work.
+        The median and 95th percentile of the time in a launch call (excluding copies that blocked until they were
+        done), and of the time from the start of the call to the start of the work.
     short_share : float or None
-        Share of kernels that were shorter than their launch.
+        The share of kernels that were shorter than their launch.
     longest_queue : int or None
-        Most work of one device that was launched and had not started.
+        The largest amount of a device's work that had been launched but had not started.
     empty_share : float or None
-        Share of the devices' time, from first to last work, while nothing was queued.
+        The share of the devices' time, from their first to their last work, during which nothing was queued.
     """
 
     launched: float
@@ -155,14 +155,14 @@ class LaunchFacts:
 
 @dataclass(frozen=True)
 class QueueChart:
-    """Queue length of each device over time.
+    """Each device's queue length over time.
 
     Attributes
     ----------
     piece_ms : float
-        Width of a time bin.
+        The width of a time bin.
     longest : mapping of int or None to ndarray
-        Per device (``None`` if it has no number): the longest queue in each bin.
+        The longest queue in each bin, for each device (``None`` if the device has no number).
     """
 
     piece_ms: float
@@ -170,14 +170,15 @@ class QueueChart:
 
 
 def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, steps: int) -> LaunchFacts:
-    """Reduce the launches of some steps to a few figures.
+    """Reduce the launches in some steps to a few figures.
 
     Parameters
     ----------
     rows : DataFrame
         Output of `launches`.
     queue, spans : DataFrame
-        The frame ``queue``, and ``device``, ``start_ns`` and ``end_ns`` of each device's first and last work.
+        The table ``queue``, and a table with ``device``, ``start_ns`` and ``end_ns`` of each device's first and last
+        work.
     steps : int
     """
     known = rows[rows["call_ns"].notna()]
@@ -204,7 +205,7 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
 
 
 def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
-    """Return the queue in `QUEUE_PIECES` time bins; ``None`` if no launch is known."""
+    """Return the queue lengths in `QUEUE_PIECES` time bins, or ``None`` if no launch is known."""
     if not len(queue):
         return None
     begin = min(int(queue["start_ns"].min()), int(spans["start_ns"].min()))
@@ -222,7 +223,7 @@ def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
 
 
 def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | None, Ints, Ints]]:
-    """Yield, per device, the instants of changes, and the total length of its queues from each of them."""
+    """Yield each device's instants of change, and the total length of its queues after each of them."""
     change = queue["length"] - queue.groupby(["rank", "device", "stream"], dropna=False)["length"].shift(fill_value=0)
     for device in spans["device"]:
         number = None if pd.isna(device) else int(device)
@@ -232,7 +233,7 @@ def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | No
 
 
 def _of_queue(queue: pd.DataFrame, spans: pd.DataFrame) -> tuple[int | None, float | None]:
-    """Return the longest queue, and the share of time when it was empty."""
+    """Return the longest queue, and the share of time during which the queue was empty."""
     if not len(queue):
         return None, None
     longest = filled = 0
@@ -245,7 +246,7 @@ def _of_queue(queue: pd.DataFrame, spans: pd.DataFrame) -> tuple[int | None, flo
 
 
 def _quantile(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], share: float) -> float | None:
-    """Return the smallest value with at least this share of the weight at or below it."""
+    """Return the smallest value where at least this share of the weight is at or below it."""
     if not len(values):
         return None
     order = np.argsort(values, kind="stable")
@@ -259,18 +260,18 @@ def _floats(values: pd.Series) -> npt.NDArray[np.float64]:
 
 
 def kernels_by_op(rows: pd.DataFrame, key: Sequence[str] = ("op", "shapes")) -> pd.DataFrame:
-    """Group the rows of `launches` by launching op and its input shapes, most time first.
+    """Group the rows of `launches` by launching op and its input shapes, in descending order of time.
 
-    The op is the innermost one around the launch call or, if the call is not in the trace, the one with the same
-    external id.
+    The op is the innermost op around the launch call or, if the call is not in the trace, the op with the same external
+    id.
 
     Returns
     -------
     DataFrame
         ``op`` and ``shapes`` (missing if unknown), ``op_calls`` (calls of the op that launched something), ``kernels``
-        (distinct names), ``calls``, ``total_ms``, ``mean_us``, ``min_us``, ``max_us``, ``layers`` (how many launched
-        it), ``layer`` (the one with most of this time; missing if none) and ``layer_share`` (its share). Layer columns
-        are missing if the events have no layers. Times are totals over the trace, not per step.
+        (distinct names), ``calls``, ``total_ms``, ``mean_us``, ``min_us``, ``max_us``, ``layers`` (how many layers
+        launched it), ``layer`` (the layer with most of this time; missing if there is none) and ``layer_share`` (its
+        share). Layer columns are missing if the events have no layers. Times are totals over the trace, not per step.
     """
     by = rows.groupby([*key], dropna=False, sort=False, observed=True)
     ns = by["duration_ns"]
@@ -292,7 +293,7 @@ def kernels_by_op(rows: pd.DataFrame, key: Sequence[str] = ("op", "shapes")) -> 
 
 
 def _layers(rows: pd.DataFrame, key: list[str]) -> pd.DataFrame:
-    """Return, for each value of the key, the layer with most of its time and that layer's share."""
+    """Return, for each value of the key, the layer that has the most of its time, and that layer's share."""
     sums = rows.groupby([*key, "layer"], dropna=False, sort=False, observed=True)["duration_ns"].sum().reset_index()
     total = sums.groupby(key, dropna=False, sort=False, observed=True)["duration_ns"].transform("sum")
     sums["layer_share"] = (sums["duration_ns"] / total.where(total > 0)).astype("Float64")

@@ -1,9 +1,9 @@
 """Compute how much shorter a step would be without each part of its critical path.
 
 A part's time on the path is an upper bound, because the rest of the path remains. Often another path is nearly as long,
-and the saving is smaller. So the step is also replayed once per part: the part takes no time wherever it occurs,
-everything else takes the same time with the same dependencies, and work that is ready earlier may start earlier. Calls
-keep their order.
+so the saving is smaller. The step is therefore also replayed once per part. In this replay, the part takes no time
+wherever it occurs, everything else takes the same time and has the same dependencies, and work that is ready earlier
+may start earlier. Calls remain in the same order.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _RETURN, _TURN, _POINT, _WORK = range(4)
 def savings_in(
     graph: WaitGraph, window: Window, by: By = "kind", most: int = 12, path: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Return the parts of a critical path, longest first, and what removing each would save.
+    """Return the parts of a critical path, in descending order of time, and how much removing each of them would save.
 
     Parameters
     ----------
     graph, window
         From `prepare` and `window_of`.
     by : {"kind", "op", "name"}
-        How to split the path: a column of `path_in`. Segments without a value belong to no part.
+        The column of `path_in` by which to split the path. Segments without a value do not belong to any part.
     most : int
-        Number of parts to replay; the others only have their time on the path.
+        The number of parts to replay. For other parts, only the time on the path is returned.
     path : DataFrame, optional
-        The path in the window, if known.
+        The path in the window, if it is already known.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def savings_in(
 
 
 class Retiming:
-    """A step replayed without each of some parts: how much earlier each moment comes, with one column per part."""
+    """A step replayed without each of several parts: how much earlier each moment occurs, with one column per part."""
 
     def __init__(self, graph: WaitGraph, window: Window, by: By, parts: list[str]) -> None:
         self.graph, self.window, self.count = graph, window, len(parts)
@@ -97,7 +97,7 @@ class Retiming:
             self.of_delay, self.of_wait, self.of_turn = self.of_work, self.of_host, NONE
 
     def saved(self) -> _Shift:
-        """Return nanoseconds by which the end moves earlier without each part."""
+        """Return by how many nanoseconds the end moves earlier without each part."""
         graph, window, work = self.graph, self.window, self.graph.work
         points = self._points()
         time, thread = points["time"].to_numpy(), points["thread"].to_numpy()
@@ -135,7 +135,7 @@ class Retiming:
         return (done[begun] + slack[:, None]).min(axis=0) if len(begun) else np.zeros(self.count)
 
     def _points(self) -> pd.DataFrame:
-        """Return all moments of the interval with a dependency in either direction, in time order."""
+        """Return all moments in the interval that have a dependency in either direction, in chronological order."""
         graph, window, work, over = self.graph, self.window, self.graph.work, self.graph.handovers
         launched = np.flatnonzero(graph.held.launch != NONE)
         groups = [
@@ -157,7 +157,7 @@ class Retiming:
         return frame[~plain].reset_index(drop=True).astype(np.int64)
 
     def _host_work(self, thread: Ints, time: Ints, on_host: Ints) -> tuple[Ints, _Shift]:
-        """Return the previous point on the thread of each one, and each part's share of the host time in between."""
+        """Return each point's previous point on the same thread, and each part's share of the host time in between."""
         timeline = self.graph.timeline
         previous = np.full(len(time), len(time), dtype=np.int64)
         gone = np.zeros((len(time), self.count))
@@ -173,7 +173,7 @@ class Retiming:
         return previous, gone
 
     def _where(self, points: pd.DataFrame, thread: Ints, time: Ints) -> Ints:
-        """Return the last host point at each given place; the outside row if there is none."""
+        """Return the last host point at each given position, or the outside row if there is none."""
         on_host = points[points["sort"] != _WORK]
         last = on_host.drop_duplicates(["thread", "time"], keep="last")
         known = pd.Series(last.index, index=pd.MultiIndex.from_frame(last[["thread", "time"]]))
@@ -181,7 +181,7 @@ class Retiming:
         return np.asarray(known.reindex(wanted, fill_value=len(points)), dtype=np.int64)
 
     def _begin(self, which: int, launched: _Shift, done: _Shift) -> _Shift:
-        """Return how much earlier a piece of work starts: as much as its tightest dependency allows."""
+        """Return how much earlier a piece of work starts, which is limited by its tightest dependency."""
         held, work = self.graph.held, self.graph.work
         start, by = work.start[which], held.by[which]
         earliest = np.full(self.count, np.inf)
@@ -206,10 +206,10 @@ class Retiming:
         return np.where(np.isfinite(earliest), earliest, 0.0)
 
     def _return(self, which: int, began: _Shift, host: _Shift, gone: _Shift, done: _Shift) -> _Shift:
-        """Return how much earlier a blocking call returns: as much as the host and everything it waits for allow.
+        """Return how much earlier a blocking call returns.
 
-        `began` is the shift of the call's start, `host` that of the previous point on its thread, `gone` the removed
-        host time since then.
+        This is limited by the host and by everything that the call waits for. `began` is the shift of the call's start,
+        `host` is the shift of the previous point on its thread, and `gone` is the host time removed since then.
         """
         waits = self.graph.waits
         start, end, awaited = int(waits.start[which]), int(waits.end[which]), waits.work[which]

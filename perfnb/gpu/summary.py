@@ -1,4 +1,4 @@
-"""Compute the GPU part of a report as data: the GPUs' work, their waits, and the path that sets the step time."""
+"""Compute the GPU part of a report as data: the GPUs' work, their waits, and the path that determines the step time."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ class PathFacts:
     Attributes
     ----------
     step : int or None
-        Its number; ``None`` if the trace marks no steps and the path is that of the whole trace.
+        The step's number, or ``None`` if the trace marks no steps and the path covers the whole trace.
     steps : int
-        The step is the median (of two, the longer) of this many steps that launched device work.
+        The number of steps that launched device work. The step is the median of these, or the longer of two.
     total_ms, tail_ms : float
-        How long it took until its device work was done, and how much of that came after the step ended on the host.
+        How long the step took until its device work was done, and how much of this time was after the step had ended on
+        the host.
     kinds, ops : DataFrame
-        Output of `savings_in`: by kind, and the longest by op; ``saves_ms`` is missing if the path was too long to
-        replay.
+        The output of `savings_in` by kind, and the longest parts by op. ``saves_ms`` is missing if the path was too
+        long to replay.
     """
 
     step: int | None
@@ -67,21 +68,23 @@ class GpuSummary:
     Attributes
     ----------
     busy : float
-        Share of `whole_ms` when something ran, over all devices.
+        The share of `whole_ms` during which the devices were busy, over all devices.
     devices : DataFrame
         One row per device: ``device``, ``total_ms`` (`whole_ms`), and `PARTS` in milliseconds, which add up to it:
-        computation, communication not hidden by computation, copies hidden by neither, idle by reason, ``outside`` of
-        its first and last work. ``overlap_ms`` is communication during computation; ``call`` and ``latency`` are parts
-        of ``host`` (inside the launch call, after it), ``unknown`` is the part of ``other`` whose launch is not known.
+        computation, communication not hidden by computation, copies hidden by neither, idle time by reason, and time
+        ``outside`` its first and last work. ``overlap_ms`` is communication during computation; ``call`` and
+        ``latency`` are parts of ``host`` (inside the launch call, after it), ``unknown`` is the part of ``other`` whose
+        launch is not known.
     whole_ms : float
-        How long the steps took on host and devices; the whole trace if it marks none.
+        How long the steps took on the host and the devices. If the trace marks no steps, this is the duration of the
+        whole trace.
     steps : DataFrame
         Like `devices`, per step, with ``step``; the first `MOST_STEPS`. Each runs from the start of its first work to
         the end of its last, like the frame ``gpu_steps``: idle time between two steps is in neither.
     steps_in_all : int
-        Steps with work on a device.
+        The number of steps with work on a device.
     steps_marked : int
-        Steps that the trace marks; with none, the whole trace counts as one.
+        The number of steps that the trace marks. Without marked steps, the whole trace counts as one step.
     launches : LaunchFacts
     queue : QueueChart or None
     kernels : DataFrame
@@ -89,7 +92,8 @@ class GpuSummary:
         ``total_ms``, ``mean_us``, ``share`` (of all), ``layers``, ``layer``, ``layer_share``. If the op is unknown, a
         row is a kernel.
     kernel_layers : DataFrame
-        The layers that launched them, heaviest first: ``row`` (of `kernels`), ``layer`` and ``ms`` per step.
+        The layers that launched the kernels, in descending order of time: ``row`` (of `kernels`), ``layer`` and ``ms``
+        per step.
     kernels_in_all : int
     by_name : DataFrame
         The heaviest kernels, copies and fills by their own name, per step: ``kernel``, ``op`` (the one that launched
@@ -97,7 +101,7 @@ class GpuSummary:
     names_in_all : int
     path : PathFacts or None
     notes : tuple of str
-        What the trace does not show.
+        Notes on data that is missing from the trace.
     """
 
     busy: float
@@ -118,7 +122,7 @@ class GpuSummary:
 
 
 def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | None:
-    """Compute the GPU part of a report; ``None`` if no GPU did anything."""
+    """Compute the GPU part of a report, or return ``None`` if no GPU ran any work."""
     parts = (recording.events, recording.outside)
     if not any(part is not None and is_in(part, DEVICE_WORK).any() for part in parts):
         return None
@@ -158,7 +162,7 @@ def gpu_summary(recording: Recording, attribution: Attribution) -> GpuSummary | 
 
 
 def _parts(table: pd.DataFrame, whole: float | None = None) -> pd.DataFrame:
-    """Split each row's device time, or the whole, into parts that do not overlap."""
+    """Split each row's device time, or the total time, into parts that do not overlap."""
     alone = table["communication_ms"] - table["overlap_ms"]
     parts = {
         "computation": table["computation_ms"],
@@ -175,9 +179,9 @@ def _parts(table: pd.DataFrame, whole: float | None = None) -> pd.DataFrame:
 
 
 def _whole(gpu: GpuEvents) -> int:
-    """Return nanoseconds from the start of the first step to the end of the last and of all work.
+    """Return the nanoseconds from the start of the first step until the last step and all work have ended.
 
-    Without steps, return those of the whole trace.
+    Without steps, return the nanoseconds of the whole trace.
     """
     marks, work, events = step_windows(gpu.events), gpu.work, gpu.events
     if gpu.only_step is None and len(marks):
@@ -189,7 +193,7 @@ def _whole(gpu: GpuEvents) -> int:
 
 
 def _spans(gpu: GpuEvents) -> pd.DataFrame:
-    """Return the start of each device's first work and the end of its last, in the order of `gpu_time`."""
+    """Return the start of each device's first work and the end of its last work, in the order of `gpu_time`."""
     work = pd.DataFrame({"device": gpu.work.device, "start_ns": gpu.work.start, "end_ns": gpu.work.end})
     spans = work.groupby("device").agg({"start_ns": "min", "end_ns": "max"}).reset_index()
     spans["device"] = spans["device"].astype("Int64").where(spans["device"] != NONE)
@@ -197,7 +201,7 @@ def _spans(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return kernels by op and shapes with the heaviest kernel of each, and their layers.
+    """Return kernels by op and shapes, with the heaviest kernel of each and their layers.
 
     Kernels are listed by name if no op is known.
     """
@@ -225,7 +229,7 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFra
 
 
 def _by_name(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """Return kernels, copies and fills by name, most time first."""
+    """Return kernels, copies and fills by name, in descending order of time."""
     parts = rows.groupby(["name", "op"], dropna=False, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
     parts = parts.reset_index().sort_values("sum", ascending=False, kind="stable")
     sums = parts.groupby("name", sort=False, observed=True)[["size", "sum"]].sum()
@@ -244,7 +248,7 @@ def _by_name(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
 
 
 def _path(gpu: GpuEvents) -> PathFacts | None:
-    """Return the path of the median step, among those that launched device work."""
+    """Return the path of the median step among the steps that launched device work."""
     if not gpu.steps:
         return None
     number, marks, chosen = gpu.steps[0], step_windows(gpu.events), 1
@@ -275,7 +279,7 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
 
 
 def _notes(gpu: GpuEvents, rows: pd.DataFrame, foreign: bool) -> Iterator[str]:
-    """Yield notes on gaps in the trace."""
+    """Yield notes on data that is missing from the trace."""
     unknown = int(rows["call_ns"].isna().sum())
     if unknown:
         yield (

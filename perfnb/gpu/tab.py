@@ -77,7 +77,7 @@ _BECAUSE = {
 
 
 def gpu_document(summary: GpuSummary) -> Document:
-    """Return the document: the GPUs' work, their waits, and what set the time of a step."""
+    """Return the document that shows the GPUs' work, their waits, and the critical path of a step."""
     overlap = float(summary.devices["overlap_ms"].sum())
     words = f"{fmt.duration(overlap)} of communication ran during computation and counts as computation."
     return Document(
@@ -108,20 +108,20 @@ def gpu_verdict(summary: GpuSummary) -> Verdict:
 
 
 def _whole(summary: GpuSummary) -> str:
-    """Return the name of the whole that shares refer to."""
+    """Return the name of the time that shares refer to."""
     if not summary.steps_marked:
         return "the trace"
     return "the traced step" if summary.steps_marked == 1 else f"{summary.steps_marked:,} traced steps"
 
 
 def _part(summary: GpuSummary, name: str) -> float:
-    """Return the share of the devices' time."""
+    """Return a part's share of the devices' time."""
     total = float(summary.devices["total_ms"].sum())
     return float(summary.devices[name].sum()) / total if total else 0.0
 
 
 def launch_sentence(summary: GpuSummary) -> str:
-    """Return whether launches kept up with the GPU, and if not, why."""
+    """Return a sentence about whether launches kept up with the GPU, and if not, why."""
     facts = summary.launches
     if not facts.known:
         return "The trace contains no launches, so launch overhead is unknown."
@@ -175,7 +175,7 @@ def _figures(summary: GpuSummary) -> Iterator[Figure]:
 
 
 def _times(summary: GpuSummary) -> Iterator[Section]:
-    """Yield the times of each GPU, in all and step by step."""
+    """Yield the times of each GPU, in total and step by step."""
     devices, steps = summary.devices.head(_MOST_DEVICES), summary.steps
     several = len(summary.devices) > 1
     title = f"What {'each' if several else 'the'} GPU did in {_whole(summary)}"
@@ -197,7 +197,10 @@ def _bar(row: Any, label: str) -> Bar:
 
 
 def _queues(summary: GpuSummary) -> Iterator[Series]:
-    """Yield how much work was launched but not started: with nothing queued, a GPU has nothing to do next."""
+    """Yield how much work had been launched but had not started.
+
+    If nothing is queued, a GPU has nothing to do next.
+    """
     queue = summary.queue
     if queue is None:
         return
@@ -254,7 +257,7 @@ def _kernels(summary: GpuSummary) -> Table:
 
 
 def _by_name(summary: GpuSummary) -> Iterator[Table]:
-    """Yield the kernels by their own names, unless these name the rows of the table by op already."""
+    """Yield the kernels by their own names, unless the rows of the table by op already have these names."""
     table, left = summary.by_name, summary.names_in_all - len(summary.by_name)
     if not table["op"].notna().any():
         return
@@ -292,7 +295,7 @@ def _rows(frame: pd.DataFrame) -> Any:
 
 
 def path_title(path: PathFacts) -> str:
-    """Return a title with the step that the path belongs to, and its length."""
+    """Return a title that names the step to which the path belongs, and the path's length."""
     if path.step is None:
         return f"Critical path of the whole trace, {fmt.duration(path.total_ms)}"
     why = ""
@@ -305,14 +308,14 @@ def path_title(path: PathFacts) -> str:
 
 
 def device_word(device: Any) -> str:
-    """Return ``GPU 0``, or ``the GPU`` if the trace gives no number."""
+    """Return ``GPU 0``, or ``the GPU`` if the trace does not contain a number."""
     return "the GPU" if pd.isna(device) else f"GPU {int(device)}"
 
 
 def shape_words(shapes: Any) -> str | None:
     """Return ``16 × 4, 4 × 8`` for ``[[16, 4], [4, 8], []]``.
 
-    Empty shapes are dropped, and text that is not a list stays.
+    Empty shapes are dropped, and text that is not a list is returned unchanged.
     """
     if pd.isna(shapes):
         return None
@@ -323,7 +326,7 @@ def shape_words(shapes: Any) -> str | None:
 
 
 def layer_words(row: Any) -> str:
-    """Return ``model.fc1``, or ``12 layers, most (8.6 %) in model.fc1``; empty if no layer is known."""
+    """Return ``model.fc1`` or ``12 layers, most (8.6 %) in model.fc1``, or an empty text if no layer is known."""
     if pd.isna(row.layer):
         return ""
     if row.layers == 1 and fmt.known(row.layer_share) == 1:

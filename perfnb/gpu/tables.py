@@ -1,4 +1,4 @@
-"""Compute the GPU frames of a profile, and the events they are based on."""
+"""Compute a profile's GPU tables, and the events that they are based on."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$|{PIECE}$")
 
 @dataclass(frozen=True)
 class GpuEvents:
-    """The events on devices, and the host events related to them.
+    """The events on devices, and the host events that are related to them.
 
     Attributes
     ----------
     events : DataFrame
-        Device work, runtime calls, ops, and the marks of the steps that count, of one rank, with the columns of
-        `Recording.events`; ``start_ns`` is relative to the first step. Has ``layer`` if an attribution was given.
+        Device work, runtime calls, ops, and the marks of the steps that count, for one rank. The columns are those of
+        `Recording.events`, with ``start_ns`` relative to the first step, and ``layer`` if an attribution was given.
     in_steps : ndarray
         Whether each event is part of a step.
     steps : tuple of int
-        Step numbers.
+        The step numbers.
     only_step : int or None
-        Number of the one step that stands for the whole trace, if there is one.
+        The number of the only step if it represents the whole trace.
     """
 
     events: pd.DataFrame
@@ -62,16 +62,16 @@ class GpuEvents:
 
     @cached_property
     def waits(self) -> WaitGraph:
-        """The dependencies of paths through the events."""
+        """The dependencies that determine paths through the events."""
         return prepare(self.events, self.work)
 
     def window_of(self, number: int) -> Window:
-        """Return the interval from a step's start until its work is done, on host and devices."""
+        """Return the interval from a step's start until its work is done on both the host and the devices."""
         return window_of(self.waits, None if self.only_step is not None else number)
 
     @cached_property
     def of_steps(self) -> GpuEvents:
-        """The same, restricted to events that are part of a step."""
+        """The same events, restricted to those that are part of a step."""
         if self.in_steps.all():
             return self
         rows = np.flatnonzero(self.in_steps)
@@ -79,10 +79,10 @@ class GpuEvents:
 
 
 def gpu_events(recording: Recording, attribution: Attribution | None = None) -> GpuEvents:
-    """Choose the events of a recording that show its GPUs' work and waits.
+    """Choose the events in a recording that show its GPUs' work and waits.
 
-    Spans of layers and data are left out, so that host time between ops shows as such, and so are step marks that do
-    not count as steps.
+    Spans of layers and data are left out, so that host time between ops is visible. Step marks that do not count as
+    steps are left out too.
     """
     events = all_events(recording)
     in_trace = rows_of_trace(recording.events)
@@ -112,14 +112,17 @@ _PARTS: tuple[By, ...] = ("kind", "op")
 
 
 def step_table(gpu: GpuEvents) -> pd.DataFrame:
-    """Return the frame ``gpu_steps``; a trace without step marks counts as one step."""
+    """Return the table ``gpu_steps``. A trace without step marks counts as one step."""
     if gpu.only_step is None:
         return conform(gpu_time_by_step(gpu.events, gpu.work), "gpu_steps")
     return conform(gpu_time(gpu.events, gpu.work).assign(step=gpu.only_step), "gpu_steps")
 
 
 def idle_table(gpu: GpuEvents) -> pd.DataFrame:
-    """Return the frame ``gpu_idle``: why each device was idle, by step; a device's rows add up to its idle time."""
+    """Return the table ``gpu_idle``: why each device was idle in each step.
+
+    A device's rows add up to its idle time.
+    """
     idle = idle_time(gpu.events, by_step=gpu.only_step is None, work=gpu.work)
     if gpu.only_step is not None:
         idle["step"] = gpu.only_step
@@ -132,31 +135,31 @@ def idle_table(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def launch_table(gpu: GpuEvents) -> pd.DataFrame:
-    """Return the frame ``launches``: by launching op, per step."""
+    """Return the table ``launches`` by launching op, per step."""
     sums = ("calls", "launched", "call_ms", "gpu_ms", "short")
     return conform(_per_step(launches_by_op(gpu.of_steps.launches), sums, gpu), "launches")
 
 
 def kernel_op_table(gpu: GpuEvents) -> pd.DataFrame:
-    """Return the frame ``kernel_ops``: by op and input shapes, per step."""
+    """Return the table ``kernel_ops`` by op and input shapes, per step."""
     sums = ("op_calls", "calls", "total_ms")
     return conform(_per_step(kernels_by_op(gpu.of_steps.launches), sums, gpu), "kernel_ops")
 
 
 def queue_table(gpu: GpuEvents) -> pd.DataFrame:
-    """Return the frame ``queue``: launched work that had not started, at each change, by stream."""
+    """Return the table ``queue``: for each stream, the launched work that had not started, at each change."""
     return conform(queue_lengths(gpu.events, gpu.work).rename(columns={"time_ns": "start_ns"}), "queue")
 
 
 def path_table(gpu: GpuEvents) -> pd.DataFrame:
-    """Return the frame ``critical_path``: the path of each step, device work after the host's step included."""
+    """Return the table ``critical_path``: the path of each step, including device work after the host's step."""
     parts = [path.assign(rank=gpu.events["rank"].iloc[0], step=number) for number, _, path in _paths(gpu)]
     table = pd.concat(parts, ignore_index=True).drop(columns="event") if parts else pd.DataFrame()
     return conform(table, "critical_path")
 
 
 def saving_table(gpu: GpuEvents) -> pd.DataFrame:
-    """Return the frame ``path_savings``: the parts of each step's path, by kind and by op."""
+    """Return the table ``path_savings``: the parts of each step's path, by kind and by op."""
     parts = []
     for number, window, path in _paths(gpu):
         for by in _PARTS:
@@ -167,7 +170,7 @@ def saving_table(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def _paths(gpu: GpuEvents) -> Iterator[tuple[int, Window, pd.DataFrame]]:
-    """Yield the number, interval and critical path of each step."""
+    """Yield each step's number, interval and critical path."""
     if gpu.events.empty:  # only ranges that the user marked
         return
     for number in gpu.steps:

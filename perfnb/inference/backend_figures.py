@@ -1,4 +1,4 @@
-"""Compute what a comparison of backends shows: its table, and which backends to accept.
+"""Build the table for a backend comparison and decide which backends to accept.
 
 All functions here are pure.
 """
@@ -32,7 +32,7 @@ _UNKNOWN = (None, None)
 
 @dataclass(frozen=True)
 class BackendTrial:
-    """One backend that was tried, or the reason why it was not."""
+    """A backend that was tried, or the reason why it could not be tried."""
 
     backend: str
     why_not: str = ""
@@ -47,7 +47,7 @@ class BackendTrial:
 
     @property
     def timing(self) -> StepTimes:
-        """Its times in all rounds."""
+        """The backend's times in all rounds."""
         return StepTimes(self.times_ms)
 
 
@@ -71,7 +71,7 @@ class Judged:
 
 
 def table_of(trials: Sequence[BackendTrial], judged: Mapping[str, Judged]) -> pd.DataFrame:
-    """Return a row per backend, the unmodified model first."""
+    """Return one row per backend, starting with the unmodified model."""
     pairs, rows = comparisons(trials), []
     for trial in trials:
         pair, timing, decided = pairs.get(trial.backend), trial.timing, judged[trial.backend]
@@ -103,7 +103,7 @@ def table_of(trials: Sequence[BackendTrial], judged: Mapping[str, Judged]) -> pd
 
 
 def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
-    """Return each backend's times compared with those of the unmodified model, with Holm's correction over all."""
+    """Compare each backend's times with the unmodified model's, applying Holm's correction across all backends."""
     timed = [trial for trial in trials if trial.times_ms]
     if len(timed) < 2:
         return {}
@@ -113,9 +113,10 @@ def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
 
 
 def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]) -> Judged:
-    """Return whether to use a backend, by the rules of `perfnb.ab_test`.
+    """Return whether to use a backend, following the rules of `perfnb.ab_test`.
 
-    `losses` are those of the quality function; without one they are ``None``, and outputs are judged.
+    `losses` are the losses that the quality function returned. If there is no quality function, they are ``None`` and
+    the outputs are judged instead.
     """
     known = _losses_of_values(trial, limits) if losses is None else tuple(losses)
     timing = trial.timing
@@ -134,9 +135,9 @@ def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limi
 
 
 def _losses_of_values(trial: BackendTrial, limits: Mapping[str, float]) -> tuple[Loss, ...]:
-    """Return the distance of the outputs from float64, with its limit.
+    """Return the outputs' distance from float64, together with its limit.
 
-    The limit is the user's, or the one that the verdict on the outputs implies.
+    The limit is either the one that the user set or the one implied by the verdict on the outputs.
     """
     if trial.error is None:
         return ()

@@ -43,7 +43,7 @@ def measure(
     progress: Callable[..., None],
     losses_of_own: Callable[[Callable[..., Any]], _Losses],
 ) -> tuple[BackendRounds, _Losses]:
-    """Try backends on a copy of a model, the unmodified one first.
+    """Try several backends on a copy of a model, starting with the unmodified model.
 
     Parameters
     ----------
@@ -80,17 +80,18 @@ def measure(
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode, so that nothing can change the user's model."""
+    """Return a copy in evaluation mode, so that the user's model cannot change."""
     try:
         return copy.deepcopy(model).eval()
     except Exception as error:
         raise CaptureError(
-            f"perfnb compares backends on copies of the model, and this one cannot be copied ({type(error).__name__})."
+            "perfnb compares backends on copies of the model, but this model cannot be copied "
+            f"({type(error).__name__})."
         ) from error
 
 
 def _tried(backend: Backend, model: nn.Module, call: ModelCall, yardstick: _Yardstick) -> BackendTrial:
-    """Make a backend, run it once and check it, or give the reason why it cannot run."""
+    """Make a backend, run it once and check its outputs, or return the reason why it cannot run."""
     why_not = backend.refuses(model, call)
     if not why_not:
         try:
@@ -118,7 +119,7 @@ def _prepared(backend: Backend, model: nn.Module, call: ModelCall) -> BackendTri
 
 
 class _Yardstick:
-    """The results of the model, and the same in float64."""
+    """The model's results, and the same results computed in float64."""
 
     def __init__(self, model: nn.Module, call: ModelCall, run: Callable[..., Any]) -> None:
         self._call = call
@@ -141,7 +142,7 @@ class _Yardstick:
             torch.set_num_threads(threads)
 
     def judged(self, backend: Backend, trial: BackendTrial) -> BackendTrial:
-        """Return a trial with the verdict on its outputs, and their distance from float64."""
+        """Return a trial that includes the verdict on its outputs and their distance from float64."""
         if not self._own:
             return replace(trial, values=Values(UNCHECKED, None, "the model returns no floating-point numbers"))
         if self._random:
@@ -156,7 +157,7 @@ class _Yardstick:
         return replace(trial, values=values, error=errors.worst, max_distance=farthest)
 
     def _results(self, run: Callable[..., Any], seed: int = 0, wide: bool = False) -> Results:
-        """Return floating-point outputs by place, from the same random numbers."""
+        """Return the floating-point outputs by position, computed with the same random numbers."""
         args, kwargs = tree_map(_widened, tuple(self._call)) if wide else self._call
         before = random_state()
         try:
@@ -181,14 +182,14 @@ def _widened(value: Any) -> Any:
 
 
 def _distance(output: Tensor | None, truth: Tensor | None) -> float:
-    """Return the largest distance between two numbers at one place."""
+    """Return the largest distance between two corresponding numbers."""
     if output is None or truth is None or output.shape != truth.shape:
         return float("inf")
     return float((output - truth).abs().max()) if output.numel() else 0.0
 
 
 def _peak_bytes(ready: ReadyBackend, call: ModelCall) -> int | None:
-    """Return the weights as saved, and the most that a call allocates at once; ``None`` if torch does not see it."""
+    """Return the size of the saved weights and the peak allocation of a call, or ``None`` if torch cannot see it."""
     if not ready.by_torch:
         return None
     tracer = Tracer(memory=True)
@@ -208,7 +209,7 @@ def _peak_bytes(ready: ReadyBackend, call: ModelCall) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the warnings and notes that exporting and compiling print; failures are in the table."""
+    """Suppress the warnings and notes that exporting and compiling print, because failures appear in the table."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) -> Document:
-    """Return the document of each backend's cost and exactness, the fastest first; backends that did not run come last.
+    """Return the document that shows each backend's cost and exactness.
+
+    The fastest backend comes first, and backends that did not run come last.
 
     Parameters
     ----------

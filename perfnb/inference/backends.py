@@ -1,4 +1,7 @@
-"""The ways to serve a model. Each backend is one object; a new one is an object here and a line in `BACKENDS`."""
+"""The ways to serve a model.
+
+Each backend is one object. To add a backend, define an object here and add it to `BACKENDS`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class ModelCall(NamedTuple):
 
 
 class RefusedError(Exception):
-    """Raised if a backend turns out not to apply to a model when it is made."""
+    """Raised if a backend turns out not to apply to a model while the backend is being made."""
 
 
 class ReadyBackend(NamedTuple):
@@ -57,7 +60,8 @@ class Backend:
 def call_of(example: Any) -> ModelCall:
     """Return the arguments of a call.
 
-    A mapping holds keyword arguments, a tuple or list positional ones, and anything else is the only argument.
+    A mapping contains keyword arguments, and a tuple or list contains positional arguments. Any other value is the only
+    argument.
     """
     if isinstance(example, Mapping):
         return ModelCall((), {str(name): value for name, value in example.items()})
@@ -69,13 +73,13 @@ def _any(model: nn.Module, call: ModelCall) -> str:
 
 
 def _missing(*packages: str) -> str:
-    """Return what to install; empty if everything is there."""
+    """Return what needs to be installed, or an empty string if everything is available."""
     lacking = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"not installed: pip install {' '.join(lacking)}" if lacking else ""
 
 
 def tensors_of(call: ModelCall) -> list[Tensor]:
-    """Return the tensors among arguments, in order."""
+    """Return the tensors in the arguments, in order."""
     return [leaf for leaf in tree_leaves(tuple(call)) if isinstance(leaf, Tensor)]
 
 
@@ -90,7 +94,7 @@ def _has(model: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 def saved_bytes(model: nn.Module) -> int:
-    """Return the size of a model's state as torch saves it."""
+    """Return the size of a model's state when torch saves it."""
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     return file.tell()
@@ -101,7 +105,7 @@ def _served(
     before: Callable[[Any], Any] | None = None,
     after: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    """Call a model the way it is served: in inference mode, with a function applied to each tensor going in or out."""
+    """Call a model the way it is served: in inference mode, applying a function to each input and output tensor."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode():
@@ -191,12 +195,12 @@ def _int8(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
 
 
 def _like(model: nn.Module, call: ModelCall) -> Callable[[list[Any]], Any]:
-    """Return a function that puts an engine's list of outputs into the structure that the model returns.
+    """Return a function that arranges an engine's list of outputs in the structure that the model returns.
 
     Raises
     ------
     RefusedError
-        In use, if the numbers of tensors differ.
+        When the returned function is called, if the numbers of tensors differ.
     """
     leaves, spec = tree_flatten(_served(model)(*call.args, **call.kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -213,7 +217,10 @@ def _like(model: nn.Module, call: ModelCall) -> Callable[[list[Any]], Any]:
 
 
 def _fed(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an engine's inputs by name: keyword arguments by their names, positional ones in order."""
+    """Return an engine's inputs by name.
+
+    Keyword arguments are matched by name, and positional arguments by order.
+    """
     tensors = tensors_of(ModelCall(args, dict(kwargs)))
     if len(tensors) != len(names):
         raise RefusedError(f"it takes {len(names)} tensors, and the model {len(tensors)}")

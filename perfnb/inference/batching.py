@@ -1,4 +1,4 @@
-"""Estimate the gain of a dynamic batcher: batches of each size are measured, and the batcher is simulated.
+"""Estimate the gain from a dynamic batcher, by measuring batches of each size and simulating the batcher.
 
 All functions here are pure.
 """
@@ -35,22 +35,22 @@ _SEED = 21
 
 @dataclass(frozen=True, repr=False)
 class Batcher:
-    """A simulated batcher under load: its settings, and their effect.
+    """A simulated batcher under load, with its settings and their effect.
 
     Attributes
     ----------
     most, delay_ms : int, float
-        The largest batch, and how long the first request of a batch waits for others.
+        The size of the largest batch, and how long a batch's first request waits for more requests.
     rate_per_s : float
         Requests per second.
     p50_ms, p95_ms, p99_ms : float
         Quantiles of latency; infinite if requests come faster than the batcher serves them.
     batch_size : float
-        Mean size of its batches.
+        Mean batch size.
     utilization : float
         Share of the time when the server is busy.
     served_per_s : float
-        Requests per second that it serves: all that come, unless it is overrun.
+        Requests that it serves per second. This equals the arrival rate unless the batcher is overrun.
     """
 
     most: int
@@ -70,7 +70,7 @@ class Batcher:
 
 
 class Batching:
-    """Service times by batch size, and the effect of a dynamic batcher on them.
+    """Service times by batch size, and the effect that a dynamic batcher would have on them.
 
     Parameters
     ----------
@@ -87,11 +87,11 @@ class Batching:
 
     @cached_property
     def sizes(self) -> pd.DataFrame:
-        """A row per batch size measured.
+        """One row per measured batch size.
 
-        ``median_ms`` with its 95 % interval, ``per_request_ms`` (the mean, over the size), ``requests_per_s`` (if
-        batches of this size follow each other), ``marginal_ms`` (what one more request cost, since the size before)
-        and ``batches`` (measured).
+        The columns are ``median_ms`` with its 95 % interval, ``per_request_ms`` (the mean divided by the size),
+        ``requests_per_s`` (if batches of this size are served back to back), ``marginal_ms`` (the cost of each
+        additional request since the previous size) and ``batches`` (the number measured).
         """
         times = self._times.values()
         table = pd.DataFrame({"batch_size": list(self._times), "median_ms": [np.median(each) for each in times]})
@@ -106,14 +106,14 @@ class Batching:
 
     @property
     def gain(self) -> float:
-        """The factor by which the best batch size serves more requests than serving one by one."""
+        """How many times as many requests the best batch size serves, compared with serving them one by one."""
         per_second = self.sizes["requests_per_s"]
         return float(per_second.max() / per_second.iloc[0])
 
     def at(self, rate_per_s: float, most: int, delay_ms: float) -> Batcher:
-        """Return a batcher at a rate of independent (Poisson) arrivals, simulated.
+        """Simulate a batcher at a given rate of independent (Poisson) arrivals.
 
-        The time of a batch is drawn from those measured at the sizes around it.
+        Each batch's time is drawn from the measured times of the nearest batch sizes.
         """
         return self._simulated(rate_per_s, most, delay_ms)
 
@@ -135,7 +135,9 @@ class Batching:
         return Batcher(most, delay_ms, rate_per_s, p50, p95, p99, float(np.mean(sizes)), min(1.0, busy), served)
 
     def grid(self, rate_per_s: float) -> pd.DataFrame:
-        """Return a row per setting of the batcher, with its figures at a rate, as `Batcher` has them."""
+        """Return one row per batcher setting, with its figures at a given rate. The columns are described in
+        `Batcher`.
+        """
         return pd.DataFrame([self.at(rate_per_s, *setting) for setting in self._settings])
 
     @property
@@ -144,10 +146,10 @@ class Batching:
         return [(1, 0.0)] + [(most, share * alone) for most in self._times if most > 1 for share in DELAYS]
 
     def best(self, rate_per_s: float, quantile: float = 0.99) -> Batcher | None:
-        """Return the setting whose latency is lowest at a rate; ``None`` if all are overrun.
+        """Return the setting with the lowest latency at a rate, or ``None`` if all settings are overrun.
 
-        Simulations of this length cannot tell settings within 5 % of the lowest apart: of these, the one with the
-        smallest batch and delay is returned.
+        Simulations of this length cannot distinguish settings that are within 5 % of the lowest latency. Among these,
+        the setting with the smallest batch and delay is returned.
 
         Parameters
         ----------
@@ -162,10 +164,11 @@ class Batching:
         return next(batcher for batcher in batchers if getattr(batcher, name) <= (1 + EQUAL_WITHIN) * lowest)
 
     def best_within(self, bound_ms: float, quantile: float = 0.99) -> Batcher | None:
-        """Return the setting that serves the highest rate with a quantile of latency within a bound, at that rate.
+        """Return the setting that serves the highest rate while a latency quantile stays within a bound.
 
-        The result is ``None`` if none does at any rate. Of settings whose rates are within 5 %, the one with the
-        smallest batch and delay is returned.
+        The returned batcher is simulated at that rate. The result is ``None`` if no setting meets the bound at any
+        rate. Among settings whose rates are within 5 % of the highest, the one with the smallest batch and delay is
+        returned.
 
         Parameters
         ----------
@@ -188,17 +191,17 @@ class Batching:
         return best
 
     def _capacity(self, most: int) -> float:
-        """Return requests per second that the batcher serves when all its batches are full."""
+        """Return how many requests per second the batcher serves when all of its batches are full."""
         means = [float(times.mean()) for times in self._times.values()]
         return self._servers * 1e3 * most / float(np.interp(most, list(self._times), means))
 
     def _time(self, size: int, share: float) -> float:
-        """Return the quantile of a batch's time, interpolated between the sizes measured around it."""
+        """Return a quantile of a batch's time, interpolated between the nearest measured sizes."""
         return self._table[int(share * _LEVELS)][size - 1]
 
     @cached_property
     def _table(self) -> list[list[float]]:
-        """Times by quantile, and by size from 1."""
+        """Times by quantile and by batch size, starting at size 1."""
         levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
         measured = np.array([times[(levels * len(times)).astype(int)] for times in self._times.values()])
         sizes = np.arange(1, max(self._times) + 1)
@@ -217,18 +220,18 @@ def simulate_batches(
 ) -> tuple[Floats, list[int], float]:
     """Simulate a dynamic batcher.
 
-    A free server takes the waiting requests, at most `most`, once that many wait or the first one has waited
-    `delay_ms`.
+    As soon as `most` requests are waiting, or the first of them has waited for `delay_ms`, a free server takes up to
+    `most` of them.
 
     Parameters
     ----------
     service_ms : callable
-        Time of a batch of a size; called once for each batch.
+        Returns the time of a batch, given its size. It is called once for each batch.
 
     Returns
     -------
     array, list of int, float
-        The latency of each request, the sizes of the batches, and the share of the time when servers are busy.
+        The latency of each request, the sizes of the batches, and the share of time during which the servers are busy.
     """
     arrivals = arrivals_ms.tolist()
     ends: list[float] = []

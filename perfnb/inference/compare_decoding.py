@@ -1,6 +1,6 @@
-"""`compare_decoding`: measure the gain of speculative decoding.
+"""`compare_decoding`: measure how much speculative decoding gains.
 
-It also shows how many guesses are kept, and whether answers differ.
+The comparison also shows how many guesses are kept and whether the answers differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = ("request", "tokens", "passes", "proposed", "accepted", "same", "alik
 
 @dataclass(frozen=True, repr=False, eq=False)
 class DecodingComparison(Documented):
-    """Speculative against plain decoding, request by request. A notebook displays it.
+    """A comparison of speculative and plain decoding, request by request. A notebook displays it.
 
     Attributes
     ----------
@@ -45,36 +45,36 @@ class DecodingComparison(Documented):
 
     @property
     def verdict(self) -> str:
-        """``faster``, ``slower``, ``same`` or ``inconclusive``, of assisted against plain."""
+        """``faster``, ``slower``, ``same`` or ``inconclusive``, for assisted decoding compared with plain decoding."""
         return self.ab.verdict
 
     @property
     def gain(self) -> float:
-        """The factor by which it is faster than plain decoding."""
+        """How many times as fast as plain decoding it is."""
         return 1 / self.ab.ratio
 
     @property
     def gain_interval(self) -> tuple[float, float] | None:
-        """95 % interval of the gain; ``None`` with fewer than 6 pairs."""
+        """The gain's 95 % interval, or ``None`` if there are fewer than 6 pairs."""
         interval = self.ab.ratio_ci
         return None if interval is None else (1 / interval[1], 1 / interval[0])
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the tokens guessed ahead that were kept; ``None`` if there were none, or they could not be seen."""
+        """The share of guessed tokens that were kept, or ``None`` if there were none or they could not be observed."""
         known = self.requests.dropna(subset=["proposed", "accepted"])
         proposed = int(known["proposed"].sum())
         return int(known["accepted"].sum()) / proposed if proposed else None
 
     @property
     def tokens_per_pass(self) -> float:
-        """Tokens for each pass of the model: 1 in plain decoding."""
+        """The number of tokens per forward pass of the model. In plain decoding, it is 1."""
         passes = int(self.requests["passes"].sum())
         return int(self.requests["tokens"].sum()) / passes if passes else math.nan
 
     @property
     def same(self) -> bool | None:
-        """Whether all answers are the same; ``None`` if plain decoding draws random tokens."""
+        """Whether all answers are the same, or ``None`` if plain decoding draws random tokens."""
         return None if self.requests["same"].isna().any() else bool(self.requests["same"].all())
 
     def _document(self) -> Document:
@@ -86,8 +86,9 @@ def compare_decoding(
 ) -> DecodingComparison:
     """Compare speculative (assisted) decoding with plain decoding.
 
-    Both answer the same requests, in random order within each pair, and the times of their answers are compared. A few
-    requests are answered once more, untimed, to count the guesses that were kept and to compare the answers.
+    Both methods answer the same requests, in random order within each pair, and their times are compared. A few
+    requests are then answered once more without being timed, to count the guesses that were kept and to compare the
+    answers.
 
     Parameters
     ----------
@@ -146,7 +147,7 @@ def compare_decoding(
 
 
 def _compared(plain: Sequence[Any], assisted: Sequence[Any]) -> dict[str, Any]:
-    """Return how two answers to one request compare."""
+    """Compare two answers to the same request."""
     pairs = enumerate(zip(plain, assisted, strict=False))
     differs_at = next((place for place, (one, other) in pairs if one != other), min(len(plain), len(assisted)))
     return {"tokens": len(assisted), "same": plain == assisted, "alike_tokens": differs_at}

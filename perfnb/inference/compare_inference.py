@@ -1,4 +1,4 @@
-"""`compare_inference`: measure how fast, how big and how exact a model is with each backend."""
+"""`compare_inference`: measure how fast, how large and how exact a model is with each backend."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Quality = Callable[[Callable[..., Any]], Mapping[str, float]]
 
 
 class InferenceComparison(Documented):
-    """A model with each backend: latency, memory, size, and the error of its outputs. A notebook displays it."""
+    """A comparison of backends: latency, memory, size, and the error of the outputs. A notebook displays it."""
 
     def __init__(self, rounds: BackendRounds, judged: Mapping[str, Judged]) -> None:
         self._rounds, self._judged = rounds, judged
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row per backend, the unmodified model (eager) first.
+        """One row per backend, starting with the unmodified model (eager).
 
         ``verdict`` on its time (faster, slower, same, inconclusive; baseline; refused), ``median_ms`` with its 95 %
         interval ``ci_low_ms`` to ``ci_high_ms``, ``p95_ms``, ``ratio`` to eager with its simultaneous 95 % interval
@@ -47,12 +47,15 @@ class InferenceComparison(Documented):
 
     @property
     def samples(self) -> pd.DataFrame:
-        """Milliseconds of each call: a row per round (every backend ran once), and a column per backend."""
+        """The milliseconds of each call, with one row per round and one column per backend.
+
+        Every backend runs once in each round.
+        """
         times_ms = {trial.backend: trial.times_ms for trial in self._rounds.trials if trial.times_ms}
         return pd.DataFrame(times_ms).rename_axis("round")
 
     def decide(self, quality: Quality | None = None, limits: Mapping[str, float] | None = None) -> InferenceComparison:
-        """Return the same measurements with other decisions, by the rules of `perfnb.ab_test`.
+        """Make the decisions again from the same measurements, following the rules of `perfnb.ab_test`.
 
         Parameters
         ----------
@@ -81,9 +84,9 @@ class InferenceComparison(Documented):
         return InferenceComparison(self._rounds, _judged(self._rounds.trials, quality, bounds, own_losses))
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
-        """Yield what `Journal.add` writes: the times of each backend, its name, and whether it is accepted.
+        """Yield the entries for `Journal.add`: each backend's times and name, and whether it is accepted.
 
-        Eager is accepted.
+        The unmodified model (eager) is always accepted.
         """
         for trial in self._rounds.trials:
             if trial.times_ms:
@@ -103,10 +106,11 @@ def compare_inference(
     limits: Mapping[str, float] | None = None,
     budget_s: float = 60.0,
 ) -> InferenceComparison:
-    """Compare ways to serve a model: how fast each is, how much memory and disk it takes, and how exact it is.
+    """Compare ways to serve a model by their speed, their memory and disk use, and the exactness of their outputs.
 
-    The times are interleaved: in each round every backend serves the example once, in random order. Outputs are
-    compared with the model's in float64. Backends work on copies in evaluation mode; the model is not changed.
+    The measurements are interleaved: in each round, every backend serves the example once, in random order. Each
+    backend's outputs are compared with the outputs that the model computes in float64. The backends work on copies in
+    evaluation mode, so your model does not change.
 
     Parameters
     ----------
@@ -168,7 +172,7 @@ def _require(quality: Any, limits: Any) -> dict[str, float]:
 
 
 def _own_losses(quality: Quality, run: Callable[..., Any]) -> Mapping[str, float]:
-    """Return the losses of the unmodified model, whatever `limits` are, because they are the limit."""
+    """Return the unmodified model's losses. They do not depend on `limits`, because they are the limits."""
     __tracebackhide__ = True
     losses = quality(run)
     losses_of(losses, {})  # refuses results that are not losses

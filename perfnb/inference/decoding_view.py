@@ -1,4 +1,4 @@
-"""Show speculative and plain decoding as a document."""
+"""Show a comparison of speculative and plain decoding as a document."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PAIRS = Mark("pairs", BLUE, "█", "solid")
 
 
 def decoding_document(found: DecodingComparison) -> Document:
-    """Return the document of a comparison.
+    """Return a comparison's document.
 
-    It has whether assisted decoding is faster, how many guesses were kept, and whether answers differ.
+    It shows whether assisted decoding is faster, how many guesses were kept, and whether the answers differ.
     """
     ab = found.ab
     pairs = fmt.counted(len(ab.pairs), "pair")

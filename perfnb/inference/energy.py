@@ -1,4 +1,4 @@
-"""Measure the GPU energy of requests, from the drivers' counters."""
+"""Measure the GPU energy that requests use, from the drivers' counters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Joules = Callable[[int, int], float | str]
 
 @contextmanager
 def energy_meter() -> Iterator[Joules]:
-    """Read energy counters if torch uses a GPU: the energy of all GPUs that it uses."""
+    """Start reading the energy counters of all GPUs that torch uses, if it uses any."""
     why, watcher = NO_GPU, None
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         try:
@@ -42,14 +42,16 @@ def energy_meter() -> Iterator[Joules]:
 
 
 def joules_between(devices: dict[str, dict[str, Any]], start_s: float, end_s: float) -> float | str:
-    """Return the joules of the GPUs between two instants, or the reason why they are not known.
+    """Return the energy in joules that the GPUs used between two instants, or the reason why it is unknown.
+
+    Only GPUs on which torch has allocated memory are included.
 
     These are the GPUs that hold memory of torch.
 
     Parameters
     ----------
     devices : dict
-        Columns of readings by device, as `Watcher.columns` returns them.
+        The columns of readings for each device, as returned by `Watcher.columns`.
     """
     if end_s - start_s < _LEAST_S:
         return f"an energy counter needs a run of at least {_LEAST_S:g} s"

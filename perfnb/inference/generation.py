@@ -1,4 +1,4 @@
-"""Observe a generation: its key-value cache, and how many of the tokens guessed ahead it kept."""
+"""Observe a generation: its key-value cache, and how many of the guessed tokens it kept."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ NO_CACHE = "no module returned past_key_values"
 
 @dataclass(frozen=True)
 class Generation:
-    """One answer, watched.
+    """An answer that was observed while it was generated.
 
     Attributes
     ----------
     tokens : list
         The tokens that were yielded or streamed, in order.
     passes : int
-        How often tokens came: in speculative decoding, the passes of the model itself.
+        How many times tokens arrived. In speculative decoding, this is the number of forward passes of the model
+        itself.
     proposed, accepted : int or None
-        Tokens guessed ahead, and how many of them were kept; ``None`` where the model's cache did not show it.
+        The number of guessed tokens, and how many of them were kept. Both are ``None`` if the model's cache did not
+        show them.
     cache : Cache or str
-        The key-value cache, or the reason why it is not known.
+        The key-value cache, or the reason why it is unknown.
     """
 
     tokens: list[Any]
@@ -40,7 +42,10 @@ class Generation:
 
 
 def watch_generation(fn: Callable[..., Any], request: Any) -> Generation:
-    """Serve a request once with a hook on all modules, so that its time is not meaningful."""
+    """Serve a request once with a hook on every module.
+
+    The hooks make the request slower, so its time is not meaningful.
+    """
     __tracebackhide__ = True
     watcher = _Watcher()
     handle = register_module_forward_hook(watcher.passed)
@@ -56,7 +61,7 @@ def watch_generation(fn: Callable[..., Any], request: Any) -> Generation:
 
 
 class _Watcher(TokenTimes):
-    """Takes tokens, and sees the caches of the passes between them."""
+    """Receives the tokens, and inspects the caches of the passes between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,13 +72,16 @@ class _Watcher(TokenTimes):
         self._length: int | None = None
 
     def passed(self, module: Any, args: Any, output: Any) -> None:
-        """Note the cache that a module returned."""
+        """Record the cache that a module returned."""
         cache = getattr(output, "past_key_values", None)
         if cache is not None:
             self.cache, self._length = cache, _length_of(cache)
 
     def note(self, value: Any) -> None:
-        """Note tokens; the pass before them was the model's own, over the known and the guessed tokens."""
+        """Record tokens.
+
+        The preceding pass was a pass of the model itself over the known and the guessed tokens.
+        """
         before = len(self)
         super().note(value)
         if came := len(self) - before:
@@ -85,18 +93,18 @@ class _Watcher(TokenTimes):
 
 
 def _length_of(cache: Any) -> int | None:
-    """Return the number of tokens whose keys and values a cache has seen."""
+    """Return the number of tokens whose keys and values have been cached."""
     return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else None
 
 
 def cache_of(cache: Any) -> Cache | str:
-    """Return how large a key-value cache is by its length, from its tensors, or the reason why that is not known.
+    """Return a key-value cache's size as a function of its length, or the reason why it is unknown.
 
     Parameters
     ----------
     cache : object
-        As Hugging Face's models return it: of layers with ``keys`` and ``values``, or of lists of both (before version
-        4.54).
+        A cache as returned by Hugging Face models. It consists of layers with ``keys`` and ``values``, or before
+        version 4.54, of a list of each.
     """
     inner = getattr(cache, "self_attention_cache", None)
     if inner is not None:  # of an encoder and a decoder: the part for the encoder's output does not grow
@@ -126,7 +134,10 @@ def cache_of(cache: Any) -> Cache | str:
 
 
 def _layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor, Any]] | None:
-    """Return keys and values of each layer, and the objects that hold them; ``None`` if there are others."""
+    """Return the keys and values of each layer and the objects that contain them.
+
+    Return ``None`` if the cache contains anything else.
+    """
     if hasattr(cache, "layers"):
         found = [(getattr(layer, "keys", None), getattr(layer, "values", None), layer) for layer in cache.layers]
     else:

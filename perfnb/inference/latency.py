@@ -56,12 +56,13 @@ class Latency(Documented):
 
     @property
     def samples(self) -> pd.DataFrame:
-        """A row per request served.
+        """One row per served request.
 
-        ``run`` (closed: back to back; open: at arrival times fixed in advance), ``request`` (its place among yours),
-        ``size``, ``arrival_ms`` and ``start_ms`` in the run, ``wait_ms``, ``service_ms``, ``latency_ms`` (both
-        together), ``late_ms`` (by how much the clock started it late) and ``first`` (warm-up: the first calls of its
-        size, left out of all figures).
+        The columns are ``run`` (closed: back to back; open: at arrival times fixed in advance), ``request`` (its index
+        in your requests), ``size``, ``arrival_ms`` and ``start_ms`` relative to the start of the run, ``wait_ms``,
+        ``service_ms``, ``latency_ms`` (waiting and service together), ``late_ms`` (how late the clock started the
+        request) and ``first`` (whether it was a warm-up call: the first calls of each size are excluded from all
+        figures).
         """
         parts = {"closed": self._measured.closed}
         if self.open_run is not None:
@@ -71,33 +72,33 @@ class Latency(Documented):
 
     @property
     def first_calls(self) -> pd.DataFrame:
-        """The warm-up: the first calls of each size, left out of all figures."""
+        """The warm-up: the first calls of each size, which are excluded from all figures."""
         return self._measured.closed[self._measured.closed["first"]]
 
     def slowest(self, count: int = 10) -> pd.DataFrame:
-        """Return the requests that took longest to serve."""
+        """Return the requests that took the longest to serve."""
         return self._measured.steady.nlargest(count, "service_ms")
 
     def quantile_ms(self, q: float) -> float | None:
-        """Return a quantile of the service times; ``None`` if there are too few for it (p99: 299)."""
+        """Return a quantile of the service times, or ``None`` if there are too few requests (p99 needs 299)."""
         return sample_quantile(self._load.service_ms, _share("q", q))
 
     def quantile_interval_ms(self, q: float) -> tuple[float, float] | None:
-        """Return the 95 % interval of that quantile; ``None`` if there are too few (p99: 368)."""
+        """Return that quantile's 95 % interval, or ``None`` if there are too few requests (p99 needs 368)."""
         return quantile_interval(self._load.service_ms, _share("q", q))
 
     @property
     def pauses(self) -> pd.DataFrame:
-        """The extra time of requests that found the server idle, with a row per pause measured.
+        """The extra time of requests that arrived while the server was idle, with one row per measured pause.
 
-        By ``pause_ms``: ``requests``, and ``extra_ms``, the median of their extra time over requests of their size
-        served back to back, with its 95 % interval from ``ci_low_ms`` to ``ci_high_ms``. There are no rows if the
-        budget was too short.
+        The columns are ``pause_ms``, ``requests``, and ``extra_ms``: the median of the time that these requests took in
+        addition to requests of the same size served back to back. Its 95 % interval is from ``ci_low_ms`` to
+        ``ci_high_ms``. The table is empty if the budget was too short.
         """
         return self._load.pauses
 
     def at(self, rate_per_s: float) -> LoadedLatency:
-        """Return latency at a rate of independent (Poisson) arrivals.
+        """Return the latency at a given rate of independent (Poisson) arrivals.
 
         It is computed from the service times and the extra time after pauses.
         """
@@ -105,18 +106,19 @@ class Latency(Documented):
 
     @property
     def curve(self) -> pd.DataFrame:
-        """A row per rate: `LoadedLatency` with ``_low`` and ``_high`` for each value.
+        """One row per rate, with the values of `LoadedLatency` and, for each of them, ``_low`` and ``_high``.
 
-        At these rates, requests as served back to back keep the servers busy for 0.3 to 0.95 of the time.
+        The rates are chosen so that requests with the times measured back to back would keep the servers busy for 0.3
+        to 0.95 of the time.
         """
         return self._load.curve
 
     def highest_rate(self, bound_ms: float, quantile: float = 0.99, *, confirm_s: float | None = None) -> HighestRate:
-        """Return the highest rate at which a quantile of latency stays within a bound.
+        """Return the highest rate at which a latency quantile stays within a bound.
 
-        It is computed from the service times, and confirmed or lowered by runs: those for the bound and quantile that
-        were passed to `perfnb.latency`, and those that `confirm_s` requests. The same question then has the same answer
-        until you confirm it again.
+        The rate is computed from the service times, and runs then confirm or lower it: the runs for the bound and
+        quantile that you passed to `perfnb.latency`, and the runs that you request with `confirm_s`. Further calls with
+        the same arguments return the same answer until you confirm it again.
 
         Parameters
         ----------
@@ -144,9 +146,9 @@ class Latency(Documented):
         return self._known[asked]
 
     def _confirmed(self, highest: HighestRate, seconds: float) -> HighestRate:
-        """Return the rate that a run confirms, or the highest one below it that another run confirms.
+        """Return the rate if a run confirms it, or otherwise the highest lower rate that another run confirms.
 
-        It is not below the rate in question if the run at that rate stayed within the bound.
+        The result is not lower than the given rate if the run at that rate stayed within the bound.
         """
         left, bound_ms, quantile = seconds, highest.bound_ms, highest.quantile
         if highest.rate_per_s == 0:
@@ -177,7 +179,7 @@ class Latency(Documented):
 
     @property
     def _asked(self) -> HighestRate | None:
-        """The highest rate for the requested bound; not known if there were too few requests."""
+        """The highest rate for the requested bound, which is unknown if there were too few requests."""
         bound = self._measured.asked_bound
         if bound is None or bound in self._known or self.quantile_ms(bound[1]) is not None:
             return bound and self.highest_rate(*bound)
@@ -185,17 +187,17 @@ class Latency(Documented):
 
     @property
     def open_run(self) -> OpenRun | None:
-        """The run at ``rate_per_s``; ``None`` if no rate was given."""
+        """The run at ``rate_per_s``, or ``None`` if you did not specify a rate."""
         return self._measured.open_run
 
     @property
     def saturated(self) -> bool:
-        """Whether requests came faster, in the run at ``rate_per_s``, than they were served."""
+        """Whether requests in the run at ``rate_per_s`` arrived faster than they were served."""
         return self.open_run is not None and self.open_run.saturated
 
     @cached_property
     def batching(self) -> Batching:
-        """Batches of each size, and what a dynamic batcher would gain.
+        """The times of batches of each size, and how much a dynamic batcher would gain.
 
         Raises
         ------
@@ -209,7 +211,7 @@ class Latency(Documented):
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
-        """A row per request that gave tokens.
+        """One row per request that returned tokens.
 
         ``run`` and ``served`` (its place among the samples of that run), ``tokens``, ``ttft_ms`` (from its arrival to
         its first token), ``prefill_ms`` (the same from its start), ``decode_ms`` (from the first to the last token),
@@ -225,7 +227,7 @@ class Latency(Documented):
 
     @property
     def token_times(self) -> pd.DataFrame:
-        """A row per token.
+        """One row per token.
 
         The columns are ``run``, ``served`` (as in `tokens`), ``token``, ``after_arrival_ms``, ``after_start_ms`` and
         ``prompt_tokens``.
@@ -248,19 +250,19 @@ class Latency(Documented):
 
     @property
     def ttft_ms(self) -> float:
-        """Median time to the first token of a request served alone; NaN without any."""
+        """The median time to the first token of a request served alone. It is NaN if there are no such requests."""
         return float(self._steady_tokens["ttft_ms"].median())
 
     @property
     def tpot_ms(self) -> float:
-        """Median over requests of the time per token after the first; NaN if no answer had two."""
+        """The median, over requests, of the time per token after the first. It is NaN if no answer had two tokens."""
         return float(self._steady_tokens["tpot_ms"].dropna().astype(float).median())
 
     @property
     def itl_ms(self) -> float:
-        """Median over all tokens of the gap since the previous token; NaN if no answer had two.
+        """The median, over all tokens, of the time since the previous token. It is NaN if no answer had two tokens.
 
-        Requests with many tokens weigh more than in `tpot_ms`.
+        Requests with many tokens have more weight here than in `tpot_ms`.
         """
         known = self._steady_tokens[["run", "served"]]
         gaps = gaps_ms(self.token_times.merge(known))
@@ -268,21 +270,22 @@ class Latency(Documented):
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Tokens of answers per second, of requests served back to back."""
+        """Answer tokens per second, for requests served back to back."""
         table = self._steady_tokens
         return float(table["tokens"].sum()) / len(self._load.service_ms) * self._load.closed_per_s
 
     @property
     def prompt_tokens_per_s(self) -> float | None:
-        """Tokens of prompts per second until the first token came; ``None`` where prompts are not known."""
+        """Prompt tokens per second until the first token arrived, or ``None`` if the prompts are unknown."""
         known = self._steady_tokens.dropna(subset="prompt_tokens")
         return float(known["prompt_tokens"].sum() / known["prefill_ms"].sum() * 1e3) if len(known) else None
 
     def kv_cache_bytes(self, length: int) -> int | None:
-        """Return the size of the key-value cache of a request with this many tokens, prompt and answer.
+        """Return the size of a request's key-value cache for this many tokens, including the prompt and the answer.
 
-        The result is ``None`` if it is not known. It is derived from the cache of one more request, which is not timed.
-        The cache is visible if a module returns it as ``past_key_values``, as Hugging Face's models do.
+        The result is ``None`` if the size is unknown. To determine it, perfnb serves one more request, which is not
+        timed, and inspects its cache. The cache is visible if a module returns it as ``past_key_values``, as Hugging
+        Face models do.
         """
         require_count("length", length, 1)
         cache = self._measured.cache
@@ -290,12 +293,13 @@ class Latency(Documented):
 
     @property
     def costs(self) -> pd.DataFrame:
-        """The cost of a thousand requests, with a row per way to serve them.
+        """The cost of a thousand requests, with one row per way to serve them.
 
-        By ``run`` (closed: back to back, without a pause; open: at the requested rate; highest: at the highest rate for
-        the bound): ``requests_per_s``, ``joules`` (of the GPUs that torch uses) and ``price`` (of the machine's time,
-        also while it waits) of 1,000 requests, each ``NA`` if it is not known, and ``why``, the reason why the energy
-        is not known.
+        The column ``run`` names the way to serve them (closed: back to back, without a pause; open: at the requested
+        rate; highest: at the highest rate for the bound). The other columns are ``requests_per_s``, and for 1,000
+        requests, ``joules`` (used by the GPUs that torch uses) and ``price`` (of the machine's time, including the time
+        when it waits). Each of them is ``NA`` if it is unknown. The column ``why`` contains the reason why the energy
+        is unknown.
         """
         rates: dict[str, float | None] = {"closed": self._load.closed_per_s}
         if self.open_run is not None:
@@ -312,21 +316,21 @@ class Latency(Documented):
         return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:4], "Float64")).set_index("run")
 
     def goodput_per_s(self, **bounds_ms: float) -> float:
-        """Return requests per second within all bounds, in the run at a rate.
+        """Return how many requests per second met all bounds in the run at a rate.
 
         Parameters
         ----------
         **bounds_ms : float
-            Bounds by column of `tokens`: ``ttft_ms=200, tpot_ms=50``.
+            The bound for each column of `tokens`: ``ttft_ms=200, tpot_ms=50``.
 
         Raises
         ------
         ValueError
-            Without a run at a rate, or for a bound on something else.
+            If there was no run at a rate, or if a bound does not apply to one of these columns.
         """
         run = self.open_run
         if run is None:
-            raise ValueError("Goodput is that of a run at a rate: pass rate_per_s= or arrivals=.")
+            raise ValueError("Goodput is only measured in a run at a given rate: pass rate_per_s= or arrivals=.")
         allowed = ("ttft_ms", "tpot_ms", "latency_ms", "prefill_ms", "decode_ms")
         if not bounds_ms or any(name not in allowed for name in bounds_ms):
             raise ValueError(f"Bounds are on {', '.join(allowed)}, not {', '.join(bounds_ms) or 'nothing'}.")
@@ -355,33 +359,33 @@ def latency(
 ) -> Latency:
     """Measure how long requests take, and compute how long they would take under load.
 
-    Requests are served back to back for their service times. Latency at any rate of arrivals follows from those,
-    because a request also waits for those before it. If a rate is given, latency is also measured, with arrivals fixed
-    in advance.
+    Requests are first served back to back to measure their service times. The latency at any arrival rate can be
+    computed from these times, because each request also waits for the requests before it. If you specify a rate, perfnb
+    also measures the latency at this rate, with arrival times that are fixed in advance.
 
     Parameters
     ----------
     fn : callable
-        Serves one request: a model (which then runs in inference mode), a pipeline, any function.
+        Serves one request. It can be a model (which then runs in inference mode), a pipeline, or any other function.
     requests : iterable
-        The requests that it is called with. They are drawn at random, so that sizes occur as often as they do here.
+        The requests to serve. They are drawn at random, so that each size occurs as often as in this collection.
     rate_per_s : float, optional
         Serve requests that arrive independently of each other (Poisson) at this rate.
     bound_ms : float, optional
-        Find the highest rate at which `quantile` of latency is within this bound, and confirm it by a run.
+        Find the highest rate at which the latency's `quantile` is within this bound, and confirm it with a run.
     quantile : float
         The quantile for `bound_ms`.
     concurrency : int
         Requests served at the same time, in threads.
     arrivals : sequence of float, optional
-        Seconds at which requests arrive, ascending, such as recorded or bursty ones; instead of `rate_per_s`. They may
-        last as long as `budget_s`.
+        Arrival times in seconds, in ascending order, to be used instead of `rate_per_s`. For example, they can be
+        recorded or bursty. The last arrival must be within `budget_s`.
     batch : callable, optional
         Makes one input of `fn` from a list of requests, as a loader's ``collate_fn`` does; ``list`` if `fn` takes a
         list. Batches of 1, 2, 4 and more are measured too, for `Latency.batching`.
     tokens : bool, optional
-        Record when each token of an answer comes. `fn` yields tokens, or takes ``streamer=`` and passes it to Hugging
-        Face's ``generate``.
+        Record when each token of an answer arrives. `fn` must yield tokens, or accept ``streamer=`` and pass it to
+        Hugging Face's ``generate``.
     price_per_hour : float, optional
         Price of the machine, in any currency, for `Latency.costs`.
     budget_s : float
@@ -394,8 +398,8 @@ def latency(
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit, and for results that are returned before they are computed: a coroutine, a
-        future, a generator.
+        If an argument is invalid, or if `fn` returns a result that has not been computed yet, such as a coroutine, a
+        future or a generator.
     Exception
         Whatever `fn` raises, with a note that names the request.
     """
@@ -407,7 +411,7 @@ def latency(
 
     __tracebackhide__ = True
     if not callable(fn):
-        raise TypeError(f"latency needs something to call with each request, not {shown(fn)}.")
+        raise TypeError(f"latency needs a function or model that serves one request, not {shown(fn)}.")
     require_seconds("budget_s", budget_s)
     require_count("concurrency", concurrency, 1)
     if bound_ms is not None:
@@ -419,7 +423,7 @@ def latency(
     if rate is not None and schedule is not None:
         raise TypeError("Pass rate_per_s or arrivals, not both: each sets when requests arrive.")
     if batch is not None and not callable(batch):
-        raise TypeError(f"batch must make one input from a list of requests, not {shown(batch)}.")
+        raise TypeError(f"batch must be a function that makes one input from a list of requests, not {shown(batch)}.")
     if tokens is not None:
         require_flag("tokens", tokens)
     if price_per_hour is not None:
@@ -493,7 +497,7 @@ def latency(
 def _schedule(arrivals: Sequence[float], budget_s: float) -> list[float]:
     times = np.asarray(arrivals, dtype=float)
     if times.ndim != 1 or not len(times) or not np.isfinite(times).all() or (np.diff(times) < 0).any():
-        raise ValueError("arrivals must be seconds, ascending, at least one.")
+        raise ValueError("arrivals must contain at least one time in seconds, in ascending order.")
     if times[-1] <= times[0]:
         raise ValueError("arrivals must not all be at the same instant.")
     lasts_s = float(times[-1] - times[0])

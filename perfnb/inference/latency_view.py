@@ -1,4 +1,4 @@
-"""Show latency alone and under load as a document."""
+"""Show latency, alone and under load, as a document."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ _RUNS = {"closed": "back to back", "open": "at the rate asked for", "highest": "
 
 
 def latency_document(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> Document:
-    """Return the document: the highest rate within the bound, whether the requested rate saturates, and the load curve.
+    """Return the latency document.
+
+    It shows the highest rate within the bound, whether the requested rate saturates the service, and the load curve.
 
     Parameters
     ----------
@@ -123,7 +125,7 @@ def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: Highest
 def _busy(noise: Mapping[str, Any]) -> str:
     """Return a note if other programs kept all CPUs busy when the measurement began.
 
-    The result is empty if the conditions do not show it.
+    The result is empty if the recorded conditions do not show this.
     """
     load, cpus = noise.get("load_before"), noise.get("cpus")
     if load is None or not cpus or load <= cpus:
@@ -147,7 +149,7 @@ def _tail_words(times_ms: Floats) -> str:
 
 
 def _waiting(run: OpenRun) -> str:
-    """Return the loss from saturation, or how much of the latency is waiting."""
+    """Return how many requests saturation lost, or how much of the latency is waiting."""
     if run.saturated:
         lost = f"{fmt.counted(run.lost, 'request')} that were due could not be served in the run."
         return lost if run.lost else ""
@@ -234,13 +236,13 @@ def _strip(run: OpenRun | None, load: LoadModel, bound: float | None) -> Strip:
 
 
 def _evenly(times_ms: Floats) -> list[float]:
-    """Return no more rows than can be drawn, evenly from the fastest to the slowest."""
+    """Return no more rows than can be drawn, spaced evenly from the fastest request to the slowest."""
     places = np.linspace(0, len(times_ms) - 1, min(_DOTS, len(times_ms))).round().astype(int)
     return [float(ms) for ms in np.sort(times_ms)[places]]
 
 
 def _quantiles(found: Latency, measured: Measured, load: LoadModel) -> Table:
-    """Return the measurements of requests alone and at the rate, and the figures computed for that rate."""
+    """Return the latency measured alone and at the requested rate, and the latency computed for that rate."""
     alone = _measured_cells(load.service_ms)
     rows: list[tuple[Cell, ...]] = [("back to back, measured", *alone, None, len(load.service_ms))]
     run = found.open_run
@@ -261,7 +263,7 @@ def _measured_cells(times_ms: Floats) -> list[Cell]:
 
 
 def _cell(ms: Any, interval: tuple[Any, Any] | None) -> Cell:
-    """Return a time with its interval, which may have no end."""
+    """Return a time with its interval, whose upper end may be infinite."""
     if fmt.known(ms) is not None and interval is not None and fmt.known_bounds(interval) is None:
         return bounded_words(ms, interval)
     return Value(fmt.known(ms), "ms", fmt.known_bounds(interval))
@@ -290,7 +292,10 @@ def _loads(curve: pd.DataFrame) -> Table:
 
 
 def _token_by_token(found: Latency) -> Iterator[Section]:
-    """Yield the request of median latency, from the run at a rate or else from those served back to back."""
+    """Yield the tokens of the request with the median latency.
+
+    The request is taken from the run at a rate if there is one, and otherwise from the requests served back to back.
+    """
     requests, tokens = found.tokens, found.token_times
     opened = requests[(requests["run"] == "open") & (not found.saturated)]
     usable = opened if len(opened) else requests[~requests["first"].astype(bool)]
@@ -311,12 +316,12 @@ def _token_by_token(found: Latency) -> Iterator[Section]:
 
 
 def _batched_at(found: Latency, measured: Measured) -> float:
-    """Return the rate for comparing batchers: the requested one, or that of 80 % utilization."""
+    """Return the rate at which to compare batchers: the requested rate, or the rate at 80 % utilization."""
     return measured.asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
 
 
 def _batchers(found: Latency, measured: Measured, asked: HighestRate | None) -> str:
-    """Return which batcher to use, for the bound or else at the rate."""
+    """Return which batcher to use for the bound, or if there is no bound, at the rate."""
     if not measured.batches_ms:
         return ""
     if asked is not None and asked.quantile in (0.5, 0.95, 0.99):
@@ -353,7 +358,7 @@ def _sizes(sizes: pd.DataFrame) -> Table:
 
 
 def _settings(batching: Batching, rate: float) -> Table:
-    """Return the p99 of a batcher by its largest batch (columns) and its delay (rows)."""
+    """Return the p99 latency for each combination of largest batch (columns) and delay (rows)."""
     table = batching.grid(rate).pivot(index="delay_ms", columns="most", values="p99_ms")
     rows = [
         (float(str(delay)), *("overrun" if math.isinf(ms) else fmt.known(ms) for ms in row))
@@ -403,8 +408,8 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
         yield "There was no time to measure batches: raise budget_s."
     if (short := measured.short_batch) is not None:
         yield (
-            f"Nothing in the input that batch= makes of {short} requests has the length {short}: if it leaves requests "
-            "out, the figures of batches are wrong."
+            f"Nothing in the input that batch= makes from {short} requests has the length {short}: if it leaves "
+            "requests out, the figures for batches are wrong."
         )
     if measured.tokens is not None and measured.tokens.empty:
         yield "No tokens came."
@@ -417,7 +422,7 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
 
 
 def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[str]:
-    """Yield whether the clock was late, and whether requests took much longer than alone, also after pauses."""
+    """Yield notes if the clock was late, or if requests took much longer than alone, even after pauses."""
     if run.late > 0.01 and not run.saturated:
         share = fmt.share(run.late) + " of a service time"
         much = share if run.late < 1 else fmt.significant(run.late) + " service times"

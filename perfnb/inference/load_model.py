@@ -31,19 +31,19 @@ _SIGNIFICANT = 0.05
 
 @dataclass(frozen=True, repr=False)
 class LoadedLatency:
-    """Latency at a rate of arrivals, computed from service times.
+    """The latency at a given arrival rate, computed from service times.
 
     Attributes
     ----------
     rate_per_s, utilization : float
-        Requests per second, and the share of the time when servers are busy.
+        Requests per second, and the share of time during which the servers are busy.
     p50_ms, p90_ms, p95_ms, p99_ms : float or None
-        Quantiles of latency; ``None`` if the service times are too few. Infinite if requests come faster than they can
-        be served.
+        Latency quantiles. They are ``None`` if there are too few service times, and infinite if requests arrive faster
+        than they can be served.
     wait_ms, service_ms : float
-        Means of waiting for a server and of being served.
+        The mean time spent waiting for a server, and the mean service time.
     intervals : dict of str to tuple of float
-        The 95 % interval of each of these, by name.
+        The 95 % interval of each of these values, by name.
     """
 
     rate_per_s: float
@@ -71,7 +71,7 @@ def load_words(load: LoadedLatency) -> str:
 
 
 def bounded_words(ms: Any, bounds: tuple[Any, Any] | None) -> str:
-    """Return a time with its interval, either of which may have no end."""
+    """Return a time with its interval. Either of them may be infinite."""
     if not pd.isna(ms) and math.isinf(ms):
         return "without end"
     if bounds is not None and not pd.isna(bounds[1]) and math.isinf(bounds[1]):
@@ -81,21 +81,21 @@ def bounded_words(ms: Any, bounds: tuple[Any, Any] | None) -> str:
 
 @dataclass(frozen=True, repr=False)
 class HighestRate:
-    """The highest rate at which a quantile of latency is within a bound.
+    """The highest rate at which a latency quantile is within a bound.
 
     Attributes
     ----------
     rate_per_s : float or None
-        Requests per second; 0 where not even a request alone is served in time, and ``None`` if it is not known,
-        because latency exceeded the bound in a run at each rate that was tried.
+        Requests per second. It is 0 if even a request served alone exceeds the bound, and ``None`` if the rate is
+        unknown because latency exceeded the bound in the runs at every rate that was tried.
     low, high : float
         Its 95 % interval.
     bound_ms, quantile : float
         The bound, and the share of requests within it.
     confirmed_ms : float or None
-        That quantile in a real run at `rate_per_s`; ``None`` without a run, or with too few requests.
+        The quantile measured in a run at `rate_per_s`, or ``None`` if there was no run or too few requests.
     confirmed_interval_ms : tuple of float or None
-        Its 95 % interval; ``None`` if there were too few requests for one.
+        The 95 % interval of `confirmed_ms`, or ``None`` if there were too few requests.
     confirmed_requests, confirmed_within : int or None
         How many requests were due in that run, and how many were served within the bound.
     refuted_per_s : tuple of float
@@ -119,7 +119,7 @@ class HighestRate:
 
 
 def highest_sentence(highest: HighestRate) -> str:
-    """Return the rate, and whether a run confirmed it."""
+    """Return a sentence that gives the rate and whether a run confirmed it."""
     within = f"p{100 * highest.quantile:g} within {fmt.duration(highest.bound_ms)}"
     if highest.rate_per_s is None:
         return f"The highest rate with {within} is not known"
@@ -133,7 +133,7 @@ def highest_sentence(highest: HighestRate) -> str:
 
 
 def highest_evidence(highest: HighestRate) -> str:
-    """Return the results of runs at the rate and at higher ones; empty without a run."""
+    """Return the results of runs at this rate and at higher rates, or an empty text if there were no runs."""
     word, said = f"p{100 * highest.quantile:g}", ""
     if highest.confirmed_ms is not None:
         measured = fmt.interval(highest.confirmed_ms, highest.confirmed_interval_ms)
@@ -151,7 +151,7 @@ def highest_evidence(highest: HighestRate) -> str:
 
 
 def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
-    """Return a rate, with the result of a run at it."""
+    """Return a rate together with the result of a run at that rate."""
     times = run.samples["latency_ms"].to_numpy(dtype=float)
     return replace(
         highest,
@@ -163,9 +163,9 @@ def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
 
 
 def exceeds(run: OpenRun, bound_ms: float, share: float) -> bool:
-    """Return whether latency in a run exceeded a bound.
+    """Return whether the latency in a run exceeded a bound.
 
-    With too few requests for the quantile, return whether chance is ruled out.
+    If there are too few requests to determine the quantile, return whether chance can be ruled out.
     """
     from scipy.special import bdtrc
 
@@ -185,15 +185,16 @@ class LoadModel:
     Attributes
     ----------
     service_ms : array
-        How long requests took back to back, in order and without warm-up.
+        How long requests took when served back to back, in order and without warm-up.
     servers : int
         Requests served at the same time.
     between_ms : float
-        How long a server is busy between two requests: with perfnb's own work, and waiting for Python's lock.
+        How long a server is busy between two requests, with perfnb's own work and with waiting for Python's lock.
     extra_ms : mapping of float to array
-        How much longer than back to back requests of their size took after each pause, by its milliseconds.
+        For each pause in milliseconds, how much longer requests took after it than requests of the same size served
+        back to back.
     runs : int
-        Simulated runs behind each interval.
+        The number of simulated runs on which each interval is based.
     """
 
     service_ms: Floats
@@ -204,17 +205,17 @@ class LoadModel:
 
     @property
     def capacity_per_s(self) -> float:
-        """Requests per second that the servers serve if each is busy all the time."""
+        """How many requests per second the servers can serve if they are always busy."""
         return self.servers * 1e3 / float(self.service_ms.mean())
 
     @property
     def closed_per_s(self) -> float:
-        """Requests per second served back to back."""
+        """Requests per second when they are served back to back."""
         return self.servers * 1e3 / (float(self.service_ms.mean()) + self.between_ms)
 
     @cached_property
     def pauses(self) -> pd.DataFrame:
-        """The extra time after each pause, as `Latency.pauses` describes it."""
+        """The extra time after each pause, as described in `Latency.pauses`."""
         rows = [
             (pause, len(extra), float(np.median(extra)), *(quantile_interval(extra, 0.5) or (None, None)))
             for pause, extra in self.extra_ms.items()
@@ -230,7 +231,7 @@ class LoadModel:
         return simulate(self.service_ms, self.servers, extra_ms=extra, between_ms=self.between_ms, runs=self.runs)
 
     def at(self, rate_per_s: float) -> LoadedLatency:
-        """Return latency at a rate of independent (Poisson) arrivals."""
+        """Return the latency at a given rate of independent (Poisson) arrivals."""
         runs = self._loads.at(rate_per_s, list(QUANTILES.values()))
         names = [*QUANTILES, "wait_ms", "service_ms"]
         estimates = {name: self._loads.summed_up(runs[:, place]) for place, name in enumerate(names)}
@@ -248,7 +249,7 @@ class LoadModel:
 
     @cached_property
     def curve(self) -> pd.DataFrame:
-        """A row per rate, as `Latency.curve` describes it."""
+        """One row per rate, as described in `Latency.curve`."""
         rows = []
         for utilization in UTILIZATIONS:
             load = self.at(utilization * self.closed_per_s)
@@ -261,12 +262,12 @@ class LoadModel:
         return pd.DataFrame(rows).astype("Float64")
 
     def highest_rate(self, bound_ms: float, share: float) -> HighestRate:
-        """Return the highest rate at which a quantile of latency is within a bound, not confirmed by a run."""
+        """Return the highest rate at which a latency quantile is within a bound. No run confirms it."""
         return HighestRate(*self._loads.highest_rate(bound_ms, share), bound_ms, share)
 
 
 def load_model_of(measured: Measured) -> LoadModel:
-    """Return the load model of some measurements."""
+    """Return the load model for a set of measurements."""
     steady, servers, paused = measured.steady, measured.concurrency, measured.paused
     between_ms = 0.0
     if len(steady) >= _FEWEST_EACH * servers:

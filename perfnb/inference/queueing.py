@@ -1,13 +1,13 @@
-"""Compute queues from measured service times: waits, load curves, the highest rate for a bound.
+"""Compute queues from measured service times: waiting times, load curves, and the highest rate for a bound.
 
-All functions here are pure. The latency at any rate follows from the service times: each request waits until a server
-is free. A request that finds its server idle takes longer than one that follows another at once, because its data has
-left the caches and the processor has slept. This extra time is measured, too, for several pauses. So two short runs
-give the whole load curve.
+All functions here are pure. The latency at any rate can be computed from the service times, because each request waits
+until a server is free. A request that finds its server idle takes longer than one that follows another at once, because
+its data has left the caches and the processor has slept. This extra time is also measured, for several pauses. Two
+short runs are therefore enough to compute the whole load curve.
 
-Near saturation a queue takes thousands of requests to forget that it started empty, and as many between two requests
-that are independent of each other. Simulations are therefore many short windows, each of which starts with the backlog
-of a queue in its steady state.
+Near saturation, thousands of requests pass before a queue no longer depends on having started empty, and two requests
+are only independent of each other if thousands of other requests lie between them. The simulations are therefore many
+short windows, each of which starts with the backlog of a queue in its steady state.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ _GRID = (0.02, *np.linspace(0.1, 0.9, 17), 0.925, 0.95, 0.97, 0.985)
 
 
 def poisson_arrivals(count: int, rate_per_s: float, rng: np.random.Generator) -> Floats:
-    """Return the arrival times in milliseconds of requests that come independently of each other.
+    """Return the arrival times, in milliseconds, of requests that arrive independently of each other.
 
-    Given their number, Poisson arrivals are spread evenly at random. Gaps drawn one by one would bring the few requests
-    of a short run at a quite different rate than the one it is reported for.
+    If their number is fixed, Poisson arrivals are distributed uniformly at random. Drawing the gaps one by one could
+    give a short run of few requests a rate that is far from the reported rate.
     """
     return np.sort(rng.uniform(0, 1e3 * count / rate_per_s, count))
 
 
 @dataclass(frozen=True)
 class Pauses:
-    """The extra time of a request whose server was idle before it, interpolated between these pauses.
+    """The extra time of a request whose server was idle before it, interpolated between measured pauses.
 
     Attributes
     ----------
     pause_ms, extra_ms : array
-        Pauses, ascending from 0, and what each adds; longer ones than the last add no more than that.
+        The pauses, ascending from 0, and the extra time after each of them. Pauses longer than the last have the same
+        extra time as the last.
     scale : array
-        The factor on that in each run.
+        The factor by which the extra time is multiplied in each run.
     """
 
     pause_ms: Floats
@@ -62,7 +63,10 @@ class Pauses:
     scale: Floats
 
     def after(self, idle_ms: Floats) -> Floats:
-        """Return the extra time of a request per run, by how long its server was idle; none where it was busy."""
+        """Return a request's extra time in each run, which depends on how long its server was idle.
+
+        The extra time is zero if the server was busy.
+        """
         runs = self.scale[: len(idle_ms)]
         return runs.reshape(-1, *[1] * (idle_ms.ndim - 1)) * np.interp(idle_ms, self.pause_ms, self.extra_ms)
 
@@ -76,19 +80,20 @@ def served_in_turn(
     between_ms: float = 0.0,
     free_ms: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return how long each request waits for a server, and the service times with the extra time after pauses.
+    """Return how long each request waits for a server, and the service times including the extra time after pauses.
 
     Each request goes to the server that is free first (Kiefer and Wolfowitz, 1955), in order of arrival. A request that
-    finds it idle takes longer (Welch, 1964), depending on the pause.
+    finds the server idle takes longer (Welch, 1964); how much longer depends on the pause.
 
     Parameters
     ----------
     arrivals_ms, service_ms : array
-        One request after the other along the first axis; other axes are independent queues. Arrivals ascend.
+        The requests are in order along the first axis, and the other axes are independent queues. The arrivals must be
+        ascending.
     between_ms : float
         How long a server is busy after each request before it can start the next.
     free_ms : array, optional
-        When each queue's servers are first free, in order: one server after the other along the first axis.
+        The times when each queue's servers are first free, in ascending order along the first axis.
     """
     service = service_ms.copy() if pauses is not None else service_ms
     free = [*(np.zeros((servers, *arrivals_ms.shape[1:])) if free_ms is None else free_ms)]
@@ -107,15 +112,16 @@ def served_in_turn(
 
 @dataclass(frozen=True)
 class Loads:
-    """Simulated runs of a service under load, from which curves and rates are read.
+    """Simulated runs of a service under load, from which load curves and rates are derived.
 
-    Each run has its own service times, resampled from the measured ones, so that the runs differ as another measurement
-    would. Random numbers are the same at every rate: in each run, a higher rate never means a shorter wait.
+    Each run has its own service times, resampled from the measured times, so that the runs differ as much as repeated
+    measurements would. The random numbers are the same at every rate, so within a run, a higher rate never leads to a
+    shorter wait.
 
-    A window starts with the work that an arriving request finds in a queue in its steady state. With one server that is
-    the sum of a geometric number of remainders of service times, each of which is the rest of a request at a random
-    instant while it is served (Pollaczek and Khinchine). Several servers are treated as one that is as many times as
-    fast; the others are free a remainder later than the first.
+    A window starts with the work that an arriving request finds in a queue in its steady state. With one server, this
+    work is the sum of a geometrically distributed number of residual service times. Each of these is the remaining time
+    of a request at a random instant during its service (Pollaczek and Khinchine). Several servers are treated as one
+    server that is correspondingly faster. The other servers become free one residual time after the first.
     """
 
     servers: int
@@ -138,14 +144,17 @@ class Loads:
     pauses: Pauses | None = None
 
     def at(self, rate_per_s: float, quantiles: Sequence[float], runs: int | None = None) -> Floats:
-        """Return quantiles of latency, mean wait and mean service of each run; infinite if the rate is too high for it.
+        """Return each run's latency quantiles, mean wait and mean service time.
 
-        The runs with the measured service times count as one: each has the figures of all of them together.
+        All of them are infinite if the rate is too high for the run.
+
+        The runs with the measured service times are treated as one run, so each of them contains the figures of all of
+        them together.
 
         Parameters
         ----------
         runs : int, optional
-            How many runs; all by default.
+            The number of runs. The default is all runs.
 
         Returns
         -------
@@ -169,10 +178,10 @@ class Loads:
         return table
 
     def _free_ms(self, rate_per_s: float, first_ms: Floats) -> Floats:
-        """Return when each server is free, if the first request comes at `first_ms`.
+        """Return when each server becomes free, if the first request arrives at `first_ms`.
 
-        The shape is ``(servers, runs, windows)``. Servers without a backlog have been idle since 0: for as long as from
-        one arrival to the next.
+        The shape is ``(servers, runs, windows)``. Servers without a backlog have been idle since time 0, for as long as
+        the time between two arrivals.
         """
         runs, windows = first_ms.shape
         busy = np.clip(rate_per_s * (self.means_ms[:runs] + self.between_ms) / 1e3 / self.servers, 1e-9, 0.999)[:, None]
@@ -187,9 +196,9 @@ class Loads:
         return free
 
     def summed_up(self, values: Floats, estimate: float | None = None) -> tuple[float, float, float]:
-        """Return estimate and 95 % interval from a value per run (bias-corrected percentiles: Efron, 1981).
+        """Return the estimate and its 95 % interval from one value per run (bias-corrected percentiles: Efron, 1981).
 
-        The estimate is that of the runs with the measured service times, if none is given.
+        The default estimate is the value from the runs with the measured service times.
         """
         from scipy.special import ndtr, ndtri
 
@@ -203,9 +212,9 @@ class Loads:
         return estimate, float(min(estimate, others[low])), float(max(estimate, others[high]))
 
     def highest_rate(self, bound_ms: float, quantile: float) -> tuple[float, float, float]:
-        """Return the highest rate per second at which a quantile of latency is within a bound, with its 95 % interval.
+        """Return the highest rate per second at which a latency quantile is within a bound, with its 95 % interval.
 
-        It is 0 if not even a request alone is served in time.
+        The rate is 0 if even a request served alone exceeds the bound.
         """
         rates = np.array([self.rate(utilization) for utilization in _GRID])
         latency = np.array([self.at(rate, [quantile])[:, 0] for rate in rates]).T
@@ -221,7 +230,7 @@ class Loads:
         return self.summed_up(crossings, float(estimate))
 
     def rate(self, utilization: float) -> float:
-        """Return requests per second that keep the servers busy for a share of their time."""
+        """Return the requests per second that keep the servers busy for a given share of the time."""
         return float(utilization * self.servers * 1e3 / (self.means_ms[0] + self.between_ms))
 
 
@@ -236,13 +245,13 @@ def simulate(
 ) -> Loads:
     """Simulate runs of a service whose times were measured, in the order of measurement.
 
-    Consecutive service times that depend on each other (`effective_size`) are resampled in blocks, of the cube root of
-    their number (Künsch, 1989), and follow each other in the runs in measured order.
+    If consecutive service times depend on each other (`effective_size`), they are resampled in blocks whose length is
+    the cube root of their number (Künsch, 1989). Within a block, the measured order is preserved.
 
     Parameters
     ----------
     extra_ms : mapping of float to array, optional
-        How much longer requests took after a pause, by its milliseconds.
+        For each pause in milliseconds, how much longer requests took after it.
     between_ms : float
         How long a server is busy between two requests.
     """
@@ -269,7 +278,7 @@ def simulate(
 
 
 def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats:
-    """Return the rest of the request being served, at `count` instants spread evenly over the time of each run."""
+    """Return the remaining service time of the current request, at `count` instants spread evenly over each run."""
     held = busy_ms.shape[1]
     ends = np.cumsum(busy_ms, axis=1)
     instants = (np.arange(count) + 0.5) / count * ends[:, -1:]
@@ -278,7 +287,7 @@ def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats
 
 
 def _clustering(measured: Floats, block: int) -> float:
-    """Return the factor by which backlogs grow because long service times come together.
+    """Return the factor by which backlogs grow because long service times cluster.
 
     See Kingman (1962) on heavy traffic.
     """
@@ -291,7 +300,9 @@ def _clustering(measured: Floats, block: int) -> float:
 
 
 def _pauses(extra_ms: Mapping[float, Samples], runs: int, own: int, rng: np.random.Generator) -> Pauses:
-    """Return the median extra time of each pause, never below 0; in the other runs, scaled as in resampled ones."""
+    """Return each pause's median extra time, never below 0. In the other runs, it is scaled as in the resampled
+    runs.
+    """
     known = {pause: np.asarray(extra_ms[pause], dtype=float) for pause in sorted(extra_ms)}
     medians = np.maximum([np.median(each) for each in known.values()], 0.0)
     again = sum(np.maximum(np.median(rng.choice(each, (runs, len(each))), axis=1), 0.0) for each in known.values())
@@ -301,7 +312,7 @@ def _pauses(extra_ms: Mapping[float, Samples], runs: int, own: int, rng: np.rand
 
 
 def _places(rng: np.random.Generator, shape: tuple[int, int], count: int, block: int) -> np.ndarray[Any, Any]:
-    """Return places among `count` values, drawn in blocks that wrap around."""
+    """Return indices below `count`, drawn in blocks that wrap around."""
     runs, wanted = shape
     starts = rng.integers(0, count, (runs, math.ceil(wanted / block)))
     return ((starts[:, :, None] + np.arange(block)) % count).reshape(runs, -1)[:, :wanted]
@@ -310,7 +321,7 @@ def _places(rng: np.random.Generator, shape: tuple[int, int], count: int, block:
 def _crossing(rates: Floats, latency: Floats, bound_ms: float) -> float:
     """Return the rate above which latency exceeds a bound.
 
-    After pauses, latency can be higher at the lowest rates, too.
+    Because of the extra time after pauses, latency can also be higher at the lowest rates.
     """
     within = np.flatnonzero(latency <= bound_ms)
     if not len(within):

@@ -1,6 +1,6 @@
-"""Serve requests for real, and note when each came, started and ended.
+"""Serve real requests, and record when each of them arrived, started and ended.
 
-They are served back to back, after pauses, at arrival times fixed in advance, or in batches.
+They are served back to back, after pauses, at arrival times that are fixed in advance, or in batches.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ SEED = 20
 
 
 class Served(msgspec.Struct, frozen=True, gc=False):
-    """One served request; instants in nanoseconds of `time.perf_counter_ns`.
+    """A request that was served. Its instants are nanoseconds of `time.perf_counter_ns`.
 
-    Hidden from Python's garbage collector: thousands of tracked records would trigger a full collection in the middle
-    of a request, which takes a quarter of a second in a notebook that has imported a few libraries.
+    These records are hidden from Python's garbage collector. Thousands of tracked records would trigger a full
+    collection in the middle of a request, and in a notebook that has imported a few libraries, a collection takes a
+    quarter of a second.
     """
 
     request: int  # its place among the requests
@@ -59,14 +60,15 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def service_ms(self) -> float:
-        """The time from its start to its end."""
+        """The time from the request's start to its end."""
         return (self.end_ns - self.start_ns) / 1e6
 
 
 def first_calls(served: Sequence[Served]) -> list[bool]:
     """Return which requests are warm-up: the first calls of each size.
 
-    If that would leave none, because requests are slow or no two have the same size, only the first calls of all are.
+    If no other requests would remain, because requests are slow or all sizes differ, only the very first calls count as
+    warm-up.
     """
     calls: Counter[str] = Counter()
     first = []
@@ -77,7 +79,7 @@ def first_calls(served: Sequence[Served]) -> list[bool]:
 
 
 class RequestRunner:
-    """Serves a user's requests in runs that differ in when requests come.
+    """Serves a user's requests in runs that differ in when the requests arrive.
 
     Parameters
     ----------
@@ -102,9 +104,10 @@ class RequestRunner:
         return queue.serve(self._serve, self._servers, lambda done: self._progress("back to back", done))
 
     def after_pauses(self, usual_s: float, seconds: float) -> tuple[list[Served], list[float]]:
-        """Serve requests one by one after pauses, as many as fit, and return the milliseconds of each pause, too.
+        """Serve requests one by one after pauses, and also return each pause in milliseconds.
 
-        There are none if the time is short. `usual_s` is how long a request takes.
+        As many requests are served as the time allows, so the result is empty if the time is short. `usual_s` is how
+        long a request usually takes.
         """
         __tracebackhide__ = True
         for kinds in range(len(_PAUSES), 0, -1):
@@ -120,7 +123,10 @@ class RequestRunner:
         return served, pauses[: len(served)]
 
     def on_schedule(self, arrivals_ms: Sequence[float]) -> list[Served]:
-        """Serve requests that come at these times. Those that could not be served while the run lasted are missing."""
+        """Serve requests that arrive at the given times.
+
+        Requests that could not be served during the run are missing from the result.
+        """
         __tracebackhide__ = True
         count, seconds = len(arrivals_ms), _PATIENCE * arrivals_ms[-1] / 1e3 + 1.0
         queue = RequestQueue(self._requests, self._requests.draws(SEED + 1), count, seconds, arrivals_ms=arrivals_ms)
@@ -129,9 +135,10 @@ class RequestRunner:
     def in_batches(
         self, fn: Callable[[Any], Any], batch: Callable[[list[Any]], Any], seconds: float
     ) -> tuple[dict[int, list[float]], int | None]:
-        """Return service times of batches of 2, 4 and so on, as long as there is time to measure them often enough.
+        """Return the service times of batches of 2, 4 and more requests.
 
-        Also return the first size where the input made by `batch` does not seem to hold all requests.
+        The sizes grow for as long as there is time to measure them often enough. Also return the first size where the
+        input made by `batch` does not seem to contain all requests.
         """
         __tracebackhide__ = True
         times: dict[int, list[float]] = {}
@@ -159,12 +166,12 @@ class RequestRunner:
 
 @dataclass
 class RequestQueue:
-    """Requests in order of arrival, taken by whichever server is free.
+    """Requests in order of arrival. Any free server takes the next request.
 
-    Without `arrivals_ms` each server takes its next request when the last one is done. With them, the free server takes
-    the next request when that is due, or at once if it is due already: the schedule never waits for the servers, so
-    latency counted from it holds all waiting (no coordinated omission). With `pauses_ms` a server is idle for that long
-    before each request.
+    Without `arrivals_ms`, each server takes its next request when it has finished the previous one. With `arrivals_ms`,
+    a free server takes the next request when it is due, or immediately if it is already due. The schedule never waits
+    for the servers, so latency measured from the schedule includes all waiting (no coordinated omission). With
+    `pauses_ms`, a server is idle for that long before each request.
     """
 
     requests: Requests
@@ -188,13 +195,13 @@ class RequestQueue:
     def serve(
         self, fn: Callable[[Any], Any], servers: int = 1, done: Callable[[int], None] | None = None
     ) -> list[Served]:
-        """Serve the requests; `done` is called with the number served.
+        """Serve the requests, calling `done` with the number of requests served so far.
 
         Raises
         ------
         Exception
-            Whatever `fn` raises, from whichever server, after the others have finished their request; with a note that
-            names the request.
+            Any exception that `fn` raises in any server, with a note that names the request. It is raised after the
+            other servers have finished their current request.
         """
         __tracebackhide__ = True
         with InterruptGate() as gate:
@@ -268,7 +275,7 @@ class RequestQueue:
             return next(self.draws), arrival
 
     def _sleep_until(self, instant_ns: int) -> bool:
-        """Wait for an instant; ``False`` if another server failed meanwhile."""
+        """Sleep until an instant. Return ``False`` if another server failed in the meantime."""
         while (left_s := (instant_ns - time.perf_counter_ns()) / 1e9) > 0:
             if self._stopped:
                 return False

@@ -1,4 +1,4 @@
-"""Make tables of runs of requests: a row per request, per token and per answer, and the key-value cache.
+"""Convert runs into tables with one row per request, token or answer, and describe the key-value cache.
 
 All functions here are pure.
 """
@@ -27,7 +27,7 @@ TOKEN_COLUMNS = ("run", "served", "token", "after_arrival_ms", "after_start_ms",
 
 
 def samples_of(served: Sequence[Served], first: Sequence[bool] | bool = False) -> pd.DataFrame:
-    """Return a row per request of a run, as `Latency.samples` describes them; `first` marks warm-up."""
+    """Return one row per request in a run, as described in `Latency.samples`. `first` marks warm-up calls."""
     names = ["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"]
     table = pd.DataFrame(list(map(attrgetter(*names), served)), columns=names)
     began = int(table["arrival_ns"].min()) if len(table) else 0
@@ -47,7 +47,7 @@ def samples_of(served: Sequence[Served], first: Sequence[bool] | bool = False) -
 
 
 def tokens_of(run: str, served: Sequence[Served]) -> pd.DataFrame:
-    """Return a row per token of a run."""
+    """Return one row per token in a run."""
     rows = [
         (run, number, place, (at - one.arrival_ns) / 1e6, (at - one.start_ns) / 1e6, one.prompt_tokens)
         for number, one in enumerate(served)
@@ -58,18 +58,18 @@ def tokens_of(run: str, served: Sequence[Served]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """Requests served at arrival times that were fixed in advance.
+    """Requests that were served at arrival times fixed in advance.
 
     Attributes
     ----------
     rate_per_s : float
-        Arrivals per second: the requested rate, or that of the recorded schedule.
+        Arrivals per second: the requested rate, or the recorded schedule's rate.
     samples : DataFrame
         As `Latency.samples`, without ``run``.
     lost : int
-        Requests that were due, and not served while the run lasted.
+        The number of requests that were due but were not served during the run.
     late : float
-        How late the clock started 1 of 100 requests, as a share of the median service time.
+        How late the clock started the latest 1 in 100 requests, as a share of the median service time.
     tokens : DataFrame
         A row per token, if tokens were requested: ``run``, ``served`` (place among the samples), ``token``,
         ``after_arrival_ms`` and ``after_start_ms``.
@@ -86,7 +86,10 @@ class OpenRun:
 
     @property
     def saturated(self) -> bool:
-        """Whether requests came faster than they were served: some were never, or would not be if the run continued."""
+        """Whether requests arrived faster than they were served.
+
+        In this case, some requests were never served, or would not be served if the run continued.
+        """
         busy = self.rate_per_s * float(self.samples["service_ms"].mean()) / 1e3 / self.concurrency
         return self.lost > 0 or busy >= 1
 
@@ -139,24 +142,26 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cache:
-    """A key-value cache, seen with `length` tokens.
+    """A key-value cache, observed with `length` tokens.
 
-    `layers` holds the bytes per token of each layer, and the most tokens that it keeps: infinite if it grows with the
-    answer, 1 if its size does not depend on the length.
+    For each layer, `layers` contains the bytes per token and the largest number of tokens that the layer keeps. That
+    number is infinite if the layer grows with the answer, and 1 if its size does not depend on the length.
     """
 
     layers: tuple[tuple[int, float], ...]
     length: int
 
     def bytes_at(self, length: int) -> int:
-        """Return its size with this many tokens."""
+        """Return the cache's size for a given number of tokens."""
         return sum(token_bytes * int(min(length, most)) for token_bytes, most in self.layers)
 
 
 def by_request(tokens: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per request that gave a token: time to the first token, time per later token, and rate.
+    """Return one row per request that returned a token.
 
-    ``tpot_ms`` is (last - first) / (tokens - 1); undefined, and ``NA``, for a single token.
+    Each row contains the time to the first token, the time per later token, and the token rate.
+
+    ``tpot_ms`` is (last - first) / (tokens - 1). For a single token it is undefined, and therefore ``NA``.
     """
     groups = tokens.groupby(["run", "served"], observed=True)
     first = groups.first()
@@ -178,15 +183,15 @@ def by_request(tokens: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def gaps_ms(tokens: pd.DataFrame) -> Floats:
-    """Return the gaps between consecutive tokens of a request, all requests together."""
+    """Return the gaps between consecutive tokens of the same request, for all requests together."""
     gaps = tokens.groupby(["run", "served"], observed=True)["after_start_ms"].diff().dropna()
     return np.asarray(gaps, dtype=float)
 
 
 def goodput(requests: pd.DataFrame, seconds: float, bounds: Mapping[str, float]) -> float:
-    """Return requests per second that were within all bounds.
+    """Return how many requests per second met all bounds.
 
-    A request without a second token meets a bound on ``tpot_ms``.
+    A request without a second token always meets a bound on ``tpot_ms``.
     """
     met = pd.Series(True, index=requests.index)
     for name, bound in bounds.items():

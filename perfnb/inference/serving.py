@@ -1,4 +1,4 @@
-"""Prepare the user's requests, and serve one with a function: until its result is on the host, or token by token."""
+"""Prepare the user's requests, and serve a request until its result is on the host, or token by token."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ USES = "__perfnb_uses__"
 
 
 class Requests:
-    """The user's requests, drawn at random so that the mix of sizes stays theirs.
+    """The user's requests, drawn at random so that the mix of sizes stays the same.
 
     Parameters
     ----------
     requests : iterable
-        All of a sequence or a data set; the first 1,000 of anything else.
+        If this is a sequence or a data set, all of its requests are used, and otherwise the first 1,000.
 
     Raises
     ------
     TypeError
-        For a value that is a request itself, or that would be taken apart in an unintended way.
+        If the value is itself a request, or if iterating over it would split it in an unintended way.
     ValueError
-        If there are none.
+        If there are no requests.
     """
 
     def __init__(self, requests: Iterable[Any]) -> None:
@@ -47,9 +47,7 @@ class Requests:
         kind = type(given)
         if isinstance(given, (str, bytes, Mapping)) or hasattr(kind, "iterrows"):
             meant = "list(frame.itertuples())" if hasattr(kind, "iterrows") else "[request] if it is one of them"
-            raise TypeError(
-                f"requests must hold one request after the other, which a {kind.__name__} does not: {meant}."
-            )
+            raise TypeError(f"requests must be a collection of requests, and a {kind.__name__} is not: {meant}.")
         # The key of a pandas series is its index, not a place.
         indexed = hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not hasattr(kind, "iloc")
         self._held: Any = given if indexed else list(islice(given, None if hasattr(kind, "__len__") else _MOST_KEPT))
@@ -57,7 +55,7 @@ class Requests:
             raise ValueError("requests is empty: latency needs at least one.")
 
     def draws(self, seed: int) -> Iterator[int]:
-        """Yield places of requests without end: all of them, shuffled, again and again."""
+        """Yield indices of requests endlessly, in shuffled passes over all requests."""
         rng = random.Random(seed)
         places = list(range(len(self._held)))
         while True:
@@ -72,9 +70,9 @@ class Requests:
 
 
 def size_of(request: Any) -> str:
-    """Return what the first calls of a request depend on.
+    """Return the properties of a request that determine what its first calls have to set up.
 
-    That is the shapes of its tensors, or the length of its text or list.
+    These are the shapes of its tensors, or the length of its text or list.
     """
     shapes = [str(tuple(tensor.shape)) for tensor in islice(tensors_in(request), 4)]
     if shapes:
@@ -83,9 +81,10 @@ def size_of(request: Any) -> str:
 
 
 def may_hold(made: Any, count: int) -> bool:
-    """Return whether an input made of requests may hold this many.
+    """Return whether an input made from requests may contain this many of them.
 
-    Something in it must be as long, or longer if it is packed. The result is ``True`` if nothing in it has a length.
+    Some part of the input must have this length, or a greater length if it is packed. The result is ``True`` if no part
+    of it has a length.
     """
     shapes = [tuple(tensor.shape) for tensor in islice(tensors_in(made), 16)]
     lengths = [length for shape in shapes for length in shape]
@@ -95,10 +94,10 @@ def may_hold(made: Any, count: int) -> bool:
 
 
 def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that serves a request completely: the call, and the wait until its result is on the host.
+    """Return a function that serves a request completely: it makes the call and waits until the result is on the host.
 
-    A model itself runs without recording for backward, as in serving. A mapping whose keys are its
-    parameters, such as a tokenizer's, reaches it as keyword arguments.
+    A model runs without recording operations for backward, as in serving. If a request is a mapping whose keys are the
+    model's parameters, such as a tokenizer's output, it is passed as keyword arguments.
     """
     without_gradients: Callable[[], AbstractContextManager[Any]] = (
         torch.inference_mode if isinstance(fn, nn.Module) else nullcontext
@@ -119,10 +118,10 @@ def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def serves_in_training(fn: Any) -> bool:
-    """Return whether a model that a function may serve is in training mode.
+    """Return whether a function serves a model that is in training mode.
 
-    The model may be the function itself, its object, one of their attributes, or an argument, default or variable that
-    it uses.
+    The model may be the function itself, the object that a method belongs to, one of their attributes, or an argument,
+    default or variable that the function uses.
     """
     used: list[Any] = []
     while isinstance(fn, partial):
@@ -135,7 +134,7 @@ def serves_in_training(fn: Any) -> bool:
 
 
 def require_result(result: Any) -> None:
-    """Refuse a result that has still to be computed, because its request took no time yet.
+    """Refuse a result that has yet to be computed, because timing such a request would be meaningless.
 
     Raises
     ------
@@ -158,9 +157,9 @@ def require_result(result: Any) -> None:
 
 
 class TokenTimes(list[int]):
-    """The times when tokens came.
+    """The times when tokens arrived.
 
-    This is also a streamer for Hugging Face's ``generate``, which passes it the prompt first.
+    It is also a streamer for Hugging Face's ``generate``, which passes it the prompt first.
     """
 
     def __init__(self) -> None:
@@ -169,7 +168,7 @@ class TokenTimes(list[int]):
         self.prompt_tokens: int | None = None
 
     def put(self, value: Any) -> None:
-        """Note the tokens that came; several at once if they were guessed ahead."""
+        """Record the tokens that arrived. Several tokens can arrive at once if they were guessed ahead."""
         if self.prompt_tokens is None:
             self.prompt_tokens = int(value.numel()) if isinstance(value, torch.Tensor) else len(value)
             return
@@ -179,7 +178,7 @@ class TokenTimes(list[int]):
         """Do nothing; ``generate`` calls this after the last token."""
 
     def note(self, value: Any) -> None:
-        """Note a token that an answer yielded; nothing if that is empty."""
+        """Record a token that an answer yielded. Empty tokens are ignored."""
         if isinstance(value, torch.Tensor):
             if value.device.type != "cpu":
                 synchronize()  # otherwise it would be noted before it is computed
@@ -192,7 +191,7 @@ class TokenTimes(list[int]):
 def tokens_served_by(
     fn: Callable[..., Any], made: Callable[[], TokenTimes] = TokenTimes
 ) -> Callable[[Any], TokenTimes]:
-    """Serve a request token by token: `fn` takes ``streamer=``, or returns an iterator of tokens."""
+    """Serve a request token by token. `fn` must accept ``streamer=`` or return an iterator of tokens."""
     streams = "streamer" in inspect.signature(fn).parameters
 
     def serve(request: Any) -> TokenTimes:
@@ -201,7 +200,9 @@ def tokens_served_by(
         if streams:
             fn(request, streamer=times)
             if times.prompt_tokens is None:
-                raise TypeError("The function takes streamer= and puts nothing into it: hand it to generate.")
+                raise TypeError(
+                    "The function accepts streamer= but puts nothing into it: pass the streamer to generate."
+                )
         else:
             answer = fn(request)
             if not isinstance(answer, Iterator):

@@ -1,9 +1,10 @@
-"""Start the ranks of a job, profile all of them, and measure the gain of more ranks.
+"""Start the ranks of a job, profile all of them, and measure how much more ranks gain.
 
-`profile_ranks` writes an `order` into a `job_folder`. `job` has an `agent` start a process for each rank, which begins
-in `child`; `engines` has running engines of ipyparallel carry the ranks, each through `engine`. Both then run `rank`,
-whose passes are equally long on all ranks by an `agreement`. `rank_scaling` runs several such jobs.
+`profile_ranks` writes an `order` into a `job_folder`. `job` uses an `agent` to start a process for each rank, which
+begins in `child`. `engines` runs the ranks on existing ipyparallel engines, each of which begins in `engine`. In both
+cases, the process then runs `rank`, and an `agreement` makes the passes equally long on all ranks. `rank_scaling` runs
+several such jobs.
 
-The room is large because ranks can fail, hang, be interrupted and be killed in two kinds of processes, and none of that
-may leave anything behind; and because it holds the study of scaling with its table and picture.
+The room is large because ranks can fail, hang, be interrupted and be killed in two kinds of processes, and none of
+these cases may leave anything behind. It also contains the scaling study with its table and picture.
 """

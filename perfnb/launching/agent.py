@@ -1,7 +1,7 @@
 """The process that starts the ranks of a job: ``python -m perfnb.launching.agent``.
 
 It is a separate process, so that the ranks end even if the process that requested them is killed. It does not load
-torch, and listens on no port.
+torch and does not listen on any port.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    """Start the ranks, report how each of them ended, and end them all on request or when left alone."""
+    """Start the ranks and report how each of them ended.
+
+    All ranks are terminated on request, or when the process that requested them no longer exists.
+    """
     folder, ranks, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
@@ -58,14 +61,14 @@ def main() -> None:
 
 
 def _free_port() -> str:
-    """Return a port for a script that sets its process group up by itself; it is not held until then."""
+    """Return a port for a script that sets up its own process group. The port is not reserved in the meantime."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])
 
 
 def _end_all() -> None:
-    """End everything below this process: politely first, then by force, until nothing starts anything anew."""
+    """Terminate all descendants of this process, first politely and then by force, until no new processes appear."""
     left = _signalled(lambda process: process.send_signal(signal.SIGINT))
     psutil.wait_procs(left, timeout=_GRACE_S)
     while left := _signalled(psutil.Process.kill):

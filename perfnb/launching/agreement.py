@@ -1,6 +1,6 @@
-"""Make passes run equally often on all ranks of a job.
+"""Make passes run the same number of steps on all ranks of a job.
 
-A rank with one step more would wait for the others for ever.
+A rank with an additional step would wait for the others forever.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from perfnb.step.budget import Plan
 
 
 class AgreedPlan(Plan):
-    """A plan whose decisions are those of rank 0.
+    """A plan whose decisions are made by rank 0.
 
-    The number of timed and of traced steps is agreed on before the pass, so that ranks wait for each other only in the
-    step itself; otherwise the wait for a slow rank would move out of the steps.
+    The ranks agree on the numbers of timed and traced steps before the pass, so they wait for each other only within
+    the step itself. Otherwise, the wait for a slow rank would move out of the steps.
     """
 
     def __init__(self, plan: Plan, rank: int, meeting: Meeting) -> None:
@@ -50,7 +50,7 @@ class AgreedPlan(Plan):
 
 
 def _agreed(name: str) -> Callable[..., Any]:
-    """Return a decision of the plan, made by rank 0."""
+    """Return the plan's decision as made by rank 0."""
 
     def decision(self: AgreedPlan, *args: Any) -> Any:
         return self._agree(lambda: getattr(vars(self)["_own"], name)(*args))

@@ -1,7 +1,7 @@
 """Code that the processes of a job share before anything heavy is imported.
 
-They end with the process that started them, and leave their results in the job's folder. Every rank starts
-here, as ``python -c``, so that ``__main__`` is empty and can hold what was sent.
+The processes end when the process that started them ends, and write their results to the job's folder. Every rank
+starts here, using ``python -c``, so that ``__main__`` is empty and can contain the objects that were sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def main() -> None:
-    """Carry out the job's order, as one rank."""
+    """Carry out the job's order as one of its ranks."""
     _end_with(int(os.environ[STARTED_BY]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
@@ -51,13 +51,13 @@ def main() -> None:
 
 
 def variables_of(rank: int, ranks: int) -> dict[str, str]:
-    """Return the environment variables that tell a rank of one machine its place, named as torchrun names them."""
+    """Return the environment variables that describe a rank on a single machine, with the same names as in torchrun."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     return {name: str(value) for name, value in own.items()}
 
 
 def set_process_option(option: int, value: int) -> None:
-    """Call Linux's prctl; other systems have no such call."""
+    """Call Linux's prctl. Other systems do not have this call."""
     if sys.platform == "linux":
         import ctypes
 
@@ -65,7 +65,7 @@ def set_process_option(option: int, value: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when the one that started it ends."""
+    """Make this process end when the process that started it ends."""
     set_process_option(_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform != "linux":
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
@@ -80,7 +80,10 @@ def _watch(parent: int) -> None:
 
 
 def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
-    """Leave an exception with its traceback, from the user's first line on; the first one of a rank stays."""
+    """Write an exception with its traceback, starting at the user's first line.
+
+    Only a rank's first exception is kept.
+    """
     path = folder / f"failed_{rank}"
     if path.exists():
         return
@@ -99,7 +102,7 @@ def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from its first frame outside perfnb; the whole one if there is none."""
+    """Return a traceback from its first frame outside perfnb, or the whole traceback if it has no such frame."""
     inner = trace
     while inner is not None:
         file = inner.tb_frame.f_code.co_filename

@@ -1,7 +1,7 @@
-"""One rank of a job in a process that continues afterwards, such as an engine of ipyparallel.
+"""One rank of a job in a process that continues afterwards, such as an ipyparallel engine.
 
-Nothing may be killed there, so the rank is stopped from inside. An interrupt reaches only Python, not a collective that
-waits for another rank; a collective ends if its connections end, on both sides.
+Such a process must not be killed, so the rank is stopped from inside. An interrupt only affects Python code, and not a
+collective that waits for another rank. To end a collective, its connections are closed on both sides.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _KEPT: list[Any] = []
 
 
 def run_on_engine(job: str, rank: int, ranks: int, env: Mapping[str, str]) -> None:
-    """Carry out the order in a job's folder, as one rank, and restore everything."""
+    """Carry out the order in a job's folder as one of its ranks, and restore everything afterwards."""
     folder = Path(job)
     if not (folder / ORDER).is_file():
         raise CaptureError(
-            "An engine does not see the folder of the job: engines must run on the machine that calls profile_ranks."
+            "An engine does not see the job's folder: engines must run on the machine that calls profile_ranks."
         )
     if threading.current_thread() is not threading.main_thread():
         raise CaptureError("The executor runs functions in a thread, where no rank can be interrupted.")
@@ -92,12 +92,15 @@ def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
 
 
 class _Stopper:
-    """Stops a rank if its job is to end, or has lost its owner: it checks from a thread, and interrupts the main one.
+    """Stops a rank if its job is to end or has lost its owner.
+
+    A separate thread checks for this and interrupts the main thread.
 
     Attributes
     ----------
     armed : bool
-        Whether an interrupt is raised: while the job runs, but not while things are restored.
+        Whether an interrupt may be raised. This is the case while the job runs, but not while the engine's state is
+        being restored.
     stopping : threading.Event
         Set when the rank is to stop.
     """
@@ -133,7 +136,7 @@ class _Stopper:
         self._connections = {number: node for number, node in _connections().items() if before.get(number) != node}
 
     def hang_up(self) -> None:
-        """Shut the process group's connections down: collectives that wait for them end with an error."""
+        """Shut down the process group's connections, so that collectives waiting for them end with an error."""
         now = _connections()
         for number, node in self._connections.items():
             if now.get(number) == node:
@@ -153,7 +156,7 @@ class _Stopper:
 
 
 def _connections() -> dict[int, int]:
-    """Return open sockets of this process: descriptor and inode."""
+    """Return this process's open sockets as descriptors and inodes."""
     sockets = {}
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):
@@ -165,7 +168,7 @@ def _connections() -> dict[int, int]:
 
 @contextmanager
 def _as_rank(rank: int, ranks: int, env: Mapping[str, str]) -> Iterator[None]:
-    """Set the variables of a rank; restore them afterwards, and paths, arguments, threads and the current GPU."""
+    """Set a rank's variables, and afterwards restore them along with paths, arguments, threads and the current GPU."""
     import torch
 
     variables, path, argv, threads = dict(os.environ), list(sys.path), list(sys.argv), torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Run the ranks of a job on engines that run already, one on each."""
+"""Run the ranks of a job on running engines, one rank on each engine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ _PATIENCE_S = 10.0
 
 
 def chosen_engines(executor: Any, ranks: int) -> tuple[Any, list[int]]:
-    """Return the client of an executor and the engines that carry a job: a client's first ones, or those of a view.
+    """Return an executor's client and the engines that run a job.
+
+    The engines are the first ones of a client, or those of a view.
 
     Raises
     ------
     TypeError
-        If it has no engines.
+        If the executor has no engines.
     CaptureError
-        If it has too few.
+        If the executor has too few engines.
     """
     client = getattr(executor, "client", executor)
     targets = getattr(executor, "targets", None)
@@ -37,12 +39,14 @@ def chosen_engines(executor: Any, ranks: int) -> tuple[Any, list[int]]:
         raise TypeError(f"executor must be an ipyparallel Client or DirectView, not {shown(executor)}.")
     ids = [targets] if isinstance(targets, int) else list(targets if isinstance(targets, (list, tuple)) else client.ids)
     if len(ids) < ranks:
-        raise CaptureError(f"{ranks} ranks need an engine each, but the executor has {counted(len(ids), 'engine')}.")
+        raise CaptureError(
+            f"Each of the {ranks} ranks needs its own engine, but the executor has {counted(len(ids), 'engine')}."
+        )
     return client, ids[:ranks]
 
 
 class EngineJob(FollowedRanks):
-    """Ranks on running engines, which continue afterwards."""
+    """A job whose ranks run on existing engines, which continue afterwards."""
 
     def __init__(
         self, folder: Path, order: Order, ranks: int, env: Mapping[str, str], note: str, executor: Any

@@ -1,4 +1,4 @@
-"""Start the ranks of a job, follow them, and end all of them in every case."""
+"""Start the ranks of a job, follow their progress, and terminate all of them in every case."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_AD
 
 
 class RankTraceback(Exception):
-    """The traceback of a rank, shown as the cause of the exception that it raised there."""
+    """A rank's traceback, shown as the cause of the exception that the rank raised."""
 
 
 class FollowedRanks:
-    """The ranks of a job, whatever runs them; `folder` is the place for their results."""
+    """The ranks of a job, regardless of what runs them. `folder` is where they leave their results."""
 
     def __init__(self, folder: Path, order: Order, ranks: int, note: str) -> None:
         self._folder, self._ranks, self._words = folder, ranks, f"{counted(ranks, 'rank')} · {note}"
@@ -48,14 +48,14 @@ class FollowedRanks:
         tell(folder / ORDER, pickle.dumps(order))
 
     def follow(self, progress: Callable[..., None], show: Callable[[str], None]) -> None:
-        """Wait for all ranks, showing their progress and their output.
+        """Wait for all ranks while displaying their progress and their output.
 
         Raises
         ------
         CaptureError
             If a rank ends early.
         Exception
-            What the first failing rank raised.
+            The exception that the first failing rank raised.
         """
         __tracebackhide__ = True
         while True:
@@ -75,30 +75,30 @@ class FollowedRanks:
         self._fail()
 
     def end(self) -> None:
-        """End all ranks."""
+        """Terminate all ranks."""
         raise NotImplementedError
 
     def _have_ended(self) -> bool:
-        """Return whether nothing more can come from the ranks."""
+        """Return whether no more results can come from the ranks."""
         raise NotImplementedError
 
     def _wait_for(self, come: Callable[[], bool], most_s: float = _LAST_S) -> None:
-        """Wait until something has come, but not for ever."""
+        """Wait for a result, but not forever."""
         until = time.monotonic() + most_s
         while not come() and time.monotonic() < until:
             time.sleep(_LOOK_S)
 
     def _how_it_ended(self) -> str:
-        """Describe which rank ended without an exception."""
+        """Describe which rank ended without raising an exception."""
         raise NotImplementedError
 
     def _files(self, kind: str) -> dict[int, Path]:
-        """Return the files of this kind that ranks have written, by rank."""
+        """Return the files of a given kind that the ranks have written, by rank."""
         paths = {rank: self._folder / f"{kind}_{rank}" for rank in range(self._ranks)}
         return {rank: path for rank, path in paths.items() if path.exists()}
 
     def _missing(self) -> list[int]:
-        """Return ranks that have ended without reporting how."""
+        """Return the ranks that have ended without reporting how they ended."""
         gone = [rank for rank, path in self._files("pid").items() if not _runs(int(path.read_text()))]
         told = self._files("done").keys() | self._files("failed").keys()  # written before the rank ended
         return [rank for rank in gone if rank not in told]
@@ -112,7 +112,7 @@ class FollowedRanks:
             progress("starting ranks", 0, None, self._words)
 
     def _show_output(self, show: Callable[[str], None]) -> None:
-        """Show the whole lines that the ranks have printed since, each with its rank."""
+        """Show the complete lines that the ranks have printed since the last call, prefixed with the rank number."""
         for rank, path in self._files("output").items():
             with path.open("rb") as file:
                 file.seek(self._read[rank])
@@ -126,7 +126,7 @@ class FollowedRanks:
                     show(f"[rank {rank}] {line.decode(errors='replace')[:_MOST_OF_A_LINE]}\n")
 
     def _fail(self) -> NoReturn:
-        """Raise what ended the job: the exception of the rank that failed first, or how a rank ended."""
+        """Raise the exception of the rank that failed first, or an exception that describes how a rank ended."""
         __tracebackhide__ = True
         failures = [json.loads(path.read_text()) for path in self._files("failed").values()]
         if not failures:
@@ -149,7 +149,7 @@ class FollowedRanks:
 
 
 class Job(FollowedRanks):
-    """Ranks as processes of their own."""
+    """A job whose ranks run in their own processes."""
 
     def __init__(self, folder: Path, order: Order, ranks: int, env: Mapping[str, str], note: str) -> None:
         super().__init__(folder, order, ranks, note)
@@ -167,7 +167,7 @@ class Job(FollowedRanks):
         return self._launcher.poll() is not None
 
     def end(self) -> None:
-        """End every process of the job, which its launcher does."""
+        """Terminate every process of the job. The launcher does this."""
         self._launcher.terminate()
         try:
             self._launcher.wait(_PATIENCE_S)
@@ -192,15 +192,18 @@ class Job(FollowedRanks):
 
 
 def of_loopback() -> dict[str, str]:
-    """Return the variables by which gloo and NCCL connect ranks of one machine.
+    """Return the variables that make gloo and NCCL connect the ranks of one machine over its loopback interface.
 
-    Only processes of this machine can then reach them.
+    Only processes on this machine can then reach the ranks.
     """
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 
 
 def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the ranks: this one, with loopback for gloo and their number of threads."""
+    """Return the environment for the ranks.
+
+    It is this process's environment, with gloo set to the loopback interface and with the number of threads.
+    """
     # This process may be a rank of another job, and may have another launcher's settings.
     own = {
         name: value

@@ -1,4 +1,6 @@
-"""The folder where the processes of a job meet: the files that they leave there, and leftovers of killed processes."""
+"""The folder through which the processes of a job exchange files, and the removal of folders left by killed
+processes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ _LOOK_S = 0.001
 
 @contextmanager
 def job_folder() -> Iterator[Path]:
-    """Provide a new folder, which is removed afterwards, as are those that killed processes of this user have left."""
+    """Create a new folder, which is removed afterwards.
+
+    Folders that killed processes of this user left behind are removed too.
+    """
     base = Path(tempfile.gettempdir())
     remove_abandoned(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
@@ -40,7 +45,10 @@ def job_folder() -> Iterator[Path]:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Return whether a job's folder is gone, or its owner has ended; without a lock to tell, it has not."""
+    """Return whether a job's folder no longer exists, or its owner has ended.
+
+    If no lock is available to determine this, the folder does not count as abandoned.
+    """
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
@@ -54,7 +62,10 @@ def is_abandoned(folder: Path) -> bool:
 
 
 def remove_abandoned(base: Path) -> None:
-    """Remove the folders of jobs whose owners have ended, but only folders of this user, and no links."""
+    """Remove the folders of jobs whose owners have ended.
+
+    Only folders of this user are removed, and links are ignored.
+    """
     with suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
             with suppress(OSError):
@@ -66,7 +77,10 @@ def remove_abandoned(base: Path) -> None:
 
 
 def tell(path: Path, text: str | bytes) -> None:
-    """Write a file of the job's folder, all at once, only for this user, because the reader runs the pickles in it."""
+    """Write a file to the job's folder atomically.
+
+    Only this user can access the file, because the reader executes the pickles in it.
+    """
     fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
     with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text.encode() if isinstance(text, str) else text)
@@ -74,25 +88,25 @@ def tell(path: Path, text: str | bytes) -> None:
 
 
 class Meeting:
-    """Messages between ranks, as files in the folder of their job, which only its user can read.
+    """Messages between ranks, stored as files in the job's folder, which only its user can read.
 
-    Unlike torch's stores, it needs no port, and waiting ends with an interrupt or when `stopping` is set.
+    Unlike torch's stores, this needs no port, and waiting stops when it is interrupted or when `stopping` is set.
     """
 
     def __init__(self, folder: Path, stopping: threading.Event | None = None) -> None:
         self._folder, self._stopping = folder, stopping or threading.Event()
 
     def set(self, key: str, value: str) -> None:
-        """Give a key a value."""
+        """Set a key's value."""
         tell(self._folder / f"told_{key}", value)
 
     def get(self, key: str) -> str:
-        """Wait for a key's value.
+        """Wait for a key's value and return it.
 
         Raises
         ------
         CaptureError
-            If the job is stopped meanwhile.
+            If the job is stopped while waiting.
         """
         path = self._folder / f"told_{key}"
         while not path.exists():

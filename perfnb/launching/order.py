@@ -1,4 +1,4 @@
-"""The order that is sent to the ranks of a job: a function, a script, or a cell with the variables that it names."""
+"""The order that is sent to the ranks of a job: a function, a script, or a cell with the variables that it uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_WORDS = 300
 
 @dataclass(frozen=True)
 class Order:
-    """The work that every rank is asked for; all of it plain values, except the pickled `payload`."""
+    """The work that every rank has to do. All values are plain, except the pickled `payload`."""
 
     #: ``function``, ``cell`` or ``script``.
     kind: str
@@ -48,7 +48,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell's step, ready to be sent."""
+    """A cell's step, ready to be sent to the ranks."""
 
     body: CodeType
     clause: Clause | None
@@ -60,12 +60,12 @@ class Cell:
 
 
 def pack_function(target: Any, batches: Any) -> bytes:
-    """Return a function that sets a job up, and its batches, for another process.
+    """Pickle a function that sets up a job, and its batches, for another process.
 
     Raises
     ------
     CaptureError
-        If they cannot be pickled; the message names which.
+        If they cannot be pickled. The message names the object that cannot.
     """
     return _packed((target, batches), {"target": target, "batches": batches})
 
@@ -73,12 +73,12 @@ def pack_function(target: Any, batches: Any) -> bytes:
 def pack_cell(
     body: CodeType, clause: Clause | None, namespace: dict[str, Any], names: Sequence[str], models: Sequence[str] | None
 ) -> bytes:
-    """Return a cell with those variables of the notebook that it names.
+    """Pickle a cell together with the notebook variables that it uses.
 
     Raises
     ------
     CaptureError
-        If one cannot be pickled; the message names it.
+        If a variable cannot be pickled. The message names the variable.
     """
     if "get_ipython" in names:
         raise CaptureError(
@@ -92,7 +92,7 @@ def pack_cell(
 
 
 def lines_of(*codes: CodeType) -> dict[str, list[str]]:
-    """Return the source of code that is not in any file, if known."""
+    """Return the source of code that does not belong to a file, if it is known."""
     files = [code.co_filename for code in codes]
     return {file: lines for file in files if not Path(file).exists() and (lines := linecache.getlines(file))}
 
@@ -112,7 +112,7 @@ def _packed(value: Any, parts: Mapping[str, Any]) -> bytes:
 
 
 def _culprit(parts: Mapping[str, Any]) -> tuple[str, Exception] | None:
-    """Return the first part that cannot be pickled, and the reason; for a function, the variable that it uses."""
+    """Return the first part that cannot be pickled, and the reason. For a function, this is a variable that it uses."""
     import cloudpickle
 
     from perfnb.step.namespace import namespace_of

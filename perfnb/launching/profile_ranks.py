@@ -53,41 +53,45 @@ def profile_ranks(
 ) -> Ranks:
     """Run a job of several ranks on this machine, and profile each of them.
 
-    Each rank is a fresh Python process. All ranks run the same number of steps. When this function returns or raises,
-    all of them have ended. Ranks of a function connect over the loopback interface, which only processes of this
-    machine can reach. A script sets its process group up by itself.
+    Each rank is a fresh Python process. All ranks run the same number of steps. All of them have ended by the time this
+    function returns or raises. If the target is a function, the ranks connect over the loopback interface, which only
+    processes on this machine can reach. A script must set up its own process group.
 
     Parameters
     ----------
     target : callable, str or Path
-        A function that each rank calls once: it sets the job up and returns the step, or ``(step, batches)``. torch's
-        process group exists by then. The function is sent by cloudpickle, with the variables that it uses.
-        Alternatively, the path of a training script, which each rank runs as ``perfnb run`` does.
+        A function that sets up the job and returns the step, or ``(step, batches)``. Each rank calls it once, after
+        perfnb has created torch's process group. The function is sent to the ranks with cloudpickle, together with the
+        variables that it uses. Alternatively, the path of a training script, which each rank runs as ``perfnb run``
+        does.
     ranks : int
     backend : str, optional
-        Backend of the process group. By default, gloo for the CPU, and nccl for GPUs if there is one for each rank.
+        The process group's backend. The default is gloo for the CPU and, if there is a GPU for each rank, nccl for the
+        GPUs.
     threads : int, optional
-        Threads of each rank; by default this process's cores divided by the number of ranks.
+        The number of threads in each rank. The default is the number of cores available to this process, divided by the
+        number of ranks.
     env : mapping of str to str, optional
-        Environment variables of the ranks, on top of this process's.
+        Environment variables for the ranks, in addition to this process's variables.
     batches : iterable or callable, optional
-        Batches for the step, the same for each rank; a callable is called in each rank.
+        Batches for the step, which are the same for each rank. If this is a callable, each rank calls it to get its
+        batches.
     ddp : bool
-        Wrap the models that the step uses in DistributedDataParallel, with its defaults. Otherwise this is up to
-        `target`.
+        Wrap the models that the step uses in DistributedDataParallel, with its default options. Otherwise, `target` is
+        responsible for wrapping them.
     split : bool
-        Give each rank its part of each batch, along the first dimension of all tensors. Otherwise each batch is the
-        batch of one rank.
+        Split each batch among the ranks, along the first dimension of all tensors. Otherwise, every rank gets the whole
+        batch.
     args : sequence of str
-        Arguments of a script.
+        Command-line arguments for a script.
     at : int
-        Steps of a script before the profiled ones.
+        The number of steps that a script runs before the profiled steps.
     executor : optional
-        Running engines that carry the ranks of a function, one each, instead of new processes: an ipyparallel
-        ``Client`` (its first engines) or ``DirectView``, on this machine. Anything else needs ``ids`` and, for
-        ``executor[id]``, ``apply_async(function, *args)``, which calls it in the engine's main thread and returns
-        something with ``ready()`` and ``get()``. The engines must have no process group; afterwards they have none, and
-        their environment is restored.
+        Running engines on this machine that run the ranks of a function instead of new processes, one rank per engine.
+        Pass an ipyparallel ``Client`` (perfnb uses its first engines) or ``DirectView``. Any other object must have
+        ``ids``, and ``executor[id]`` must have ``apply_async(function, *args)``, which calls the function in the
+        engine's main thread and returns an object with ``ready()`` and ``get()``. The engines must not have a process
+        group. Afterwards they do not have one either, and their environment is restored.
     warmup, steps, traced, budget_s, memory, flops, name
         As in `profile_step`.
 
@@ -99,9 +103,9 @@ def profile_ranks(
     Raises
     ------
     CaptureError
-        If something cannot be sent to the ranks, if they do not start, or if one ends early.
+        If an object cannot be sent to the ranks, if the ranks do not start, or if one of them ends early.
     Exception
-        What the first failing rank raised, with its traceback, after all ranks have ended.
+        The exception that the first failing rank raised, with its traceback, after all ranks have ended.
     """
     from perfnb.step.budget import Plan
     from perfnb.step.checks import require_name
@@ -114,16 +118,16 @@ def profile_ranks(
     if isinstance(target, str | Path):
         script = Path(target)
         if not script.is_file():
-            raise CaptureError(f"{script} does not exist, or is not a file: give a script, or a function.")
+            raise CaptureError(f"{script} does not exist, or is not a file: pass a script or a function.")
         given = {"batches": batches, "ddp": ddp or None, "split": split or None, "executor": executor}
         for option, value in given.items():
             if value is not None:
-                raise TypeError(f"{option} is for functions: a script sets up its own job, in processes of its own.")
+                raise TypeError(f"{option} only applies to functions: a script sets up its own job.")
         require_count("at", at, 0)
         kind, what = "script", {"program": (str(script.resolve()), *map(str, args)), "at": at}
     elif callable(target):
         if tuple(args):
-            raise TypeError("args are for scripts: a function finds its variables by itself.")
+            raise TypeError("args only apply to scripts: a function can use variables directly.")
         kind, what = "function", {"payload": pack_function(target, batches)}
     else:
         raise TypeError(f"target must be a function that returns the step, or a script's path, not {shown(target)}.")
@@ -141,7 +145,7 @@ def order_for(
     threads: int | None = None,
     **others: Any,
 ) -> Order:
-    """Check the options of a job, and choose those that are not given; `others` are those of `Order`."""
+    """Check a job's options, and choose values for those that are not given. `others` are fields of `Order`."""
     from perfnb.launching.rank import gpu_count
     from perfnb.step.environment import usable_cpus
 
@@ -161,14 +165,18 @@ def order_for(
     if "nccl" in backend and gpus < ranks:
         have = counted(gpus, "GPU") if gpus else "no GPU"
         raise CaptureError(
-            f"{ranks} ranks with nccl need a GPU each, but this machine has {have}: use backend='gloo', or fewer ranks."
+            f"With nccl, each of the {ranks} ranks needs its own GPU, but this machine has {have}: "
+            "use backend='gloo', or fewer ranks."
         )
     gpus = gpus if gpus >= ranks else 0
     return Order(kind, plan=plan, name=name, backend=backend, threads=threads, gpus=gpus, **others)
 
 
 def require_ranks(ranks: int) -> None:
-    """Check a number of ranks: each is a process that imports torch, and too many stop a machine."""
+    """Check the number of ranks.
+
+    Each rank is a process that imports torch, and too many of them would overwhelm the machine.
+    """
     from perfnb.step.environment import usable_cpus
 
     require_count("ranks", ranks, 1)
@@ -190,14 +198,14 @@ def run_ranks(
     note: str = "",
     show: bool = True,
 ) -> Ranks:
-    """Start the ranks of a job and return their profiles, when all of them have ended.
+    """Start the ranks of a job and return their profiles once all of them have ended.
 
-    `executor` has engines that carry them; `note` is shown with the progress; `show` is whether the ranks' output is
-    shown.
+    `executor` provides engines that run the ranks. `note` is displayed with the progress, and `show` specifies whether
+    the ranks' output is displayed.
     """
     __tracebackhide__ = True
     if env is not None and not all(isinstance(text, str) for pair in env.items() for text in pair):
-        raise TypeError("env must be a mapping of text to text.")
+        raise TypeError("env must be a mapping from strings to strings.")
     if executor is not None:
         chosen_engines(executor, ranks)
     with (

@@ -1,4 +1,4 @@
-"""Run one rank of a job: set up the process group, make the step from the order, and profile it."""
+"""Run one rank of a job: set up the process group, create the step from the order, and profile it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(folder: Path, rank: int) -> None:
 
 
 def settled(folder: Path) -> Order:
-    """Return the order in a job's folder, once this process has its paths, arguments and threads."""
+    """Apply the paths, arguments and threads of the order in a job's folder to this process, and return the order."""
     order: Order = pickle.loads((folder / ORDER).read_bytes())
     sys.path[:], sys.argv[:] = order.path, order.argv
     torch.set_num_threads(order.threads)
@@ -67,7 +67,7 @@ def settled(folder: Path) -> Order:
 
 
 def gpu_count() -> int:
-    """Return the number of CUDA or ROCm devices; nothing is initialised on them."""
+    """Return the number of CUDA or ROCm devices, without initialising anything on them."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -80,14 +80,14 @@ def profile_in_group(
     on_failure: Callable[[], None],
     connecting: AbstractContextManager[None],
 ) -> None:
-    """Set up the process group, make the step and profile it; the profile goes to the job's folder.
+    """Set up the process group, create the step and profile it, saving the profile in the job's folder.
 
-    The ranks find each other through a file in the job's folder: only their backend listens for them.
+    The ranks find each other through a file in the job's folder, so only their backend listens for connections.
 
     Parameters
     ----------
     on_failure : callable
-        Called at once if the step fails, because later code may wait for ranks that wait for this one.
+        Called immediately if the step fails, because later code may wait for ranks that are waiting for this one.
     connecting : context manager
         Entered while the ranks connect.
     """
@@ -155,7 +155,7 @@ def profile_in_group(
 
 
 def _set_up(target: Callable[[], Any], given: Any) -> tuple[Any, Any]:
-    """Return the step that a target returns, and the batches: those given, or those returned with the step."""
+    """Return the step that a target returns and its batches, which are either given or returned with the step."""
     returned = target()
     step, batches = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not callable(step):
@@ -164,12 +164,12 @@ def _set_up(target: Callable[[], Any], given: Any) -> tuple[Any, Any]:
             "one step, or (step, batches)."
         )
     if given is not None and batches is not None:
-        raise CaptureError("batches are given twice: as an argument, and returned with the step.")
+        raise CaptureError("batches were passed as an argument and also returned with the step: use only one of these.")
     return step, given if batches is None else batches
 
 
 class _FileLine:
-    """Progress of one rank in a file, which the process that started the job displays."""
+    """Writes a rank's progress to a file, which the process that started the job displays."""
 
     def __init__(self, folder: Path, silent: bool) -> None:
         self._path, self._silent = folder / PROGRESS, silent
@@ -183,7 +183,7 @@ class _FileLine:
 
 
 class _Split:
-    """Batches that are split among the ranks; the parts of all ranks are the batch."""
+    """Batches that are split among the ranks. The parts of all ranks together are the whole batch."""
 
     def __init__(self, batches: Any, rank: int, ranks: int) -> None:
         self._batches, self._rank, self._ranks = batches, rank, ranks
@@ -207,7 +207,9 @@ class _Split:
 
 
 def _replace_in(step: Any, new: Mapping[int, Any]) -> None:
-    """Replace values, by their ``id``, in a step's closure and globals and those of the functions it calls."""
+    """Replace values, identified by their ``id``, in a step's closure and globals and in the functions that it
+    calls.
+    """
     seen: list[FunctionType] = []
     waiting = [getattr(step, "__func__", step)]
     while waiting:
@@ -227,13 +229,16 @@ def _replace_in(step: Any, new: Mapping[int, Any]) -> None:
 
 
 def _unwrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """Return the model inside each DistributedDataParallel, by the ``id`` of the latter."""
+    """Return the model inside each DistributedDataParallel, keyed by the wrapper's ``id``."""
     parallel = nn.parallel.DistributedDataParallel
     return {id(value): value.module for value in values.values() if isinstance(value, parallel)}
 
 
 def _wrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """Return each model with something to train, wrapped, by its ``id``; parts of another model are left alone."""
+    """Wrap each model that has trainable parameters, and return the wrapped models by the ``id`` of the originals.
+
+    Models that are part of another model are left alone.
+    """
     parallel = nn.parallel.DistributedDataParallel
     models = [value for value in values.values() if isinstance(value, nn.Module)]
     parts = {id(part) for model in models for part in list(model.modules())[1:]}
@@ -241,7 +246,7 @@ def _wrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
     trained = {id(model): model for model in chosen if any(weight.requires_grad for weight in model.parameters())}
     if not trained:
         raise CaptureError(
-            "ddp has nothing to wrap: the step's model is in DistributedDataParallel already. Leave out ddp."
+            "ddp has nothing to wrap: the step's model is already wrapped in DistributedDataParallel. Leave out ddp."
             if any(isinstance(model, parallel) for model in models)
             else "ddp finds no model to wrap: the step names none in a variable of its own. Wrap it in "
             "DistributedDataParallel in the function that sets the job up."

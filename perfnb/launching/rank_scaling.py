@@ -1,4 +1,4 @@
-"""`rank_scaling`: measure how much faster a job is on several ranks, and where the rest of their time goes."""
+"""`rank_scaling`: measure how much faster a job is on several ranks, and where the rest of the time goes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MODES = ("strong", "weak")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RankScaling(Documented):
-    """The scaling of a job over ranks. A notebook displays it.
+    """How a job scales with the number of ranks. A notebook displays it.
 
     Attributes
     ----------
     mode : str
         ``strong`` or ``weak``.
     table : pd.DataFrame
-        A row for each job.
+        One row per job.
 
         ``ranks``, ``threads`` of each, ``step_ms`` with its interval from ``ci_low_ms`` to ``ci_high_ms``. ``speedup``
         is work per second compared with one rank of the same code, and ``efficiency`` the same per rank, both with an
@@ -45,9 +45,9 @@ class RankScaling(Documented):
         (exposed: nothing computes meanwhile), ``imbalance_ms`` (waiting for the slowest rank) and ``input_ms`` add up
         to ``loss_ms``. A part that became shorter is negative.
     rounds, cores : int
-        How often each job ran, and the cores of this machine.
+        How many times each job ran, and the number of cores on this machine.
     notes : list of str
-        Caveats about these figures: failed jobs, runs that disagree, and the savings of other bucket sizes.
+        Caveats about these figures: failed jobs, runs that disagree, and the possible savings from other bucket sizes.
     """
 
     mode: str
@@ -77,7 +77,7 @@ def rank_scaling(
     rounds: int = 2,
     budget_s: float = 120.0,
 ) -> RankScaling:
-    """Measure how much faster a job is on several ranks of this machine, and where the rest of their time goes.
+    """Measure how much faster a job is on several ranks of this machine, and where the rest of the time goes.
 
     Each job runs `rounds` times in fresh processes, in an order that is reversed each time: with each number of ranks,
     with one rank without DistributedDataParallel, and with one such process that has all cores. All ranks have the same
@@ -86,25 +86,25 @@ def rank_scaling(
     Parameters
     ----------
     target : callable
-        As in `profile_ranks`; a script is not possible.
+        As in `profile_ranks`, except that it cannot be a script.
     ranks : sequence of int
-        Numbers of ranks; one rank is always measured.
+        The numbers of ranks. A single rank is always measured.
     mode : str
-        ``strong``: all ranks together get the batch of one rank, each a part of it. ``weak``: each rank gets a whole
-        batch. A step without batches must do this itself.
+        With ``strong``, the batch of one rank is split among all ranks. With ``weak``, each rank gets a whole batch. If
+        the step has no batches, it must do this itself.
     batches, ddp, backend, threads, env
         As in `profile_ranks`. By default, each rank gets the cores divided by the highest number of ranks.
     warmup, steps, traced : int, optional
-        Steps of each run of a job, as in `profile_step`.
+        The numbers of steps in each run of a job, as in `profile_step`.
     rounds : int
-        Runs of each job. Intervals cover all of them.
+        The number of runs of each job. The intervals cover all of them.
     budget_s : float
-        Seconds that the steps of all jobs may take; starting processes comes on top.
+        How many seconds the steps of all jobs may take. Starting the processes takes additional time.
 
     Raises
     ------
     ValueError
-        If `ranks` has no number above 1, or `mode` is unknown.
+        If `ranks` does not contain a number above 1, or if `mode` is unknown.
     Exception
         As `profile_ranks`.
     """
@@ -161,12 +161,12 @@ def _numbers(ranks: Sequence[int]) -> list[int]:
     for number in numbers:
         require_ranks(number)
     if max(numbers, default=1) == 1:
-        raise ValueError("ranks must have a number above 1, such as (1, 2).")
+        raise ValueError("ranks must contain a number above 1, such as (1, 2).")
     return sorted({1, *numbers})
 
 
 def _measured(profiles: Ranks) -> JobRun:
-    """Return step times and parts of a job's step."""
+    """Return the step times of a job, and how its steps are divided into parts."""
     timed = [profile.steps.loc[profile.steps["pass"] == "timed", "wall_ms"] for profile in profiles]
     steps_ms = np.max(np.stack([wall_ms.to_numpy(dtype=float) for wall_ms in timed]), axis=0)
     phases = [profile.phases["share"] for profile in profiles]

@@ -1,4 +1,4 @@
-"""Compute the gain of more ranks, and the causes of the loss, from the steps of jobs.
+"""Compute the gain from more ranks and the causes of the loss, using the steps of jobs.
 
 All functions here are pure.
 """
@@ -31,13 +31,13 @@ class JobRun:
     Attributes
     ----------
     steps_ms : sequence of float
-        Each timed step of the job, as long as on its slowest rank.
+        The duration of each timed step on the job's slowest rank.
     shares : mapping
-        Parts of a traced step, on average over the ranks: ``input``, ``communication`` (exposed, without waiting for
-        the last rank), ``imbalance`` (this waiting; ``None`` if unknown, and then in ``communication``) and
-        ``compute``, all the rest. They add up to 1.
+        The parts of a traced step, averaged over the ranks: ``input``, ``communication`` (exposed, excluding the wait
+        for the last rank), ``imbalance`` (this wait; if it is unknown, this part is ``None`` and the wait is included
+        in ``communication``) and ``compute``, which is the remainder. They add up to 1.
     buckets : str
-        The savings of other sizes of DDP's buckets, in words; empty without buckets.
+        A sentence about the savings from other DDP bucket sizes, or an empty text if there are no buckets.
     """
 
     steps_ms: Sequence[float]
@@ -47,14 +47,14 @@ class JobRun:
 
 @dataclass
 class ScalingJob:
-    """A job that is run several times.
+    """A job that runs several times.
 
     Attributes
     ----------
     kind : str
         ``ranks``, ``plain`` (one rank without DDP) or ``best`` (the same with all cores).
     failed : str
-        The reason why there are no runs.
+        The reason why there are no runs, if the job failed.
     """
 
     kind: str
@@ -65,7 +65,9 @@ class ScalingJob:
 
 
 def compared_jobs(jobs: Sequence[ScalingJob], mode: str) -> dict[str, Any]:
-    """Compare jobs with the one of one rank: `table`, `losses`, `rounds` and `notes` of a `RankScaling`.
+    """Compare jobs with the job on one rank.
+
+    The result contains `table`, `losses`, `rounds` and `notes` of a `RankScaling`.
 
     Parameters
     ----------
@@ -104,7 +106,7 @@ def _name(job: ScalingJob) -> str:
 
 
 def _time(job: ScalingJob) -> tuple[float, float, float]:
-    """Return the median step of a job, and an interval that holds those of all its runs."""
+    """Return a job's median step, and an interval that includes the median steps of all of its runs."""
     if not job.runs:
         return _UNKNOWN
     medians = [float(np.median(run.steps_ms)) for run in job.runs]
@@ -116,7 +118,7 @@ def _time(job: ScalingJob) -> tuple[float, float, float]:
 
 
 def _notes(jobs: Sequence[ScalingJob]) -> Iterator[str]:
-    """Yield the caveats about the figures, one note for all jobs that share it."""
+    """Yield the caveats about the figures, with a single note for all jobs that share a caveat."""
     shared: dict[str, list[str]] = {}
     for job in jobs:
         if job.failed:
@@ -151,12 +153,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _ratio(other: tuple[float, float, float], own: tuple[float, float, float], work: int) -> tuple[float, float, float]:
-    """Return the ratio of the speeds of `own` and `other`, and an interval."""
+    """Return the ratio of the speeds of `own` and `other`, with an interval."""
     return work * other[0] / own[0], work * other[1] / own[2], work * other[2] / own[1]
 
 
 def _losses(jobs: Sequence[ScalingJob], mode: str) -> pd.DataFrame:
-    """Return milliseconds of a step beyond perfect scaling, by cause; the parts add up to the loss."""
+    """Return the milliseconds per step beyond perfect scaling for each cause. The parts add up to the loss."""
     base = next(job for job in jobs if job.kind == "ranks" and job.ranks == 1)
     rows = []
     for job in jobs:
@@ -174,6 +176,6 @@ def _losses(jobs: Sequence[ScalingJob], mode: str) -> pd.DataFrame:
 
 
 def _parts(job: ScalingJob) -> dict[str, float]:
-    """Return the parts of a job's median step in milliseconds: the shares of the traced steps, of the timed ones."""
+    """Return the parts of a job's median timed step in milliseconds, using the traced steps' shares."""
     step = _time(job)[0]
     return {name: step * float(np.mean([run.shares[name] or 0.0 for run in job.runs])) for name in PARTS}

@@ -1,4 +1,4 @@
-"""Show a study of scaling over ranks as a document."""
+"""Show a study of how a job scales with its ranks as a document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ _BATCHES = {"strong": "the same batch for all ranks together", "weak": "the same
 
 
 def rank_scaling_document(study: RankScaling) -> Document:
-    """Return the document: how much faster the job is on most ranks, the causes of the loss, and every job."""
+    """Return the document for a scaling study.
+
+    It shows how much faster the job is on the largest number of ranks, the causes of the loss, and every job.
+    """
     last = study.table[study.table["efficiency"].notna()].iloc[-1]
     runs = "once" if study.rounds == 1 else f"{study.rounds:,} times"
     threads = fmt.counted(int(study.table["threads"].iloc[0]), "thread")
@@ -69,7 +72,7 @@ def rank_scaling_document(study: RankScaling) -> Document:
 
 
 def _value(row: Any, name: str, unit: Unit) -> Value:
-    """Return a figure of a job's row with its interval."""
+    """Return a figure from a job's row, with its interval."""
     low, high = ("ci_low_ms", "ci_high_ms") if unit == "ms" else (f"{name}_low", f"{name}_high")
     return Value(fmt.known(row[name]), unit, fmt.known_bounds((row[low], row[high])))
 
@@ -89,7 +92,7 @@ def _verdict(study: RankScaling, last: Any) -> Verdict:
 
 
 def _why(study: RankScaling, last: Any) -> str:
-    """Return what a step on most ranks loses to each cause, the largest first."""
+    """Return how much each cause costs per step on the largest number of ranks, in descending order."""
     row = study.losses.loc[int(last["ranks"])]
     parts = {mark.word: fmt.known(row[f"{name}_ms"]) or 0.0 for name, mark in _LOSSES.items()}
     lost = [f"{word} {fmt.duration(ms)}" for word, ms in sorted(parts.items(), key=lambda part: -part[1]) if ms > 0]

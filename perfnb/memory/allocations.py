@@ -1,8 +1,9 @@
 """Describe every allocation of the watched steps: its owner, its purpose, and its lifetime.
 
 A block's purpose is known if a live object was seen at its address: parameters, gradients, optimizer state, inputs.
-Otherwise it follows from the block's lifetime: made in forward and still alive when backward starts (or when the step
-fails before that), it is an activation; made and freed within a step, a temporary. Anything else is ``other``.
+Otherwise, it is derived from the block's lifetime. A block that was made in forward and is still alive when backward
+starts (or when the step fails before that) is an activation. A block that was made and freed within a step is a
+temporary. Any other block is ``other``.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ _COMPUTING = ("forward", "loss", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class Watched:
-    """The watched steps and everything alive in them.
+    """The watched steps, with everything that is alive in them.
 
     Attributes
     ----------
     recording : Recording
-        With the events of the watched steps, see `Recording.with_events`.
+        The recording, including the events of the watched steps (see `Recording.with_events`).
     attribution : Attribution
-        Of those events.
+        The attribution of those events.
     blocks : DataFrame
         One row per block of memory: ``bytes``, ``device``, ``address``, ``start`` and ``end`` (`BEFORE` and `AFTER` if
         made or freed outside the watched steps), ``place`` (its block in the attribution, -1 for none), ``made_in`` and
         ``freed_in`` (step numbers, -1 for none), ``layer``, ``phase``, ``direction``, ``op``, ``name`` (missing if
         none) and ``category``.
     begin, end : int
-        Of the counted step, the last one.
+        The beginning and end of the counted step, which is the last watched step.
     """
 
     recording: Recording
@@ -58,12 +59,15 @@ class Watched:
 
     @property
     def counted(self) -> pd.DataFrame:
-        """The blocks alive at some time in the counted step."""
+        """The blocks that were alive at any time in the counted step."""
         return self.blocks[(self.blocks["start"] < self.end) & (self.blocks["end"] > self.begin)]
 
 
 def watched_memory(recording: Recording) -> Watched | None:
-    """Pair allocations with frees and find the owner and category of each; ``None`` if memory was not watched."""
+    """Pair allocations with frees, and determine the owner and category of each block.
+
+    Return ``None`` if memory was not watched.
+    """
     memory = recording.memory
     if memory is None:
         return None
@@ -80,7 +84,7 @@ def watched_memory(recording: Recording) -> Watched | None:
 def paired(changes: pd.DataFrame) -> pd.DataFrame:
     """Return one row per block of memory: ``bytes``, ``device``, ``address``, ``start``, ``end``, ``event``.
 
-    ``event`` is that of the allocation, -1 if only a free was seen.
+    ``event`` is the event that allocated the block, or -1 if only its free was seen.
     """
     order = np.lexsort((np.arange(len(changes)), changes["address"], changes["device"].cat.codes))
     rows = changes.iloc[order]
@@ -107,7 +111,10 @@ def paired(changes: pd.DataFrame) -> pd.DataFrame:
 
 
 def allocation_table(watched: Watched) -> pd.DataFrame:
-    """Return the frame ``allocations``: everything alive at some time in the counted step, in time order."""
+    """Return the table ``allocations``.
+
+    It contains everything that was alive at any time in the counted step, in chronological order.
+    """
     blocks = watched.counted
     start, end = blocks["start"].to_numpy(), blocks["end"].to_numpy()
     before, after = start == BEFORE, end >= watched.end
@@ -120,13 +127,17 @@ def allocation_table(watched: Watched) -> pd.DataFrame:
 
 
 def allocations_by_step(watched: Watched) -> pd.DataFrame:
-    """Return the steps where each block was made and freed: the input of `perfnb.memory.leaks.judge.leak_figures`.
+    """Return the steps where each block was made and freed.
 
-    One row per block that was seen being made or freed: ``bytes``, ``device``, ``layer``, ``phase``, ``op``,
-    ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of steps:
-    after the last one ended). Memory that is freed between two steps belongs to the first of them. Blocks made before
-    watching started are listed only for GPUs: on the CPU torch sees few of their frees, and mistakes some for those of
-    older blocks.
+    This is the input for `perfnb.memory.leaks.judge.leak_figures`.
+
+    This is the input for `perfnb.memory.leaks.judge.leak_figures`.
+
+    The table has one row for each block whose allocation or free was seen: ``bytes``, ``device``, ``layer``, ``phase``,
+    ``op``, ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of
+    steps: after the last one ended). Memory that is freed between two steps belongs to the first of them. Blocks made
+    before watching started are listed only for GPUs. On the CPU, torch sees few of their frees, and confuses some of
+    them with frees of older blocks.
     """
     host = watched.attribution.host.blocks
     starts = np.sort(host.loc[host["kind"] == Kind.STEP, "start"].to_numpy())
@@ -167,7 +178,10 @@ def _made(
 
 
 def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
-    """Return the op around each host event: the innermost that does more than allocate, else the outermost."""
+    """Return the op around each host event.
+
+    It is the innermost op that does more than allocate, or otherwise the outermost op.
+    """
     host = attribution.host
     fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[host.rows]
     making = innermost(host.calls, host.is_op & ~fetches)
@@ -176,7 +190,7 @@ def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
 
 
 def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int, finish: int) -> pd.DataFrame:
-    """Assign blocks to the live objects seen at their addresses.
+    """Assign blocks to the live objects that were seen at their addresses.
 
     Objects from before watching started are added if they are seen at the inspection before the counted step or later,
     because not all frees of earlier blocks are reported.
@@ -278,7 +292,7 @@ def _categories(blocks: pd.DataFrame, attribution: Attribution, failed: bool) ->
 
 
 def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
-    """Return where the outermost layer span of the recomputation around each block ends."""
+    """For the recomputation around each block, return where the outermost layer span ends."""
     host = attribution.host
     kind, above = host.blocks["kind"].to_numpy(), host.forest.parent
     at = place.copy()
@@ -291,12 +305,12 @@ def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
 
 
 def _step_at(time: Ints, starts: Ints, ends: Ints) -> Ints:
-    """Return the number of the step that contains each time, -1 for none."""
+    """Return the number of the step that contains each time, or -1 if no step contains it."""
     place = np.searchsorted(starts, time, side="right") - 1
     return np.where((place >= 0) & (time <= ends[place]), place, NONE)
 
 
 def _text(texts: pd.Series | np.ndarray, places: Ints) -> pd.Series:
-    """Return the texts at some places; missing if empty, or at no place."""
+    """Return the texts at the given positions. A text is missing if it is empty or has no position."""
     text = pd.Series(np.append(np.asarray(texts, dtype=object), "")[places], dtype="object")
     return text.mask(text == "", pd.NA)

@@ -1,4 +1,4 @@
-"""Find out what would make a step fit: how much of its peak some well-known changes would free."""
+"""Find out what would make a step fit, by computing how much of its peak some well-known changes would free."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def options_to_fit(
     single: bool,
     half: bool,
 ) -> pd.DataFrame:
-    """Return how much of the peak each change would free by itself, the largest first.
+    """Return how much of the peak each change would free by itself, in descending order.
 
-    *Computed* savings follow from sizes alone; *estimated* ones assume that the peak stays where it is and that
-    activations behave as usual.
+    *Computed* savings follow from sizes alone. *Estimated* savings assume that the peak stays in the same place and
+    that activations behave as usual.
 
     Parameters
     ----------
     by_category : mapping
         Bytes at the peak.
     of_optimizer : int
-        Bytes of temporaries of the optimizer's step, which do not depend on the batch.
+        The size of temporaries in the optimizer's step, which does not depend on the batch.
     samples, batches : int
-        Samples in a batch, ``None`` if unknown, and batches in a step.
+        The number of samples in a batch (``None`` if unknown), and the number of batches in a step.
     checkpoints : tuple of int and str
-        Bytes that checkpointing would free, and the layers.
+        The number of bytes that checkpointing would free, and the layers.
     single : bool
         Whether parameters take at least four bytes each.
     half : bool
@@ -45,7 +45,8 @@ def options_to_fit(
     Returns
     -------
     DataFrame
-        ``option``, ``frees_bytes``, ``basis``, ``detail``; options that free less than a thousandth are left out.
+        ``option``, ``frees_bytes``, ``basis``, ``detail``. Options that free less than a thousandth of the peak are
+        left out.
     """
     moving = sum(by_category[name] for name in ("activations", "inputs", "temporaries")) - of_optimizer
     size, over = "", f"{2 * batches:,}" if batches > 1 else "two"

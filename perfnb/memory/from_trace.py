@@ -1,4 +1,6 @@
-"""Read the memory in a loaded trace: how much was allocated after each allocation and free, but not its purpose."""
+"""Read the memory in a loaded trace: how much was allocated after each allocation and free, but not for what
+purpose.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ CPU = "cpu"
 
 
 class TotalsOfDevice(NamedTuple):
-    """The memory that a device's allocator had handed out and reserved from each time on; -1 if unknown."""
+    """How much memory a device's allocator had handed out and reserved at each time, or -1 where this is unknown."""
 
     device: str
     times_ns: Ints
@@ -26,10 +28,11 @@ class TotalsOfDevice(NamedTuple):
 
 
 def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
-    """Return the totals of each device, the CPU first; devices whose events carry no totals are left out.
+    """Return each device's totals, with the CPU first. Devices whose events contain no totals are left out.
 
-    From the start of the trace to the first change, the totals are those allocated until then. CPU totals count from
-    the moment when a profiler first recorded memory in the process, and leave out memory that was alive before.
+    Between the start of the trace and the first change, the totals are the memory allocated up to then. CPU totals
+    start from the moment when a profiler first recorded memory in the process, and do not include memory that was alive
+    before.
     """
     changes = recording.trace_memory
     if changes is None:
@@ -55,9 +58,9 @@ def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
 
 
 def trace_memory_table(recording: Recording) -> pd.DataFrame:
-    """Return the frame ``memory`` of a loaded trace, without categories.
+    """Return the table ``memory`` for a loaded trace, without categories.
 
-    ``t_ms`` counts from the start of its first step.
+    ``t_ms`` is relative to the start of the trace's first step.
     """
     lines = memory_of_trace(recording)
     if not lines:
@@ -77,6 +80,6 @@ def trace_memory_table(recording: Recording) -> pd.DataFrame:
 
 
 def _name(kind: int, index: int) -> str:
-    """Return torch's name of the device."""
+    """Return torch's name for the device."""
     word = CPU if kind == 0 else DEVICE_KINDS.get(kind, f"device of type {kind}")
     return word if index < 0 else f"{word}:{index}"

@@ -1,4 +1,4 @@
-"""Show the report's tab of memory: who owns what at the peak of a step, and what would make it fit."""
+"""Show the report's memory tab: who owns the memory at a step's peak, and what would make it fit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NONE = -1
 
 
 def memory_document(summary: MemorySummary) -> Document:
-    """Return the document: what is alive at the peak of a step, or when it failed, and what would make it fit."""
+    """Return the document that shows what is alive at a step's peak, or at its failure, and what would make it fit."""
     figures = [
         Figure(_instant(summary), summary.peak_bytes, "bytes", basis=f"at {_when(summary)}, on {summary.device}")
     ]
@@ -79,7 +79,7 @@ def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
 
 
 def _instant(summary: MemorySummary) -> str:
-    """Return the instant described in full."""
+    """Return a full description of the instant."""
     return "peak" if summary.incomplete is None else "failure"
 
 
@@ -160,7 +160,10 @@ def stacked(
     levels: Mapping[str, float],
     spans: Sequence[tuple[palette.Mark, float, float]] = (),
 ) -> Series:
-    """Return amounts of memory as areas; each lasts until the next instant, so there are none of a single one."""
+    """Return amounts of memory as areas.
+
+    Each amount lasts until the next instant, so a single instant has no area.
+    """
     parts = parts if len(times_ms) > 1 else ()
     at = [time for ends in zip(times_ms, [*times_ms[1:], end_ms], strict=True) for time in ends]
     lines = (Line(mark, [value for value in values for _ in range(2)]) for mark, values in parts if any(values))
@@ -170,10 +173,11 @@ def stacked(
 
 
 def curve_data(summary: MemorySummary) -> dict[str, Any]:
-    """Return the data of the curve with its cursor, ready for JSON.
+    """Return the data for the curve with its cursor, ready to be written as JSON.
 
-    Instants are integer nanoseconds, amounts integer bytes, ``None`` where unknown; a column of unknown values only
-    or everything is zero is ``None``. Names are stored once in ``names``; name columns hold places in it, -1 for none.
+    Instants are integer nanoseconds, and amounts are integer bytes, or ``None`` where they are unknown. A column is
+    ``None`` if it contains only unknown values, or only zeros. Names are stored once in ``names``, and name columns
+    contain indices into it, with -1 for no name.
     """
     names: dict[str, int] = {}
 
@@ -215,7 +219,7 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
 
 
 def _amounts(values: pd.Series) -> list[int | None] | None:
-    """Return bytes; ``None`` if nothing is known, or everything is zero."""
+    """Return bytes, or ``None`` if all of them are unknown or zero."""
     amounts = [None if fmt.known(value) is None else int(value) for value in values]
     return amounts if any(amounts) else None
 

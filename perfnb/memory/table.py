@@ -1,4 +1,4 @@
-"""Compute the memory alive at every instant of the counted step, and the facts that a report shows about it."""
+"""Compute the memory alive at every instant of the counted step, and the facts about it that a report shows."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ _WHOLE = 4
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """Memory in the counted step, on the device with the largest peak.
+    """The memory in the counted step, on the device with the largest peak.
 
     Attributes
     ----------
     device : str
-        ``cpu``, ``cuda:0``.
+        The device's name, such as ``cpu`` or ``cuda:0``.
     timeline : DataFrame
-        At most `INSTANTS` rows of the frame ``memory``, the peak among them.
+        At most `INSTANTS` rows of the table ``memory``, including the peak.
     phases : DataFrame
-        ``phase``, ``start_ms``, ``end_ms``, in time order.
+        ``phase``, ``start_ms``, ``end_ms``, in chronological order.
     step_ms : float
-        Length of the counted step.
+        The duration of the counted step.
     peak_ms, peak_bytes : float, int
-        When most was alive, and how much. If the step failed, these and the following attributes describe the failure.
+        When the most memory was alive, and how much. If the step failed, these and the following attributes describe
+        the failure.
     by_category : mapping of str to int
-        Bytes at the peak.
+        The bytes in each category at the peak.
     owners : DataFrame
         At the peak, largest first: ``category``, ``layer``, ``bytes``, ``count``, ``share``.
     largest : DataFrame
@@ -55,18 +56,18 @@ class MemorySummary:
         Changes that would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated),
         ``detail``.
     process_peak_bytes, reserved_peak_bytes : int or None
-        Peak resident memory of the process (CPU), and peak memory reserved by the allocator (CUDA).
+        The process's peak resident memory (CPU), and the allocator's peak reserved memory (CUDA).
     fragmentation : float or None
-        1 - allocated / reserved when most was reserved (CUDA).
+        1 - allocated / reserved at the time when the most memory was reserved (CUDA).
     retries, ooms, largest_free_bytes : int or None
-        The CUDA allocator's counters: allocations retried after emptying its cache, out-of-memory errors, and its
-        largest free block after the step.
+        Three counters from the CUDA allocator: allocations that were retried after emptying its cache, out-of-memory
+        errors, and the size of its largest free block after the step.
     incomplete : str or None
         The error, if the step ran out of memory.
     kept_bytes : int or None
-        The memory that each of the two watched steps left behind; ``None`` if only one was watched.
+        How much memory each of the two watched steps left behind, or ``None`` if only one step was watched.
     kept_by : str or None
-        Who made most of that.
+        The owner of most of the memory left behind.
     """
 
     device: str
@@ -91,7 +92,9 @@ class MemorySummary:
 
 
 def memory_table(watched: Watched) -> pd.DataFrame:
-    """Return the frame ``memory``: one row at the start of the counted step and at each change, device by device."""
+    """Return the table ``memory``, with one row at the start of the counted step and one per change, device by
+    device.
+    """
     names = sorted(watched.blocks["device"].unique())
     tables = [_device_table(watched, name) for name in names]
     whole = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"t_ms": [], "device": []})
@@ -99,18 +102,18 @@ def memory_table(watched: Watched) -> pd.DataFrame:
 
 
 def most_used_device(table: pd.DataFrame) -> str | None:
-    """Return the device with the highest peak in the frame ``memory``; ``None`` if nothing was alive."""
+    """Return the device with the highest peak in the table ``memory``, or ``None`` if nothing was alive."""
     peaks = table.groupby("device", observed=True)["total"].max()
     return str(peaks.astype("int64").idxmax()) if len(peaks) else None
 
 
 def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = None) -> MemorySummary | None:
-    """Return the memory facts of a report, from the frame ``memory``; ``None`` if nothing was alive.
+    """Return a report's facts about memory, from the table ``memory``, or ``None`` if nothing was alive.
 
     Parameters
     ----------
     samples : int, optional
-        Samples in a batch, to estimate what a smaller one would free.
+        The number of samples in a batch, used to estimate how much a smaller batch would free.
     """
     device = most_used_device(table)
     if device is None:
@@ -157,7 +160,7 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
 def fitting_options(
     alive: pd.DataFrame, by_category: Mapping[str, int], recording: Recording, samples: int | None
 ) -> pd.DataFrame:
-    """Return what would make a step fit, given the blocks alive at its peak, in the order of their allocation."""
+    """Return what would make a step fit, given the blocks that are alive at its peak, in allocation order."""
     batches = recording.meta.get("batches", 1)
     roots = recording.modules[recording.modules["parent"] == NONE]
     counted = recording.arithmetic
@@ -174,9 +177,9 @@ def fitting_options(
 
 
 def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
-    """Return the memory that every watched step left on a device, and who made most of it.
+    """Return how much memory every watched step left on a device, and the owner of most of it.
 
-    The result is empty if only one was watched.
+    The result is empty if only one step was watched.
     """
     host = watched.attribution.host.blocks
     steps = int((host["kind"] == Kind.STEP).sum())
@@ -222,13 +225,16 @@ def _device_table(watched: Watched, device: str) -> pd.DataFrame:
 
 
 def _latest(times: pd.Series, values: pd.Series, moments: Ints) -> Ints:
-    """Return the value at the last time up to each moment, `NONE` before the first."""
+    """Return the latest value at or before each moment, or `NONE` before the first value."""
     place = np.searchsorted(times.to_numpy(), moments, side="right") - 1
     return np.asarray(np.append(values.to_numpy(), NONE)[place])
 
 
 def fullest(times: np.ndarray, levels: Ints, most: int) -> Ints:
-    """Return rows of at most `most` instants in order of time: the fullest of each time bin, the first and the last."""
+    """Return rows for at most `most` instants in chronological order.
+
+    They are the first instant, the last instant, and the instant with the most memory in each time bin.
+    """
     elapsed = times - times[0]
     bins = np.minimum((elapsed / max(float(elapsed[-1]), 1e-9) * (most - 2)).astype(np.int64), most - 3)
     order = np.lexsort((-levels, bins))
@@ -249,7 +255,7 @@ def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> p
 
 
 def _largest(watched: Watched, device: str, instants_ms: np.ndarray) -> pd.DataFrame:
-    """Return the allocations on a device that are among the `LARGEST` at some instant."""
+    """Return the allocations on a device that are among the `LARGEST` at any instant."""
     blocks = watched.counted[watched.counted["device"] == device]
     blocks = blocks.sort_values("bytes", ascending=False, kind="stable")
     times = (blocks[name].to_numpy().clip(watched.begin, watched.end) for name in ("start", "end"))
@@ -274,7 +280,7 @@ def _peak(values: pd.Series) -> int | None:
 
 
 def activation_bytes(watched: Watched) -> np.ndarray:
-    """Return the bytes that each block of the attribution saved for backward in the counted step."""
+    """Return how many bytes each block of the attribution saved for backward in the counted step."""
     blocks = watched.blocks
     saved = (blocks["category"] == "activations") & (blocks["start"] >= watched.begin) & (blocks["place"] != NONE)
     made = saved & (blocks["direction"] != "recompute")
@@ -294,10 +300,10 @@ def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms:
 
 
 def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> tuple[int, str]:
-    """Return the most bytes that checkpoints in sibling layers of one class free.
+    """Return the most bytes that checkpoints in sibling layers of one class would free.
 
-    Also return how many layers there are, and of which class. That is all their activations except each layer's last,
-    with one layer recomputed at a time.
+    Also return the number of layers and their class. The bytes are all activations of these layers except each layer's
+    last activation, assuming that one layer is recomputed at a time.
     """
     parent, depth = modules["parent"].to_numpy(), modules["depth"].to_numpy()
     row = {name: place for place, name in enumerate(modules["name"])}

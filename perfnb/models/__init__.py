@@ -1,1 +1,1 @@
-"""Many models or sizes: `compare_architectures` and `scaling_study`."""
+"""Compare several models or sizes: `compare_architectures` and `scaling_study`."""

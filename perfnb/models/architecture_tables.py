@@ -1,6 +1,6 @@
-"""Make the tables of a comparison of architectures.
+"""Compute the tables for a comparison of architectures.
 
-They show costs, where the time goes by kind of layer, and how far the models differ.
+They show each model's cost, how its time is divided among the kinds of layer, and how far the models differ.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def architecture_tables(
     batch_sizes: Mapping[str, int | None],
     equal_within: float,
 ) -> dict[str, Any]:
-    """Combine the measurements into the tables of an `ArchitectureComparison`, by their names.
+    """Combine the measurements into an `ArchitectureComparison`'s tables, by name.
 
     Parameters
     ----------
     summaries : mapping of str to Summary
-        Summary of each model's profile.
+        The summary of each model's profile.
     samples_ms : mapping of str to sequence of float
-        Step times of each model, one per round.
+        Each model's step times, one per round.
     batch_sizes : mapping of str to (int or None)
-        Samples in each model's batch.
+        The number of samples in each model's batch.
     equal_within : float
-        Relative difference up to which two times count as the same.
+        The relative difference up to which two times count as the same.
     """
     rows = {
         name: _row(summary, StepTimes(tuple(samples_ms[name]), batch_sizes[name]))
@@ -107,7 +107,7 @@ def _row(summary: Summary, timing: StepTimes) -> dict[str, Any]:
 
 
 def _shares(name: str, summary: Summary, median_ms: float) -> pd.DataFrame:
-    """Return shares of the median time by kind of layer and by phase."""
+    """Return how the median time is divided among the kinds of layer and among the phases."""
     phases = summary.phases["share"].astype("Float64")
     parts = {"kind": time_by_kind(summary.layers, summary.layer_ops), "phase": phases}
     tables = []
@@ -125,14 +125,15 @@ def _ratios(samples_ms: Mapping[str, Sequence[float]], equal_within: float) -> p
 
 
 def kind_of_op(name: str) -> str | None:
-    """Return the kind of an operator by its name; ``None`` if that does not reveal it."""
+    """Return an operator's kind according to its name, or ``None`` if the name does not reveal it."""
     return next((kind for kind, words in _OPS.items() if re.search(words, name, re.IGNORECASE)), None)
 
 
 def kinds_of_layers(layers: pd.Index, layer_ops: pd.DataFrame) -> pd.Series:
-    """Return the kind of each layer; missing for a container, which has no operators of a known kind of its own.
+    """Return each layer's kind, which is missing for a container without operators of a known kind.
 
-    A layer that computes attention is attention. Any other layer is of the kind that takes most of its own time.
+    A layer that computes attention has the kind attention. Any other layer has the kind that takes most of its own
+    time.
     """
     ops = _kinds_of_ops(layer_ops).dropna(subset="kind")
     attention = ops["kind"] == "attention"
@@ -144,7 +145,9 @@ def kinds_of_layers(layers: pd.Index, layer_ops: pd.DataFrame) -> pd.Series:
 
 
 def _kinds_of_ops(layer_ops: pd.DataFrame) -> pd.DataFrame:
-    """Return ``layer``, ``op``, ``ms`` and ``kind`` of each row of the frame ``layer_ops``; ``kind`` can be missing."""
+    """Return ``layer``, ``op``, ``ms`` and ``kind`` for each row of the table ``layer_ops``. ``kind`` can be
+    missing.
+    """
     time = layer_ops["gpu_ms" if layer_ops["gpu_ms"].notna().any() else "self_cpu_ms"]
     layer, op = layer_ops["layer"].astype(object), layer_ops["op"].astype(object)
     kind = op.map({name: kind_of_op(str(name)) for name in op.unique()})
@@ -160,9 +163,10 @@ def _matches(ops: pd.Series, words: re.Pattern[str]) -> pd.Series:
 
 
 def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
-    """Return milliseconds of a traced step's operators by kind, in GPU time if there is any; all of `KINDS`, in order.
+    """Return the milliseconds of a traced step's operators by kind, in GPU time if there is any.
 
-    Operators of no known kind, such as copies, count as work of their layer if it calls no other layer.
+    The result contains all of `KINDS`, in order. Operators of unknown kind, such as copies, are attributed to their
+    layer's kind if the layer does not call another layer.
     """
     ops = _kinds_of_ops(layer_ops)
     called = layers[layers["calls"].fillna(0) > 0]

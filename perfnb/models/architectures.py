@@ -1,4 +1,4 @@
-"""`compare_architectures`: compare models on one batch, with the cost of each and where its time goes."""
+"""`compare_architectures`: compare models on one batch, showing each model's cost and where its time goes."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ TIMED_SHARE = 0.6
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ArchitectureComparison(Documented):
-    """Models side by side: the cost of each, and where its time goes. A notebook displays it.
+    """Several models side by side, with each model's cost and where its time goes. A notebook displays it.
 
     Attributes
     ----------
     table : DataFrame
-        The cost of each model, one row per name (the index) in the given order; times are medians with 95 % intervals,
-        ``intensity`` is FLOP/byte. Each may be NA.
+        Each model's cost, with one row per name (the index) in the given order. Times are medians with 95 % intervals,
+        and ``intensity`` is FLOP/byte. Any value may be NA.
     shares : DataFrame
         Where the time goes: ``name``, ``by`` (kind of layer, or phase), ``part``, ``ms``, ``share``. For each name and
         ``by`` the shares add up to 1, and the times to the median.
     ratios : DataFrame
-        Every pair: ``a``, ``b``, ``ratio`` (time of b to time of a) with its simultaneous interval ``ci_low`` to
-        ``ci_high``, ``p_holm``, ``verdict`` on b, and ``smallest_detectable`` (relative).
+        One row per pair: ``a``, ``b``, ``ratio`` (the time of b divided by the time of a) with its simultaneous
+        interval ``ci_low`` to ``ci_high``, ``p_holm``, ``verdict`` on b, and ``smallest_detectable`` (relative).
     layers : mapping of str to DataFrame
-        Each model's frame ``layers``, with a column ``kind``.
+        Each model's table ``layers``, with an additional column ``kind``.
     training : bool
-        Whether loss and backward pass were included.
+        Whether the loss and the backward pass were included.
     device, batch : str
         The device, and the shapes of the batch.
     rounds : int
-        Measurements per model.
+        The number of measurements per model.
     equal_within : float
-        Relative difference up to which two times count as the same: 0.02 is 2 %.
+        The relative difference up to which two times count as the same. For example, 0.02 is 2 %.
     notes : tuple of str
-        Caveats.
+        Caveats about the figures.
     profiles : mapping of str to Profile
         The profile of each model.
     """
@@ -87,24 +87,25 @@ def compare_architectures(
 ) -> ArchitectureComparison:
     """Compare models on one batch: time, memory, FLOPs, and where the time goes.
 
-    The times are interleaved: in each round every model runs once, in random order, so that drift of the machine
-    affects all alike. Layers, memory and FLOPs come from one profile of each. Parameters and buffers are restored,
-    gradients are not.
+    The measurements are interleaved: in each round, every model runs once, in random order, so that changes in the
+    machine's speed affect all models equally. Layers, memory and FLOPs come from a profile of each model. Parameters
+    and buffers are restored, but gradients are not.
 
     Parameters
     ----------
     models : dict of str to Module or (Module, batch)
-        A model given with its own batch runs on that one.
+        The models by name. A model that is given with its own batch runs on that batch.
     batch : tensor, tuple or mapping
-        A tensor is the models' input. The last element of a tuple is the target and the others are inputs. A mapping
-        holds keyword arguments.
+        A tensor is the models' input. In a tuple, the last element is the target, and the other elements are inputs. A
+        mapping contains keyword arguments.
     training : bool
-        Forward, loss and backward; ``False``: forward only, without gradients, in evaluation mode.
+        If ``True``, a step consists of forward, loss and backward. If ``False``, it is only forward, without gradients
+        and in evaluation mode.
     loss : callable, optional
-        ``loss(output, target)``; after a mapping ``loss(output, batch)``, after a lone tensor ``loss(output)``. By
-        default ``output.loss`` if there is one, else the sum of the outputs.
+        Called as ``loss(output, target)``, as ``loss(output, batch)`` if the batch is a mapping, or as ``loss(output)``
+        if it is a single tensor. The default is ``output.loss`` if it exists, and otherwise the sum of the outputs.
     budget_s : float
-        Time limit in seconds for all models; each runs at least about twenty times.
+        The time limit in seconds for all models. Each model runs at least about twenty times.
 
     Returns
     -------
@@ -113,11 +114,11 @@ def compare_architectures(
     Raises
     ------
     TypeError, ValueError
-        Without models, or if one is not a module or has no batch.
+        If there are no models, or if one of them is not a module or has no batch.
     CaptureError
         Inside a profiler.
     Exception
-        Whatever a model or the loss raises, after perfnb has removed all its hooks.
+        Any exception that a model or the loss raises, after perfnb has removed all its hooks.
     """
     from perfnb.bench.rounds import Bench
     from perfnb.memory.estimate.model_step import left_as_they_were, model_step

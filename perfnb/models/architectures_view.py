@@ -43,14 +43,14 @@ _NAME = 60
 
 @dataclass(frozen=True)
 class _Metric:
-    """A metric that architectures can be compared by.
+    """A metric by which architectures can be compared.
 
     Attributes
     ----------
     parts : tuple of str
-        Columns of the comparison's table, which add up to it.
+        The columns of the comparison's table that add up to the metric.
     of_layers : (str, tuple of str)
-        The metric of layers, in words, and its columns of the frame `layers`.
+        The name of the metric for layers, and its columns in the table `layers`.
     """
 
     title: str
@@ -60,7 +60,7 @@ class _Metric:
 
 
 def _metrics(result: ArchitectureComparison) -> tuple[_Metric, ...]:
-    """Return the metrics to choose from. The FLOPs of a training step are those of both passes."""
+    """Return the metrics to choose from. The FLOPs of a training step are the sum of both passes."""
     passes = tuple(_PASSES) if result.training else ("forward_flops",)
     return (
         _Metric("Step time", "ms", ("median_ms",), ("time", ("share",))),
@@ -71,7 +71,10 @@ def _metrics(result: ArchitectureComparison) -> tuple[_Metric, ...]:
 
 
 def architectures_document(result: ArchitectureComparison) -> Document:
-    """Return the document: which architecture is fastest, where the time of each goes, and what else each costs."""
+    """Return the document for a comparison of architectures.
+
+    It shows which architecture is fastest, how each one's time is divided, and its other costs.
+    """
     step = "training step" if result.training else "inference step, forward only"
     times = "once each" if result.rounds == 1 else f"{result.rounds:,} times each, interleaved"
     timed = list(_known(result, _metrics(result)[0]))
@@ -89,7 +92,7 @@ def architectures_document(result: ArchitectureComparison) -> Document:
 
 
 def _known(result: ArchitectureComparison, metric: _Metric) -> dict[str, float]:
-    """Return a metric of the architectures with all of its parts known, the least first."""
+    """Return a metric for the architectures where all of its parts are known, in ascending order."""
     sums = result.table[list(metric.parts)].sum(axis=1, skipna=False)
     known = ((str(name), fmt.known(value)) for name, value in sums.sort_values(kind="stable").items())
     return {name: value for name, value in known if value is not None}
@@ -132,7 +135,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _against(result: ArchitectureComparison, baseline: str, name: str) -> Effect:
-    """Return how the time of one architecture compares with another's, whichever way round the pair was compared."""
+    """Return how one architecture's time compares with another's, regardless of the order of the pair."""
     for row in result.ratios.itertuples(index=False):
         pair, ratio = (str(row.a), str(row.b)), fmt.known(row.ratio)
         if set(pair) != {baseline, name} or ratio is None:
@@ -158,14 +161,14 @@ def _reservation(ratio: float, bounds: Interval | None, verdict: str) -> str:
 
 
 def _differs(pair: Effect) -> bool:
-    """Return whether two times differ by the verdict, or at least by the interval."""
+    """Return whether two times differ according to the verdict, or at least according to the interval."""
     if pair.verdict == "inconclusive" and pair.interval is not None:
         return not pair.interval[0] <= 1 <= pair.interval[1]
     return pair.verdict in ("faster", "slower")
 
 
 def _why(result: ArchitectureComparison, fastest: str, slowest: str) -> str:
-    """Return where the slowest spends more time than the fastest."""
+    """Return where the slowest architecture spends more time than the fastest."""
     parts = part_times(result, "kind")
     more = [(times[slowest] - times[fastest], mark.word) for mark, times in parts if {fastest, slowest} <= set(times)]
     if not more:
@@ -180,7 +183,7 @@ def _why(result: ArchitectureComparison, fastest: str, slowest: str) -> str:
 
 
 def part_times(result: ArchitectureComparison, by: str) -> list[tuple[Mark, dict[str, float]]]:
-    """Return milliseconds of each part in the architectures that were measured; parts that take no time are left out.
+    """Return the milliseconds of each part in the measured architectures. Parts that take no time are left out.
 
     Parameters
     ----------
@@ -204,7 +207,7 @@ def _sections(result: ArchitectureComparison, timed: Sequence[str]) -> Iterator[
 
 
 def _option(result: ArchitectureComparison, metric: _Metric) -> Iterator[Section]:
-    """Return bars, ratios and layers by one metric, the least first."""
+    """Return the bars, ratios and layers for one metric, in ascending order."""
     values = _known(result, metric)
     if not values:
         return
@@ -237,7 +240,7 @@ def _stacks(totals: Mapping[str, float], parts: Sequence[tuple[Mark, Mapping[str
 
 
 def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str]) -> Iterator[Table]:
-    """Yield the layers of all architectures in one tree, so that one scale holds for them."""
+    """Yield the layers of all architectures in a single tree, so that they share one scale."""
     word, columns = metric.of_layers
     rows: list[tuple[Cell, ...]] = []
     parents, weights, full = list[int](), list[float](), list[str]()
@@ -270,7 +273,7 @@ def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str
 
 
 def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
-    """Return everything that is known of each architecture, the fastest first."""
+    """Return all known costs of each architecture, starting with the fastest."""
     columns = {
         "name": Column("architecture"),
         ("median_ms", "ci_low_ms", "ci_high_ms"): Column("step time", "ms"),
@@ -291,7 +294,7 @@ def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
 
 
 def _all_pairs(result: ArchitectureComparison) -> Table:
-    """Return every pair, those that differ most first."""
+    """Return all pairs, starting with those that differ the most."""
     columns = {
         "b": Column("candidate"),
         "a": Column("baseline"),

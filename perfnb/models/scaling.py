@@ -29,7 +29,7 @@ FEWEST_ROUNDS, MOST_ROUNDS = 6, 100
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ScalingStudy(Documented):
-    """Time and memory by size. A notebook displays it.
+    """Time and memory as a function of size. A notebook displays it.
 
     Attributes
     ----------
@@ -37,15 +37,15 @@ class ScalingStudy(Documented):
         One row per size, ascending: ``size``, ``median_ms`` with its interval ``ci_low_ms`` to ``ci_high_ms``,
         ``peak_bytes``, ``flops``, and the law's ``predicted_ms`` and ``residual`` (share of the prediction).
     law : PowerLaw
-        The law of the median times.
+        The law for the median times.
     memory_law : PowerLaw or None
-        The law of peak memory, which is counted, not timed.
+        The law for peak memory, which is counted and not timed.
     curve : DataFrame
-        Predictions on a grid of sizes, even on the log scale: ``size``, ``median_ms``, ``low_ms``, ``high_ms``,
-        ``peak_bytes``.
+        Predictions on a grid of sizes that is evenly spaced on the log scale: ``size``, ``median_ms``, ``low_ms``,
+        ``high_ms``, ``peak_bytes``.
     device : str
     notes : tuple of str
-        Caveats.
+        Caveats about the figures.
     """
 
     table: pd.DataFrame
@@ -57,29 +57,29 @@ class ScalingStudy(Documented):
 
     @property
     def fit(self) -> pd.DataFrame:
-        """One row per size: ``measured`` and ``predicted`` milliseconds, and the relative ``residual``."""
+        """One row per size, with the ``measured`` and ``predicted`` milliseconds and the relative ``residual``."""
         return self.law.fit.copy()
 
     @property
     def exponent(self) -> float:
-        """Exponent of the time: 2 means that a step of twice the size takes four times as long."""
+        """The time's exponent. For example, 2 means that a step of twice the size takes four times as long."""
         return self.law.exponent
 
     @property
     def exponent_ci(self) -> tuple[float, float] | None:
-        """95 % interval of the exponent; ``None`` for two sizes, which are too few for one."""
+        """The exponent's 95 % interval, or ``None`` for two sizes, which are too few for an interval."""
         return self.law.exponent_ci
 
     @property
     def warning(self) -> str | None:
-        """A sentence on where one law does not hold; ``None`` if it holds.
+        """A sentence about where a single law does not hold, or ``None`` if it holds everywhere.
 
-        That can be at a cache's size or a switch of kernels.
+        For example, a law can break where the data no longer fits into a cache, or where a different kernel is used.
         """
         return self.law.warning
 
     def predict(self, size: float) -> SizePrediction:
-        """Predict time and memory of a step of that size."""
+        """Predict the time and memory of a step of a given size."""
         if (finite(size) or 0.0) <= 0:
             raise ValueError(f"size must be a number above 0, not {shown(size)}.")
         time = self.law.predict(size)
@@ -93,17 +93,17 @@ class ScalingStudy(Documented):
 def scaling_study(
     make_step: Callable[[Any], Callable[[], Any]], sizes: Iterable[float], *, budget_s: float = 30.0
 ) -> ScalingStudy:
-    """Measure a step at several sizes, side by side, and fit a law to its time and memory.
+    """Measure a step at several sizes and fit a law to its time and memory. The sizes are measured side by side.
 
     Parameters
     ----------
     make_step : callable
-        ``make_step(size)`` returns the step of that size, a function without arguments. The steps of all sizes are
-        alive at once.
+        ``make_step(size)`` returns the step for that size, which is a function without arguments. The steps for all
+        sizes exist at the same time.
     sizes : iterable of number
-        At least two, above 0; five or more can show whether one law holds.
+        At least two sizes above 0. Five or more can show whether a single law holds.
     budget_s : float
-        Time limit in seconds for all steps together; each size runs at least about ten times.
+        The time limit in seconds for all steps together. Each size runs at least about ten times.
 
     Returns
     -------
@@ -112,11 +112,11 @@ def scaling_study(
     Raises
     ------
     ValueError
-        For fewer than two sizes, or a size that is not above 0.
+        If there are fewer than two sizes, or if a size is not above 0.
     CaptureError
         Inside a profiler.
     Exception
-        Whatever `make_step` or a step raises, after perfnb has removed all its hooks.
+        Any exception that `make_step` or a step raises, after perfnb has removed all its hooks.
     """
     from perfnb.bench.rounds import Bench
     from perfnb.step.environment import describe_environment
@@ -157,7 +157,7 @@ def scaling_study(
 
 
 def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
-    """Return the step of a size."""
+    """Return the step for a size."""
     from perfnb.step.checks import require_steps
 
     __tracebackhide__ = True
@@ -173,7 +173,7 @@ def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
 
 
 def _counted(step: Callable[[], Any]) -> tuple[int | None, int | None]:
-    """Return peak memory and FLOPs of a step; memory that does not belong to the step is left out."""
+    """Return a step's peak memory and FLOPs. Memory that does not belong to the step is left out."""
     from perfnb.step.budget import Plan
 
     __tracebackhide__ = True

@@ -18,7 +18,10 @@ _LAW = Mark("the law", palette.BLUE, "▓", "hatch")
 
 
 def scaling_document(study: ScalingStudy) -> Document:
-    """Return the document: the law in a sentence, a chart with logarithmic axes, and the results at each size."""
+    """Return the document for a scaling study.
+
+    It shows the law in a sentence, a chart with logarithmic axes, and the results at each size.
+    """
     sizes = study.table["size"]
     return Document(
         "scaling study",
@@ -36,7 +39,7 @@ def scaling_document(study: ScalingStudy) -> Document:
 
 
 def size_words(size: float) -> str:
-    """Return a size in the given digits: ``1,024``; the laws know it up to rounding."""
+    """Return a size with all of its digits, such as ``1,024``. The laws know it except for rounding."""
     return f"{float(size):,.10g}"
 
 
@@ -79,7 +82,7 @@ def _verdict(study: ScalingStudy) -> Verdict:
 def _chart(
     study: ScalingStudy, title: str, unit: Unit, name: str, measured: tuple[str, ...] = (), band: tuple[str, ...] = ()
 ) -> Section:
-    """Return the law's curve with its band, and the measurements at their places on it."""
+    """Return the law's curve with its band, and the measurements on it."""
     curve = study.curve
     at = curve["size"].tolist()
     table = study.table.set_index("size").reindex(curve["size"])

@@ -1,4 +1,4 @@
-"""Fit how a step's time and memory grow with size: the laws, their predictions, and where they break."""
+"""Fit laws for how a step's time and memory grow with size, make predictions, and find where the laws break."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _BELOW, _ABOVE, _POINTS = 0.5, 2.0, 121
 
 @dataclass(frozen=True, repr=False)
 class SizePrediction:
-    """Predicted time and memory of a step at some size.
+    """The predicted time and memory of a step at a given size.
 
     Attributes
     ----------
     size : float
     median_ms : float
-        Median step time.
+        The median step time.
     ci_ms : tuple of float
-        95 % prediction interval of that median; it widens outside the measured sizes.
+        The 95 % prediction interval of that median. It becomes wider outside the measured sizes.
     peak_bytes : int or None
-        Peak memory; ``None`` if unknown.
+        The peak memory, or ``None`` if it is unknown.
     """
 
     size: float
@@ -46,7 +46,10 @@ class SizePrediction:
 def measured_sizes(
     samples_ms: Mapping[float, Sequence[float]], peaks: Mapping[float, int | None], flops: Mapping[float, int | None]
 ) -> dict[str, Any]:
-    """Fit the laws to the measurements at each size: `table`, `law`, `memory_law` and `curve` of a `ScalingStudy`."""
+    """Fit the laws to the measurements at each size.
+
+    The result contains `table`, `law`, `memory_law` and `curve` of a `ScalingStudy`.
+    """
     sizes = sorted(samples_ms)
     medians = [float(np.median(samples_ms[size])) for size in sizes]
     errors = [relative_standard_error(samples_ms[size]) for size in sizes]

@@ -1,4 +1,4 @@
-"""Estimate the most that other DDP bucket sizes could save, from the transfer times of buckets of several sizes."""
+"""Estimate how much other DDP bucket sizes could save at most, using the transfer times of buckets of several sizes."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class BucketSizes:
-    """The buckets of one rank, and the line ``latency + bytes / bandwidth`` through the times of their transfers.
+    """A rank's buckets, and the line ``latency + bytes / bandwidth`` fitted to their transfer times.
 
     Attributes
     ----------
     buckets : float
-        Per step.
+        The number of buckets per step.
     bytes : float
-        Total of a step's buckets.
+        The total size of the buckets in a step.
     latency_ms, low_ms, high_ms : float or None
-        Fixed time of each bucket, independent of its size, with its interval; ``None`` without a line.
+        The fixed time of each bucket, which does not depend on its size, with its interval. It is ``None`` if no line
+        could be fitted.
     bytes_per_s : float or None
-        Slope of the line; ``None`` also if larger buckets did not take longer.
+        The bandwidth according to the line. It is ``None`` if no line could be fitted or if larger buckets did not take
+        longer.
     fewer_ms : float or None
-        The most that a single bucket could save per step: the upper end of the latency of all buckets but one, and
+        The most that a single bucket could save per step: the upper end of the latency of all buckets except one, but
         no more than the exposed transfers.
     smaller_ms : float or None
         The most that smaller buckets, which start earlier, could save: the exposed transfers.
     why : str
-        The reason why there is no line; empty if there is one.
+        The reason why no line could be fitted, or an empty text.
     """
 
     buckets: float
@@ -51,12 +53,12 @@ class BucketSizes:
 
 
 def bucket_sizes(calls: pd.DataFrame, steps: int) -> BucketSizes | None:
-    """Fit a line to the transfers of DDP's buckets; ``None`` if there are no buckets.
+    """Fit a line to the transfer times of DDP's buckets. Return ``None`` if there are no buckets.
 
     Parameters
     ----------
     calls : DataFrame
-        The collectives of a rank, from `collective_calls`, with ``waiting_ns`` where they were found on other ranks.
+        A rank's collectives, from `collective_calls`. They have ``waiting_ns`` if they were also found on other ranks.
     steps : int
     """
     own = calls[calls["bucket"] != NONE]
@@ -87,7 +89,7 @@ def bucket_sizes(calls: pd.DataFrame, steps: int) -> BucketSizes | None:
 
 
 def _why_not(own: pd.DataFrame, sent: np.ndarray) -> str:
-    """Return the reason why no line can be fitted; `sent` holds the known sizes of the buckets in bytes."""
+    """Return the reason why no line can be fitted. `sent` contains the known bucket sizes in bytes."""
     if (own["bytes"] == NONE).any():
         return "the sizes of the buckets are not known (the counted pass, flops=True, records them)"
     if own["waiting_ns"].isna().any():
@@ -99,7 +101,7 @@ def _why_not(own: pd.DataFrame, sent: np.ndarray) -> str:
 
 
 def _line(size: np.ndarray, ms: np.ndarray) -> tuple[float, float, float]:
-    """Return intercept, half the width of its interval, and slope of a least-squares line."""
+    """Fit a line by least squares. Return its intercept, half the width of the intercept's interval, and its slope."""
     centre, spread = size.mean(), ((size - size.mean()) ** 2).sum()
     slope = float(((size - centre) * ms).sum() / spread)
     start = float(ms.mean() - slope * centre)
@@ -109,7 +111,7 @@ def _line(size: np.ndarray, ms: np.ndarray) -> tuple[float, float, float]:
 
 
 def bucket_sentence(found: BucketSizes) -> str:
-    """Return the possible saving of other sizes, in words."""
+    """Return a sentence about how much other sizes could save."""
     sent = f"DDP sends {fmt.size(found.bytes)} per step in {fmt.counted(round(found.buckets, 2), 'bucket')}"
     if found.why:
         return f"The saving of other bucket sizes is n/a: {found.why}."

@@ -1,14 +1,14 @@
-"""Find the collectives shared by several ranks: the offsets between their clocks, and who waited for whom.
+"""Find the collectives that several ranks share, the offsets between the ranks' clocks, and which ranks waited.
 
 Collectives are kernels (NCCL, RCCL, oneCCL) or ranges of a backend on the host (gloo, MPI).
 
-A collective starts on each rank when that rank arrives, and ends on all ranks at about the same time. The ends give
-the offsets of the clocks. Once these are known, the starts show who arrived last.
+A collective starts on each rank when that rank arrives, and ends on all ranks at about the same time. The clock offsets
+follow from the ends. Once the offsets are known, the starts show which rank arrived last.
 
 If two ranks have the same number of collectives of a kind, they are matched in order. A profiler can lose kernels; if
 the order does not fit, perfnb searches for the offset where most ends coincide. If several offsets are about as good
-(evenly spaced collectives with some lost), the offset is unknown. On the host none is lost, but on a busy machine the
-ends are milliseconds apart: there, collectives are matched in order within each step.
+(evenly spaced collectives with some lost), the offset is unknown. Collectives on the host are never lost, but on a busy
+machine their ends are milliseconds apart, so they are matched in order within each step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
     Parameters
     ----------
     events : DataFrame
-        One row per event of the rank, see `Recording.events`.
+        One row per event of the rank, as described in `Recording.events`.
     rank : int
     base_ns : int
         Offset added to all times.
@@ -87,9 +87,9 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
 
 
 def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on_device: bool) -> pd.DataFrame:
-    """Return collectives on the host.
+    """Return the collectives that run on the host.
 
-    Without any, return the operators that started them, unless these may only be launches.
+    If there are none, return the operators that started them, unless these operators may only be launches.
     """
     own = host_collectives(events, on_device)
     chosen = np.flatnonzero(own.ran != NONE)
@@ -112,11 +112,11 @@ def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on
 
 
 def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the collectives that ranks share, and the offsets between their clocks.
+    """Find the collectives that ranks share, and the offsets between the ranks' clocks.
 
-    Collectives of one kind, group and step that end together are the same collective; see `TwoRanks`. Clocks of ranks
-    that share collectives, directly or through others, are relative to the first of them: with groups [0, 1] and [2,
-    3], the clock of rank 3 is relative to that of rank 2.
+    Collectives with the same kind, group and step that end at the same time are the same collective (see `TwoRanks`).
+    If ranks share collectives, directly or through other ranks, their clocks are relative to the first of these ranks.
+    For example, with the groups [0, 1] and [2, 3], the clock of rank 3 is relative to the clock of rank 2.
 
     Parameters
     ----------
@@ -126,11 +126,11 @@ def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataF
     Returns
     -------
     matched : DataFrame
-        Rows of `collectives` found on several ranks, with ``place``, which identifies the collective.
+        The rows of `collectives` that were found on several ranks, with ``place``, which identifies the collective.
     clocks : DataFrame
-        Indexed by ``rank``: ``ahead_us`` of the clock of rank ``reference`` (both missing if not known), ``spread_us``
-        (its uncertainty: half the interquartile range of single collectives, summed along a chain of ranks),
-        ``collectives`` (found on several ranks).
+        Indexed by ``rank``: how far the rank's clock is ahead of the clock of rank ``reference`` (``ahead_us``; both
+        are missing if unknown), ``spread_us`` (its uncertainty: half the interquartile range of single collectives,
+        summed along a chain of ranks), ``collectives`` (found on several ranks).
     """
     ends, rows = _ends(tables)
     clocks = _clocks(ends)
@@ -151,7 +151,7 @@ def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataF
 
 
 def _ends(tables: Mapping[int, pd.DataFrame]) -> tuple[dict[int, Ends], dict[int, np.ndarray]]:
-    """Return the ends of each rank's collectives, and their rows in all tables together."""
+    """Return the ends of each rank's collectives, and their row numbers in the concatenated tables."""
     whole = pd.concat(tables.values(), ignore_index=True)
     keys = whole.groupby(_ALIKE, sort=False, dropna=False).ngroup().to_numpy()
     end = whole["end_ns"].to_numpy(dtype=np.int64)
@@ -163,7 +163,7 @@ def _ends(tables: Mapping[int, pd.DataFrame]) -> tuple[dict[int, Ends], dict[int
 
 
 def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
-    """Return each rank's clock: microseconds ahead, uncertainty, and of which rank."""
+    """Return, for each rank's clock, by how many microseconds it is ahead, the uncertainty, and the reference rank."""
     clocks: dict[int, tuple[float, float, int]] = {}
     for reference in ends:
         if reference in clocks:
@@ -192,7 +192,7 @@ def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
 def _places(
     ends: Mapping[int, Ends], rows: Mapping[int, np.ndarray], clocks: Mapping[int, tuple[float, float, int]]
 ) -> np.ndarray:
-    """Return the collective of each row, named by its row on the rank with the most collectives of that kind."""
+    """Identify the collective of each row by its row on the rank that has the most collectives of that kind."""
     places = np.arange(sum(map(len, rows.values())))
     counts = pd.DataFrame({rank: pd.Series(one.key).value_counts() for rank, one in ends.items()}).fillna(0)
     for reference in dict.fromkeys(told for _, _, told in clocks.values()):
@@ -214,21 +214,22 @@ def _only(ends: Ends, keys: pd.Index) -> np.ndarray:
 
 
 def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL) -> pd.DataFrame:
-    """Return the collectives that ranks share, with how long each waited for the last rank to arrive.
+    """Add to shared collectives how long each rank waited in them for the last rank to arrive.
 
     Parameters
     ----------
     matched, clocks : DataFrame
         From `matching`.
     alone : mapping of int to IntervalSet
-        When ranks whose collectives the host runs did nothing except wait for one.
+        For ranks whose collectives run on the host, the times when they did nothing except wait for a collective.
 
     Returns
     -------
     DataFrame
         `matched` with ``on_clock_ns`` (the start on the clock of the reference), ``waiting_ns``, ``is_last`` (whether
-        it is the last rank's), and ``alone_ns``: for collectives of the host only the waiting that nothing hid, once if
-        the rank waited in several at a time; otherwise the same.
+        this rank arrived last), and ``alone_ns``. For collectives on the host, ``alone_ns`` is only the waiting that
+        nothing hid, counted once if the rank waited in several collectives at a time. Otherwise, it is the same as
+        ``waiting_ns``.
     """
     ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
     on_clock = (matched["start_ns"] - matched["rank"].map(ahead).astype("int64")).to_numpy(dtype=np.int64)
@@ -241,7 +242,7 @@ def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int
 
 
 def waits(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the exposed waiting of each rank in collectives, from `with_waiting`.
+    """Return each rank's exposed waiting time in collectives, computed from `with_waiting`.
 
     The columns are ``rank``, ``step`` and ``waiting_ms``.
     """
@@ -250,13 +251,14 @@ def waits(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def waited_for(rows: pd.DataFrame) -> pd.Series:
-    """Return how much longer the other ranks waited in the collectives shared with a rank; `rows` as for `waits`.
+    """Return how much longer other ranks waited in the collectives that they share with a rank. `rows` is as for
+    `waits`.
 
     Returns
     -------
     Series
-        By rank, for the other rank that waited least: milliseconds over all steps; negative if that rank waited
-        less than this one.
+        For each rank, the milliseconds over all steps by which the other rank with the shortest waits waited longer
+        than this rank. The value is negative if that rank waited less than this one.
     """
     rank, ranks = pd.factorize(rows["rank"], sort=True)
     # more[a, b]: wait of b in the collectives that it shares with a, minus the wait of a
@@ -275,12 +277,12 @@ def waited_for(rows: pd.DataFrame) -> pd.Series:
 
 
 def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
-    """Return how much longer another rank waited, for each collective; the other rank is that of `waited_for`.
+    """Return, for each collective, how much longer the rank chosen by `waited_for` waited.
 
     Returns
     -------
     DataFrame
-        ``step`` and ``more_ms``, in order of time.
+        ``step`` and ``more_ms``, in chronological order.
     """
     mine = rows[rows["rank"] == rank].drop_duplicates("place").set_index("place")["alone_ns"]
     others = rows[(rows["rank"] != rank) & rows["place"].isin(mine.index)]
@@ -293,7 +295,7 @@ def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
 
 
 def _once(rows: pd.DataFrame, waited: np.ndarray, alone: Mapping[int, IntervalSet]) -> np.ndarray:
-    """Return the waiting without the part that computation or another collective hides."""
+    """Return the waiting time without the part that is hidden by computation or by another collective."""
     start = rows["start_ns"].to_numpy(dtype=np.int64)
     frame = pd.DataFrame({"rank": rows["rank"].to_numpy(), "start": start, "end": start + waited})
     frame = frame.sort_values(["rank", "start"], kind="stable")
@@ -314,19 +316,22 @@ def _kinds(events: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ends:
-    """Collectives of a rank, sorted by `key` (equal keys of two ranks may be one collective), then by `end`."""
+    """A rank's collectives, sorted by `key` and then by `end`.
+
+    Collectives of two ranks can only be the same collective if their keys are equal.
+    """
 
     key: np.ndarray
     end: np.ndarray
     on_host: np.ndarray
 
     def only(self, rows: np.ndarray) -> Ends:
-        """Return some of them."""
+        """Return a subset of the ends."""
         return Ends(self.key[rows], self.end[rows], self.on_host[rows])
 
 
 class TwoRanks:
-    """Collectives of two ranks with keys in common.
+    """The collectives of two ranks that have keys in common.
 
     Parameters
     ----------
@@ -355,7 +360,7 @@ class TwoRanks:
         return max(highs) - min(lows) < _FARTHEST and (span + _MOST_NS) * 6 * (len(self._count[0]) + 1) < _FARTHEST
 
     def apart_ns(self) -> int | None:
-        """Return how far the other rank's clock is ahead; ``None`` if unknown."""
+        """Return how far the other rank's clock is ahead, or ``None`` if this is unknown."""
         if not self.known:
             return None
         mine, others = self._surely_nth()
@@ -365,7 +370,7 @@ class TwoRanks:
         return self._by_search() if by_order is None else by_order
 
     def same(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions of matching collectives in both `Ends`, if the other clock is `apart` ns ahead."""
+        """Return the positions of matching collectives in both `Ends`, if the other clock is `apart` ns ahead."""
         if not self.known:
             return np.empty(0, np.intp), np.empty(0, np.intp)
         certain, same_certain = self._surely_nth()
@@ -382,7 +387,7 @@ class TwoRanks:
         return self._rows[0][mine], self._rows[1][others]
 
     def _tolerance(self) -> tuple[int, int]:
-        """Return how far apart the ends of one collective may be: for nearest pairs, and for pairs in order."""
+        """Return how far apart a collective's ends may be, for nearest pairs and for pairs in order."""
         within = np.diff(self._key[0]) == 0
         gaps = np.diff(self._end[0])[within]
         usual, least = np.percentile(gaps, [10, 0]) if len(gaps) else (_MOST_NS * _SHARE, 0)
@@ -390,7 +395,7 @@ class TwoRanks:
         return window, min(max(int(least) // 2, window), _MOST_NS)
 
     def _nth(self, shift: int = 0, from_end: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs of the n-th and the (n + `shift`)-th; without a shift, only for keys with equal counts."""
+        """Pair the n-th collective with the (n + `shift`)-th. Without a shift, use only keys with equal counts."""
         mine = np.arange(len(self._key[0]))
         key = self._key[0]
         number = mine - self._start[0][key] + shift
@@ -402,7 +407,7 @@ class TwoRanks:
         return mine[there], (self._start[1][key] + number)[there]
 
     def _surely_nth(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs in order of collectives on the host."""
+        """Pair the collectives that run on the host, in order."""
         mine, others = self._nth()
         on_host = self._on_host[mine]
         return mine[on_host], others[on_host]
@@ -433,7 +438,8 @@ class TwoRanks:
     def _candidates(self) -> list[int]:
         """Return the offsets to try.
 
-        They are the frequent ones among sampled pairs, and those of pairs in about the same order.
+        They are the most frequent offsets among sampled pairs, and the offsets of pairs in approximately the same
+        order.
         """
         found = _frequent(self._some_differences(), self._window, _PEAKS)
         for shift in range(-_BAND, _BAND + 1):
@@ -443,9 +449,10 @@ class TwoRanks:
         return sorted(set(found))
 
     def _some_differences(self) -> np.ndarray:
-        """Return the differences of all pairs.
+        """Return the differences between the ends of all pairs.
 
-        If there are too many, they are those of evenly spaced ends of the first rank with all ends of the other.
+        If there are too many pairs, use an evenly spaced sample of the first rank's ends with all of the other rank's
+        ends.
         """
         each = _PAIRS // len(self._count[0])
         parts = []
@@ -456,7 +463,7 @@ class TwoRanks:
         return np.concatenate(parts)
 
     def _nearest(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs of ends that are each other's nearest, within the tolerance."""
+        """Pair ends that are each other's nearest neighbour and within the tolerance."""
         lowest = np.minimum.reduceat(self._end[0], self._start[0])
         span = int((self._end[0] - lowest[self._key[0]]).max()) + self._window + 1
         at = [
@@ -478,7 +485,7 @@ def _nearest_place(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _frequent(differences: np.ndarray, window: int, most: int) -> list[int]:
-    """Return the most frequent differences, `window` or more apart."""
+    """Return the most frequent differences that are at least `window` apart."""
     ordered = np.sort(differences)
     number = np.searchsorted(ordered, ordered + window, side="right") - np.arange(len(ordered))
     found: list[int] = []

@@ -1,7 +1,7 @@
-"""Findings about all ranks of a job: one rule per cause.
+"""Findings about all ranks of a job, with one rule per cause.
 
-All bounds of a job refer to the timed step, and no cost is counted twice: waiting for a late rank belongs to the
-finding about that rank, not to the communication of the ranks that wait.
+All bounds for a job refer to the timed step, and no cost is counted twice. For example, the time spent waiting for a
+late rank belongs to the finding about that rank, and not to the communication of the ranks that wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MEASURED: Confidence = "medium"
 
 @dataclass(frozen=True)
 class RanksFacts:
-    """The facts that the rules about a job use."""
+    """The facts that the rules for jobs use."""
 
     ranks: RanksSummary
     buckets: BucketSizes | None
@@ -42,21 +42,24 @@ class RanksFacts:
 
     @cached_property
     def scale(self) -> float:
-        """Factor from the traced steps of `ranks` to the step that bounds refer to."""
+        """The factor that converts times in the traced steps of `ranks` to the step that the bounds refer to."""
         return self.step_ms / float(self.ranks.times["wall_ms"].mean())
 
     @cached_property
     def waiting_ms(self) -> pd.Series:
-        """Mean wait of each rank in collectives for the last rank, where known."""
+        """The mean time that each rank waits in collectives for the last rank, where it is known."""
         waiting = self.ranks.times.groupby("rank")["waiting_ms"].mean().dropna().astype(float)
         return waiting * self.scale
 
     def part_ms(self, part: str) -> float:
-        """Return the time of the ranks in a part of their mean step, see `RanksSummary.parts`; 0 if unknown."""
+        """Return the time that ranks spend in a part of their mean step, or 0 if it is unknown.
+
+        The parts are described in `RanksSummary.parts`.
+        """
         return (fmt.known(self.ranks.parts[part].mean()) or 0.0) * self.scale
 
     def others_wait_ms(self, rank: int) -> float:
-        """Return the wait of the other ranks per step."""
+        """Return how long the other ranks wait per step."""
         return float(self.waiting_ms.drop(rank).mean())
 
 
@@ -93,7 +96,7 @@ def straggler(job: RanksFacts) -> Iterator[Finding]:
 
 
 def _evidence(job: RanksFacts) -> str:
-    """Return the evidence for the verdict, in words."""
+    """Return a sentence with the evidence for the verdict."""
     late = job.ranks.lateness
     if late is None:
         return ""
@@ -105,7 +108,7 @@ def _evidence(job: RanksFacts) -> str:
 
 
 def _late(late: LateWork | None, scale: float) -> str:
-    """Return the place where it was late, in words."""
+    """Return a sentence about where the rank was late."""
     if late is None:
         return ""
     phase = "code outside model, loss and optimizer" if late.phase == "other" else late.phase.replace("_", " ")
@@ -115,7 +118,7 @@ def _late(late: LateWork | None, scale: float) -> str:
 
 @rule("unbalanced input", "Held up by unbalanced input", "giving each rank the same amount")
 def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
-    """Find a rank with more samples than the others, or a late rank that waits longer for its data."""
+    """Find a rank that gets more samples than the others, or a late rank that waits longer for its data."""
     if len(job.waiting_ms) < 2:
         return
     samples = {rank: count for rank, count in job.ranks.samples.items() if rank in job.waiting_ms.index}
@@ -160,7 +163,7 @@ def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
 
 @rule("bucket sizes", "Communication-bound by the latency of its buckets", "sending fewer, larger buckets")
 def larger_buckets(job: RanksFacts) -> Iterator[Finding]:
-    """Find so many DDP buckets that their latencies add up."""
+    """Find out whether there are so many DDP buckets that their latencies add up."""
     buckets = job.buckets
     if buckets is None or buckets.fewer_ms is None:
         return
@@ -199,7 +202,7 @@ def copies(job: RanksFacts) -> Iterator[Finding]:
 
 @rule("communication", "Communication-bound", "hiding it behind computation or sending less")
 def communication(job: RanksFacts) -> Iterator[Finding]:
-    """Find exposed communication, without waiting for the last rank."""
+    """Find exposed communication, excluding the time spent waiting for the last rank."""
     waiting = float(job.waiting_ms.mean()) if len(job.waiting_ms) else 0.0
     transfers = job.part_ms("exposed_ms") - waiting
     if transfers < _BINDS * job.step_ms:
@@ -228,7 +231,9 @@ _BY_NAME = BY_NAME | _OF_JOB
 
 
 def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
-    """Return the findings with the largest savings, one per bottleneck with its ranks, and the verdict.
+    """Return the findings with the largest savings and the verdict.
+
+    There is one finding per bottleneck, and it names the ranks that have the bottleneck.
 
     Parameters
     ----------
@@ -258,7 +263,7 @@ def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
 
 
 def _worst(findings: pd.DataFrame) -> pd.DataFrame:
-    """Return the row with the highest bound of each bottleneck, named together with the ranks that have it."""
+    """Return the row with the highest bound for each bottleneck, named together with the ranks that have it."""
     table = findings.drop_duplicates("bottleneck", ignore_index=True)
     names = []
     for name, first in zip(table["bottleneck"], table["rank"], strict=True):
@@ -269,20 +274,20 @@ def _worst(findings: pd.DataFrame) -> pd.DataFrame:
 
 
 def listed(ranks: Sequence[int], word: str = "ranks") -> str:
-    """Return ``rank 3``, or ``ranks 0, 1, 2``; only the first ones if there are many."""
+    """Return ``rank 3`` or ``ranks 0, 1, 2``. If there are many ranks, only the first are listed."""
     numbers = fmt.named([*map(str, ranks)], _MOST_NAMED)
     return f"{word.removesuffix('s') if len(ranks) == 1 else word} {numbers}"
 
 
 def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: Finding) -> pd.DataFrame:
-    """Return a rank's findings, where those about communication exclude the wait for a late rank.
+    """Return a rank's findings, excluding the wait for a late rank from the findings about communication.
 
     Parameters
     ----------
     found : DataFrame
-        The frame ``findings`` of the rank.
+        The rank's ``findings`` table.
     calls : DataFrame
-        Its collectives, from `collective_calls`, with ``waiting_ns``.
+        The rank's collectives, from `collective_calls`, with ``waiting_ns``.
     rank : int
     late : Finding
         The finding about the late rank.

@@ -1,6 +1,6 @@
 """Analyse ranks whose collectives run on the host.
 
-The results are the times of each step, and the place where the straggler was late.
+The results are the times in each step, and where the straggler was late.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _COMPUTES = ("host_to_device", "forward", "loss", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class HostRank:
-    """The work of a rank's host in its traced steps.
+    """The work that a rank's host did in the traced steps.
 
     Attributes
     ----------
     phases : DataFrame
-        Milliseconds by step (its number, in the index) and phase.
+        The milliseconds for each step (its number is in the index) and phase.
     layers : DataFrame
-        Milliseconds per step by ``phase`` and ``layer`` (child layers excluded; empty for none).
+        The milliseconds per step for each ``phase`` and ``layer`` (excluding child layers; empty for code outside all
+        layers).
     calls : DataFrame
         From `collective_calls`.
     lane : DataFrame
@@ -46,8 +47,9 @@ class HostRank:
 
 @dataclass(frozen=True)
 class LateWork:
-    """The place where the straggler took longer than the others: the phase, and the layer in it, with milliseconds per
-    step.
+    """The work that took longer on the straggler than on the other ranks.
+
+    It consists of the phase, the layer in it, and the milliseconds per step.
     """
 
     phase: str
@@ -57,7 +59,7 @@ class LateWork:
 
 
 def host_rank(recording: Recording) -> HostRank:
-    """Attribute the steps of a rank."""
+    """Attribute the time of a rank's steps."""
     attribution = attribute(recording)
     traced = recording.steps[recording.steps["pass"] == "traced"]["step"].to_numpy(dtype=np.int64)
     cells = pd.DataFrame(
@@ -79,7 +81,7 @@ def host_rank(recording: Recording) -> HostRank:
 
 
 def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
-    """Return a rank's times per step, with the computation and communication of its host."""
+    """Return a rank's times per step, including the host's computation and communication."""
     own = host.phases.reindex(times["step"].astype("int64"))
     numbers = dict(enumerate(host.phases.index))
     flying: dict[int, float] = {}
@@ -100,13 +102,13 @@ def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
 
 
 def waits_alone(host: HostRank, base_ns: int) -> IntervalSet:
-    """Return the times when a rank only waited for collectives, with `base_ns` added."""
+    """Return the times when a rank did nothing except wait for collectives, with `base_ns` added."""
     mine = host.lane[(host.lane["part"] == "communication").to_numpy()]
     return union(mine["start_ns"].to_numpy() + base_ns, mine["end_ns"].to_numpy() + base_ns)
 
 
 def late_work(hosts: Mapping[int, HostRank], straggler: int | None) -> LateWork | None:
-    """Return the phase, and the layer in it, where the straggler exceeds the mean of the others most."""
+    """Return the phase, and the layer in it, where the straggler exceeds the mean of the other ranks the most."""
     if straggler is None or straggler not in hosts or len(hosts) < 2:
         return None
     means = pd.DataFrame({rank: one.phases.mean() for rank, one in hosts.items()}).drop("communication")

@@ -1,4 +1,4 @@
-"""Lay out one step of all ranks on one clock: the work of each rank, and its arrivals at the collectives."""
+"""Lay out one step of all ranks on one clock, showing each rank's work and its arrivals at the collectives."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _FINEST = 800
 
 @dataclass(frozen=True)
 class StepLanes:
-    """One step of the ranks, in milliseconds from the earliest start, on the clock of the first rank.
+    """One step of all ranks. Times are in milliseconds from the earliest start, on the first rank's clock.
 
     Attributes
     ----------
     step : int
     span_ms : float
     lanes : DataFrame
-        ``rank``, ``part`` (a phase, or for a GPU `computing_ms`, `both_ms`, `exposed_ms`), ``start_ms``, ``end_ms``;
-        later rows are drawn over earlier ones.
+        ``rank``, ``part`` (a phase, or for a GPU `computing_ms`, `both_ms`, `exposed_ms`), ``start_ms``, ``end_ms``.
+        Later rows are drawn over earlier rows.
     arrivals : DataFrame
         ``place`` (the same for the same collective), ``kind``, ``rank``, ``at_ms``, ``is_last``, ``waiting_ms``.
     """
@@ -39,7 +39,7 @@ class StepLanes:
 
 
 def host_lane(attribution: Attribution, numbers: np.ndarray) -> pd.DataFrame:
-    """Return the phases of each step of a rank, waits for collectives last.
+    """Return the phases in each step of a rank, with waits for collectives last.
 
     The columns are ``step``, ``part``, ``start_ns`` and ``end_ns``.
     """
@@ -60,7 +60,10 @@ def host_lane(attribution: Attribution, numbers: np.ndarray) -> pd.DataFrame:
 
 
 def gpu_lane(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the work of a rank's GPUs: the same columns; each moment belongs to the step around it."""
+    """Return the work of a rank's GPUs, in the same columns as `host_lane`.
+
+    Every moment is assigned to the step that contains it.
+    """
     work = work_alone(events)
     communicates = work.sort == 1
     computing = union(work.start[work.sort == 0], work.end[work.sort == 0])
@@ -82,18 +85,18 @@ def gpu_lane(events: pd.DataFrame) -> pd.DataFrame:
 def step_lanes(
     lanes: Mapping[int, pd.DataFrame], collectives: pd.DataFrame, times: pd.DataFrame, ahead_ns: Mapping[int, int]
 ) -> StepLanes | None:
-    """Return the lanes of the step with the median time; ``None`` if the ranks have no step in common.
+    """Return the lanes of the step with the median time, or ``None`` if the ranks have no step in common.
 
     Parameters
     ----------
     lanes : mapping of int to DataFrame
-        Of each rank, from `host_lane` or `gpu_lane`.
+        The lane of each rank, from `host_lane` or `gpu_lane`.
     collectives : DataFrame
         As in `RanksSummary`.
     times : DataFrame
         As in `RanksSummary`.
     ahead_ns : mapping of int to int
-        Subtracted from the times of each rank's lane.
+        The offset to subtract from the times of each rank's lane.
     """
     steps = [set(lane["step"].unique().tolist()) for lane in lanes.values() if len(lane)]
     common = set.intersection(*steps) - {-1} if steps else set()
@@ -133,7 +136,7 @@ def step_lanes(
 
 
 def _closed(lane: pd.DataFrame, gap_ns: int) -> pd.DataFrame:
-    """Join stretches of one part across gaps too small to see."""
+    """Join stretches of the same part across gaps that are too small to see."""
     joined = []
     for part in dict.fromkeys(lane["part"]):
         mine = lane[lane["part"] == part]

@@ -1,4 +1,4 @@
-"""Draw one step of all ranks on one clock, and who waited for whom."""
+"""Draw one step of all ranks on one clock, and show which ranks waited for others."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ _LINES = (
 
 
 def lanes_picture(lanes: StepLanes) -> Picture:
-    """Return one step of all ranks on one clock."""
+    """Return a picture of one step of all ranks on one clock."""
     title = f"Step {lanes.step:,} of all ranks on one clock, {fmt.duration(lanes.span_ms)}"
     return Picture("lanes", title, lambda width: _lanes_text(lanes, width), lambda: _lanes_html(lanes, title))
 
 
 def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
-    """Return a bar of characters per rank, and the last rank at the collective with the longest wait."""
+    """Return a bar of characters for each rank, and the rank that arrived last at the collective with the longest
+    wait.
+    """
     room, lines = max(20, width - 7), []
     scale = room / max(lanes.span_ms, 1e-9)
     for rank in _ranks(lanes):
@@ -43,7 +45,7 @@ def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
 
 
 def _lanes_html(lanes: StepLanes, title: str) -> str:
-    """Return the same as a picture, with a line for each collective from its first to its last arrival."""
+    """Return the same as a picture, with a line for each collective from its first arrival to its last."""
     ranks = _ranks(lanes)
     high = float(min(_HIGH, max(_LOW, _ALL / max(len(ranks), 1))))
     top: dict[Any, float] = {rank: place * high for place, rank in enumerate(ranks)}
@@ -77,7 +79,7 @@ def _on_hover(words: str) -> str:
 
 
 def _longest(lanes: StepLanes) -> str:
-    """Return the collective with the longest wait in the step, in words."""
+    """Return a sentence about the collective with the longest wait in the step."""
     if not len(lanes.arrivals):
         return ""
     place = lanes.arrivals["place"].iloc[int(lanes.arrivals["waiting_ms"].to_numpy().argmax())]
@@ -96,7 +98,7 @@ def _ranks(lanes: StepLanes) -> list[int]:
 
 
 def _marks(lanes: StepLanes) -> list[Mark]:
-    """Return the drawing, without patterns, because lanes have no room for them."""
+    """Return the drawing. It has no patterns, because there is no room for them in the lanes."""
     return [replace(_mark(part), pattern="solid") for part in dict.fromkeys(lanes.lanes["part"])]
 
 

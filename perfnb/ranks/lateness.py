@@ -1,4 +1,4 @@
-"""Judge whether the evidence is enough to name the rank that the others wait for."""
+"""Judge whether there is enough evidence to name the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ _STEPS = 3
 
 @dataclass(frozen=True)
 class Lateness:
-    """How much longer the other ranks waited than this one, in the collectives they share.
+    """How much longer the other ranks waited than this rank, in the collectives that they share.
 
     Attributes
     ----------
     rank : int
     more_ms : float
-        Per step, on average.
+        The average difference per step.
     low_ms, high_ms : float or None
-        Interval of this mean over steps; ``None`` with fewer than three steps, or if it does not exclude 0.
+        The interval of this average. It is ``None`` if there are fewer than three steps or if the interval includes 0.
     longer : int
-        Collectives where the other waited longer.
+        The number of collectives where the other rank waited longer.
     steps, collectives : int
-        Numbers of steps and collectives.
+        The numbers of steps and collectives.
     certain : bool
-        Whether this is unlikely to be chance: by the interval over steps, or because nearly all collectives agree.
+        Whether the difference is unlikely to be due to chance, because of the interval or because nearly all
+        collectives agree.
     too_few : bool
         Whether there are too few values for any verdict.
     """
@@ -47,7 +48,10 @@ class Lateness:
 
 
 def judge_lateness(rank: int, more: pd.DataFrame, ranks: int) -> Lateness:
-    """Judge the differences of `waited_beyond`; with more `ranks`, one of them is more likely to be late by chance."""
+    """Judge the differences from `waited_beyond`.
+
+    The more `ranks` there are, the more likely it is that one of them is late by chance.
+    """
     error = _ERROR / max(ranks, 2)
     each = more["more_ms"].to_numpy(dtype=float)
     by_step = more.groupby("step")["more_ms"].sum().to_numpy(dtype=float)

@@ -1,4 +1,4 @@
-"""`Ranks`: the profiles of several ranks of one job, side by side, saved and loaded."""
+"""`Ranks`: the profiles of several ranks of one job, which can be shown side by side, saved and loaded."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ _MOST_ASKED = 8
 
 
 class Ranks(Documented):
-    """Profiles of several ranks of one job. A notebook displays the report; ``ranks[3]`` is the profile of rank 3.
+    """The profiles of several ranks of one job.
 
-    Each table concatenates the tables of the profiles and adds the column ``rank``.
+    A notebook displays the report, and ``ranks[3]`` is the profile of rank 3.
+
+    Each table is the concatenation of the profiles' tables, with the additional column ``rank``.
     """
 
     def __init__(self, profiles: Sequence[Profile]) -> None:
@@ -61,7 +63,7 @@ class Ranks(Documented):
 
     @property
     def events(self) -> pd.DataFrame:
-        """Every event of each rank; ``start_ns`` counts from the start of the rank's own first step."""
+        """Every event of each rank. ``start_ns`` is relative to the start of the rank's own first step."""
         parts = [profile.events for profile in self]
         columns = {}
         for name in parts[0].columns:
@@ -83,22 +85,24 @@ class Ranks(Documented):
 
     @property
     def gpu_steps(self) -> pd.DataFrame:
-        """As `gpu_time`, per step."""
+        """The same as `gpu_time`, but per step."""
         return pd.concat([profile.gpu_steps for profile in self], ignore_index=True)
 
     @property
     def gpu_idle(self) -> pd.DataFrame:
-        """Why each GPU of each rank was idle, per step."""
+        """The reasons why each rank's GPUs were idle, per step."""
         return pd.concat([profile.gpu_idle for profile in self], ignore_index=True)
 
     @property
     def kernels(self) -> pd.DataFrame:
-        """Calls and time per rank and GPU kernel."""
+        """Calls and time for each rank and GPU kernel."""
         return self._with_rank("kernels")
 
     @property
     def collectives(self) -> pd.DataFrame:
-        """`Profile.collectives` of each rank, with waiting and transfer separated where ranks match."""
+        """Each rank's `Profile.collectives`. Waiting and transfer are separated if the ranks' collectives could be
+        matched.
+        """
         return self._collectives.copy()
 
     @cached_property
@@ -115,7 +119,7 @@ class Ranks(Documented):
         return pd.concat(parts, ignore_index=True)
 
     def _calls(self, rank: int) -> tuple[pd.DataFrame, int]:
-        """Return the collectives of a rank, with their waiting, and its number of steps."""
+        """Return a rank's collectives with their waiting times, and its number of steps."""
         analysis = self._profiles[rank]._analysis
         assert analysis.attribution is not None  # callers leave out ranks without events
         assert analysis.collectives is not None
@@ -123,27 +127,27 @@ class Ranks(Documented):
 
     @cached_property
     def _buckets(self) -> BucketSizes | None:
-        """The possible saving of other DDP bucket sizes, from the first rank with matching collectives."""
+        """The possible saving from other DDP bucket sizes, computed from the first rank with matching collectives."""
         return bucket_sizes(*self._calls(self._summary.matched[0])) if self._summary.matched else None
 
     @property
     def ops(self) -> pd.DataFrame:
-        """Calls and time per rank and operator."""
+        """Calls and time for each rank and operator."""
         return self._with_rank("ops")
 
     @property
     def layers(self) -> pd.DataFrame:
-        """Time per rank and layer."""
+        """Time for each rank and layer."""
         return self._with_rank("layers")
 
     @property
     def phases(self) -> pd.DataFrame:
-        """Time per rank and phase."""
+        """Time for each rank and phase."""
         return self._with_rank("phases")
 
     @property
     def findings(self) -> pd.DataFrame:
-        """The findings of each rank, and those about the whole job, where ``rank`` is missing.
+        """Each rank's findings, and the findings about the whole job, where ``rank`` is missing.
 
         Findings about the job cover a straggler, unbalanced input, bucket sizes, and exposed copies and communication.
         """
@@ -162,7 +166,10 @@ class Ranks(Documented):
 
     @cached_property
     def _facts(self) -> RanksFacts:
-        """The facts for the rules: about the mean timed step if all ranks have one, else about the traced step."""
+        """The facts that the rules use.
+
+        They refer to the mean timed step if all ranks have timed steps, and otherwise to the traced step.
+        """
         medians = [fmt.known(profile.timing.median_ms) for profile in self]
         known = [ms for ms in medians if ms is not None]
         is_timed = known and len(known) == len(medians)
@@ -174,7 +181,7 @@ class Ranks(Documented):
         return found_by(RULES, self._facts, self._facts.step_ms)
 
     def _findings_of(self, rank: int) -> pd.DataFrame:
-        """Return the findings of a rank, without the costs that findings about the job cover."""
+        """Return a rank's findings, without the costs that findings about the job already cover."""
         profile = self._profiles[rank]
         late = next((one for one in self._found_in_job if one.rows[0].kind == "rank"), None)
         if late is None or profile._is_reduced or profile._recording.events.empty:
@@ -183,7 +190,9 @@ class Ranks(Documented):
 
     @property
     def times(self) -> pd.DataFrame:
-        """The time of each rank's GPUs in each step, in ms, or of its host where that runs the collectives (gloo, MPI).
+        """The time of each rank's GPUs in each step, in milliseconds.
+
+        If the host runs the collectives (gloo, MPI), it is the host's time instead.
 
         The times are computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``),
         copying, copying alone (``copying_ms``), idle, and waiting in collectives for the last rank to arrive
@@ -193,25 +202,25 @@ class Ranks(Documented):
 
     @property
     def clocks(self) -> pd.DataFrame:
-        """How far each rank's clock is ahead of the clock of rank ``reference``, from the ends of matching collectives.
+        """How far each rank's clock is ahead of the clock of rank ``reference``, computed from matching collectives.
 
-        ``reference`` is the first of the ranks that it shares collectives with, directly or through others. Missing if
-        no collectives matched, or several offsets fit.
+        ``reference`` is the first of the ranks that the rank shares collectives with, directly or through other ranks.
+        The values are missing if no collectives matched, or if several offsets are possible.
         """
         return self._summary.clocks.copy()
 
     @property
     def straggler(self) -> int | None:
-        """The loaded rank that the others wait for in collectives, if one stands out."""
+        """The rank that the others wait for in collectives, if one of the loaded ranks stands out."""
         return self._summary.straggler
 
     @property
     def meta(self) -> dict[int, dict[str, Any]]:
-        """`Profile.meta` of each rank."""
+        """Each rank's `Profile.meta`."""
         return {rank: profile.meta for rank, profile in self._profiles.items()}
 
     def compare(self, other: object) -> NoReturn:
-        """Raise an error, because ranks are compared one by one: ``a[0].compare(b[0])``.
+        """Raise an error, because ranks must be compared one by one: ``a[0].compare(b[0])``.
 
         Raises
         ------
@@ -224,12 +233,12 @@ class Ranks(Documented):
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the profiles to the folder `path`, each in its own folder; `perfnb.load` reads them back.
+        """Write the profiles to the folder `path`, each to its own subfolder. `perfnb.load` reads them back.
 
         Raises
         ------
         RecordingError
-            If something else is there, or it cannot be written.
+            If the path contains something else, or if it cannot be written.
         """
         parts = {rank_folder(rank): profile.save for rank, profile in self._profiles.items()}
         return store.save(RANKS, {}, {"ranks": self.ranks}, path, parts=parts)
@@ -261,9 +270,9 @@ class Ranks(Documented):
 
 
 def load_ranks(path: Path) -> Ranks:
-    """Read the files that `Ranks.save`, or each rank of a job, wrote.
+    """Read the files that `Ranks.save` or the ranks of a job wrote.
 
-    Ranks that saved nothing there are left out.
+    Ranks that did not save anything in the folder are left out.
 
     Raises
     ------
@@ -277,7 +286,7 @@ def load_ranks(path: Path) -> Ranks:
     if facts.get("apart"):
         ranks = [rank for rank in ranks if locate(path / rank_folder(rank)).exists()]
     if not ranks:
-        raise RecordingError(f"{path} is the folder of a job, but none of its ranks has saved a profile there.")
+        raise RecordingError(f"{path} is a job's folder, but none of its ranks has saved a profile in it.")
     profiles = [SavedProfile(locate(path / rank_folder(rank))) for rank in ranks]
     for rank, profile in zip(ranks, profiles, strict=True):
         if (own := profile.meta.get("rank", 0)) != rank:
@@ -292,14 +301,14 @@ def of_recordings(recordings: Sequence[Recording]) -> Ranks:
 
 
 def load_several(paths: Sequence[Path], limits: Limits, executor: Any = None, steps: str | None = None) -> Ranks:
-    """Read saved profiles or trace files, each of one rank, as `Ranks`.
+    """Read several saved profiles or trace files, one for each rank, as `Ranks`.
 
     Raises
     ------
     RecordingError
-        If one does not exist, or a saved profile is damaged.
+        If a file does not exist, or if a saved profile is damaged.
     TraceError
-        If a trace cannot be read, there are none, or some are traces and some saved profiles.
+        If a trace cannot be read, if there are no files, or if traces and saved profiles are mixed.
     """
     if not paths:
         raise TraceError("There is no trace to load: the list is empty.")
@@ -323,7 +332,7 @@ def load_several(paths: Sequence[Path], limits: Limits, executor: Any = None, st
 
 
 def _of_saved(paths: Sequence[Path]) -> Ranks:
-    """Return saved profiles as ranks, numbered as traces are."""
+    """Return saved profiles as ranks, numbered in the same way as traces."""
     profiles = [SavedProfile(path) for path in paths]
     ranks: list[int | None] = []
     for path, profile in zip(paths, profiles, strict=True):

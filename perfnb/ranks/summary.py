@@ -1,4 +1,6 @@
-"""Summarise several ranks of one job: computation and waits of each, the straggler, and doubts about their match."""
+"""Summarise several ranks of one job: their computation and waits, the straggler, and doubts about whether they
+match.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,22 @@ _NAMELESS = re.compile(r"GPU \d+")
 
 @dataclass(frozen=True)
 class Doubts:
-    """Reasons why the traces may not be all ranks of one job; empty or 0 if there are none.
+    """Reasons why the traces may not be all ranks of one job. Each value is empty or 0 if there is no doubt.
 
     Attributes
     ----------
     absent : int
-        Number of ranks that are not loaded.
+        The number of ranks that are not loaded.
     world_size : int or None
-        Ranks of the job, if the traces name it and agree.
+        The number of ranks in the job, if the traces contain it and agree.
     world_sizes : dict of int to tuple of int
-        Ranks by the world size in their traces, if these differ.
+        The ranks for each world size found in the traces, if the sizes differ.
     devices : dict of str to tuple of int
-        Ranks by the names of their GPUs, if these differ.
+        The ranks for each GPU name, if the names differ.
     one_rank : dict of int to tuple of int
-        Renumbered ranks, by the rank that all their traces or file names name.
+        Ranks that were renumbered because several traces or file names contain the same rank number, which is the key.
     on_host : bool
-        Whether none of them recorded GPU work, so that no collectives are visible.
+        Whether none of the ranks recorded GPU work, so that no collectives are visible.
     reduced : bool
         Whether some profiles were reduced to their tables, which have no events.
     """
@@ -60,12 +62,12 @@ class Doubts:
 
 @dataclass(frozen=True)
 class RanksSummary:
-    """All facts about several ranks that the report shows.
+    """All facts about several ranks that are shown in the report.
 
     Attributes
     ----------
     names : mapping of int to str
-        File of each rank.
+        The file of each rank.
     times : DataFrame
         One row per rank and step: ``rank``, ``step``, ``wall_ms`` (of the host), ``computation_ms``,
         ``communication_ms``, ``overlap_ms`` (communication while computing), ``exposed_ms`` (communication alone),
@@ -75,13 +77,13 @@ class RanksSummary:
         Indexed by ``rank``: ``ahead_us`` of the clock of rank ``reference`` (the first of the ranks it shares
         collectives with, directly or through others), ``spread_us``, ``collectives``.
     straggler : int or None
-        The rank that others waited for in shared collectives, if one stands out.
+        The rank that the others waited for in shared collectives, if any rank stands out.
     lateness : Lateness or None
-        The evidence for the straggler, or the reason why it is not enough; ``None`` if nobody waited.
+        The evidence for the straggler, or the reason why it is not sufficient. It is ``None`` if no rank waited.
     doubts : Doubts
         Reasons why these may not be all ranks of one job.
     matched : tuple of int
-        Ranks with collectives that were also found on other ranks.
+        The ranks whose collectives were also found on other ranks.
     parts : DataFrame
         The mean step of each rank's GPUs, indexed by ``rank``, in milliseconds that do not overlap:
         ``computing_ms`` (while not communicating), ``both_ms``, ``exposed_ms``, ``copying_ms``, ``idle_ms``. On the
@@ -91,15 +93,15 @@ class RanksSummary:
         Collectives found on several ranks: ``rank``, ``step``, ``kind``, ``group``, ``start_ns``, ``end_ns`` (on the
         rank's own clock), ``on_host``, ``place`` (the same for the same collective), ``waiting_ns``, ``is_last``.
     late : LateWork or None
-        The place where the straggler was late, if known.
+        Where the straggler was late, if this is known.
     host : mapping of int to HostRank or None
-        The work of the host, for ranks whose collectives it ran.
+        The host's work, for ranks whose collectives ran on the host.
     samples : mapping of int to float
-        Mean number of samples in a step, for ranks that recorded it.
+        The mean number of samples in a step, for ranks that recorded it.
     base_ns : mapping of int to int
         The offset added to the times of each rank's events.
     lanes : StepLanes or None
-        One step of all ranks on one clock, if their clocks are known.
+        One step of all ranks on one clock, if the clock offsets are known.
     """
 
     names: dict[int, str]
@@ -166,9 +168,9 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
 
 
 def with_waits(calls: pd.DataFrame, summary: RanksSummary, rank: int) -> pd.DataFrame:
-    """Return the collectives of a rank, from `collective_calls`.
+    """Return a rank's collectives from `collective_calls`.
 
-    They have ``waiting_ns`` if they were found on other ranks.
+    They have ``waiting_ns`` if they were also found on other ranks.
     """
     mine = summary.collectives[summary.collectives["rank"] == rank]
     base = summary.base_ns[rank]
@@ -208,15 +210,16 @@ def _parts(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def _only_step(recording: Recording) -> int | None:
-    """Return the number of the single step that represents the whole trace, if the trace marks no steps."""
+    """Return the number of the only step, which represents the whole trace if the trace marks no steps."""
     whole = recording.is_from_trace and not recording.meta["trace"]["steps_marked"]
     return int(recording.steps["step"].iloc[0]) if whole and len(recording.steps) else None
 
 
 def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
-    """Return the rank that waited clearly less than every rank it shares collectives with, if there is one.
+    """Return the rank that waited clearly less than every rank that it shares collectives with, if there is one.
 
-    If there are several (groups of ranks with nothing in common), the one with the longest clear wait.
+    If several groups of ranks have nothing in common, there can be several such ranks. In that case, return the rank
+    with the longest clear wait.
     """
     mean = times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
     if len(mean) < 2 or mean["waiting_ms"].isna().any():
@@ -229,7 +232,7 @@ def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
 
 
 def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
-    """Return contradictions in the recordings' own descriptions."""
+    """Return contradictions between the recordings' own descriptions."""
     sizes = _grouped((_told(one, "world_size"), one.rank) for one in recordings)
     size = next(iter(sizes)) if len(sizes) == 1 else None
     devices = _grouped((_devices(one), one.rank) for one in recordings)
@@ -246,7 +249,7 @@ def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
 
 
 def _grouped(pairs: Iterable[tuple[Hashable, int]]) -> dict[Any, tuple[int, ...]]:
-    """Return ranks grouped by a known value; ranks without one are left out."""
+    """Group ranks by a known value. Ranks without a known value are left out."""
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for key, rank in pairs:
         if key is not None:

@@ -1,4 +1,7 @@
-"""Show several ranks of one job as a document: the cause of delay, each rank's step, and who waited for whom."""
+"""Show several ranks of one job as a document.
+
+It shows the cause of delay, each rank's step, and which ranks waited for others.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class JobSteps:
-    """The steps of a job: median timed step by rank, number of timed steps, and number of traced steps."""
+    """The steps of a job: each rank's median timed step, and the numbers of timed and traced steps."""
 
     timed_ms: dict[int, float]
     timed: int
@@ -43,7 +46,10 @@ class JobSteps:
 def ranks_document(
     summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None = None
 ) -> Document:
-    """Return the cause of a job's delay, the mean step of each rank, and who waited for whom."""
+    """Return the document for the ranks of a job.
+
+    It shows the cause of the job's delay, each rank's mean step, and which ranks waited for others.
+    """
     count, size = fmt.counted(len(summary.names), "rank"), summary.doubts.world_size
     return Document(
         "ranks",
@@ -67,7 +73,7 @@ def _figures(steps: JobSteps) -> Iterator[Figure]:
 
 
 def _verdict(summary: RanksSummary, findings: Findings) -> Verdict:
-    """Return the decisive finding, or else whether the ranks wait for one."""
+    """Return the decisive finding, or if there is none, whether the ranks wait for one of them."""
     if (place := findings.verdict.finding) is not None:
         return verdict_of_finding(findings, place)
     if not summary.matched:
@@ -121,7 +127,10 @@ def _sections(summary: RanksSummary, findings: Findings) -> Iterator[Section]:
 
 
 def _bars(summary: RanksSummary) -> Bars:
-    """Return the mean step of each rank: its phases where the host runs the collectives, else the time of its GPUs."""
+    """Return each rank's mean step.
+
+    It is divided into phases if the host runs the collectives, and otherwise into the time of its GPUs.
+    """
     hosts = {rank: host.phases.mean() for rank, host in summary.host.items() if host is not None}
     if len(hosts) == len(summary.names):
         parts = {rank: {palette.mark(str(phase)): ms for phase, ms in means.items()} for rank, means in hosts.items()}
@@ -156,7 +165,7 @@ def _table(summary: RanksSummary) -> Table:
 
 
 def _notes(summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None) -> Iterator[str]:
-    """Yield reasons for doubt, the cost of buckets, the offsets of the clocks, and the meaning of the words."""
+    """Yield reasons for doubt, the cost of the buckets, the clock offsets, and explanations of the terms."""
     if steps.timed_ms:
         ms = max(steps.timed_ms.values())
         if not 1 / _UNLIKE <= steps.traced_ms / ms <= _UNLIKE:

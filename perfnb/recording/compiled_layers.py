@@ -1,16 +1,17 @@
 """Find the layers inside compiled regions.
 
-The kernels of a region become spans of the layers whose operations they compute. Inductor maps each kernel of a graph
-to the operations that it computes, and these to the modules that called them (`Graph`). The events of a trace between
-the start and the end of a graph's call are matched with its kernels by name, in their order. Each kernel's time is then
-given to a layer, by events that are added to those of the trace: spans in the forward pass, and pieces of the backward
-node in the backward pass, which name the call they belong to by a sequence number, as autograd's nodes do.
+A region's kernels become spans of the layers whose operations they compute. Inductor maps each kernel in a graph to the
+operations that it computes, and these operations to the modules that called them (`Graph`). The trace's events between
+the start and the end of a graph's call are matched with the graph's kernels by name and order. Each kernel's time is
+then assigned to a layer by adding events to the trace. In the forward pass, these events are spans. In the backward
+pass, they are pieces of the backward node, and a sequence number identifies the call to which they belong, in the same
+way as for autograd's nodes.
 
-A kernel that computes operations of several layers is cut into parts. The time of a kernel that computes operations of
-no layer, such as those of a function around the model, belongs to the region's own layer. Each layer's part is
-proportional to the bytes that its operations read from or write to memory outside the kernel, plus their FLOPs: fused
-operations pass their results on in registers. What remains of a region, such as guards, copies and the launch of
-kernels, is a layer of its own, named `OVERHEAD`.
+A kernel that computes operations for several layers is cut into parts. If a kernel's operations do not belong to any
+layer, for example because they are in a function around the model, its time belongs to the region's own layer. Each
+layer's part is proportional to the bytes that its operations read from or write to memory outside the kernel, plus
+their FLOPs, because fused operations pass on their results in registers. The remaining time in a region, such as
+guards, copies and kernel launches, is assigned to a separate layer named `OVERHEAD`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Graph:
 
     @cached_property
     def work(self) -> list[Work]:
-        """The work of each of its kernels."""
+        """The work of each of the graph's kernels."""
         return work_of(self.kernels, self.operations)
 
 
@@ -103,7 +104,7 @@ _FIRST_SEQUENCE, _THREAD = 2**40, 2**40
 
 
 class CompiledCode(NamedTuple):
-    """torch's report about the code of a compiled region; anything not reported is empty or ``None``."""
+    """torch's report about the code of a compiled region. Anything that torch does not report is empty or ``None``."""
 
     #: Number of the function that was compiled, and of the version of its code, as in the trace: ``1/0``.
     region: str
@@ -121,7 +122,7 @@ class CompiledCode(NamedTuple):
 
 
 def region_ids(events: pd.DataFrame) -> list[str]:
-    """Return the compiled regions that events run, such as ``1/0``."""
+    """Return the compiled regions, such as ``1/0``, that events run."""
     ids = of_labels(events["name"], lambda name: name.removeprefix(REGION) if name.startswith(REGION) else "", "")
     return [name for name in np.unique(ids[is_one_of(events["category"], OPS)]).tolist() if name]
 
@@ -132,7 +133,7 @@ def graph_keys(events: pd.DataFrame) -> list[str]:
 
 
 def _called_keys(events: pd.DataFrame) -> npt.NDArray[Any]:
-    """Return the key of the graph that each event calls; empty for other events."""
+    """Return the key of the graph that each event calls, or an empty text for other events."""
     return np.where(is_one_of(events["category"], (*OPS, *RANGES)), of_labels(events["name"], _key, ""), "")
 
 
@@ -141,7 +142,7 @@ def _key(name: str) -> str:
 
 
 def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: Sequence[CompiledCode]) -> Recording:
-    """Add the known facts about compiled regions, and the layers inside those whose graphs contain them."""
+    """Add the known facts about compiled regions, and for graphs that contain layers, the layers inside the regions."""
     annotated = annotated_work(recording.events)
     if not code and annotated.empty:
         return recording
@@ -154,7 +155,7 @@ def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: S
 
 
 def graph_launches(events: pd.DataFrame) -> list[int]:
-    """Return the correlations of the calls that launch CUDA graphs."""
+    """Return the correlation ids of the calls that launch CUDA graphs."""
     numbers: list[int] = events["correlation"][_is_launch(events)].tolist()
     return [number for number in numbers if number != NONE]
 
@@ -164,10 +165,10 @@ def _is_launch(events: pd.DataFrame) -> Bools:
 
 
 def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
-    """Return nanoseconds of the work that CUDA graphs replayed.
+    """Return the nanoseconds of the work that CUDA graphs replayed.
 
-    The columns are ``correlation`` of the launch, ``module`` and ``duration_ns``. Launches count only if some of their
-    work is annotated; the module of the rest of their work is empty.
+    The columns are ``correlation`` of the launch, ``module`` and ``duration_ns``. A launch is included only if some of
+    its work is annotated. For its other work, the module is empty.
     """
     wanted = is_one_of(events["category"], DEVICE_WORK)
     if "module" not in events or not (known := wanted & events["module"].notna().to_numpy()).any():
@@ -179,7 +180,7 @@ def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
 
 
 class _Host:
-    """The operators and ranges of a recording, and how they nest."""
+    """A recording's operators and ranges, and how they are nested."""
 
     def __init__(self, events: pd.DataFrame) -> None:
         launch = _is_launch(events)
@@ -206,34 +207,34 @@ class _Host:
         self._position = np.argsort(self._children)
 
     def children(self, place: int) -> list[int]:
-        """Return the events directly inside one, in order of time."""
+        """Return the events directly inside an event, in chronological order."""
         inside: list[int] = self._children[self._first[place] : self._first[place + 1]].tolist()
         return inside
 
     def above(self, place: int, marked: Bools) -> int:
-        """Return the nearest marked event around one; `NONE` without one."""
+        """Return the nearest marked event around an event, or `NONE` if there is none."""
         while (place := int(self._parent[place])) != NONE and not marked[place]:
             pass
         return place
 
     def all_above(self, place: int) -> Iterator[int]:
-        """Yield all events around one, from the inside out."""
+        """Yield all events around an event, from the inside out."""
         while (place := int(self._parent[place])) != NONE:
             yield place
 
     def looked_up(self, region: int) -> int:
-        """Return the lookup of compiled code before a region, or the region."""
+        """Return the lookup of compiled code before a region, or the region itself."""
         before = self._beside(region, -1)
         return before if before != NONE and self.name[before] == REGION_LOOKUP else region
 
     def _beside(self, place: int, distance: int) -> int:
-        """Return the event before or after another one, inside the same event; `NONE` without one."""
+        """Return the event before or after another event inside the same event, or `NONE` if there is none."""
         parent, at = int(self._parent[place]), int(self._position[place]) + distance
         inside = parent != NONE and self._first[parent] <= at < self._first[parent + 1]
         return int(self._children[at]) if inside else NONE
 
     def until_next(self, call: int, region: int) -> int:
-        """Return the end of a region, or, if other code runs in it after its graph, the start of that code."""
+        """Return the end of a region. If other code runs in it after its graph, return the start of that code."""
         if call == region:
             return int(self.end[region])
         while self._parent[call] != region:
@@ -242,7 +243,7 @@ class _Host:
         return int(self.end[region] if later == NONE else self.start[later])
 
     def all_inside(self, place: int) -> Iterator[int]:
-        """Yield an event, and all events inside it except those inside calls of graphs."""
+        """Yield an event and all events inside it, except the events inside graph calls."""
         waiting = [place]
         while waiting:
             inside = waiting.pop()
@@ -250,13 +251,13 @@ class _Host:
             waiting += self.children(inside) if self.key[inside] == "" else []
 
     def numbers(self, places: Iterable[int]) -> list[int]:
-        """Return the sequence numbers that forward operators among some events gave to their nodes."""
+        """Return the sequence numbers that forward operators among these events assigned to their nodes."""
         own = [at for at in places if self.sequence[at] != NONE and self.forward_thread[at] <= 0]
         return [int(self.sequence[at]) for at in own]
 
 
 class _Planned(NamedTuple):
-    """A kernel of a graph, with the layers whose operations it computes."""
+    """A kernel in a graph, with the layers whose operations it computes."""
 
     kernel: Kernel
     #: The layers from the region's root to each of them, without the root, and their shares of the kernel's time.
@@ -267,7 +268,7 @@ class _Planned(NamedTuple):
 
 
 class _Models(NamedTuple):
-    """The layers that the modules of a graph may be."""
+    """The layers that a graph's modules may be."""
 
     #: The layer of its region.
     root: int
@@ -276,7 +277,7 @@ class _Models(NamedTuple):
 
 
 class _Layers:
-    """The layers of a recording, as the paths in compiled graphs name them."""
+    """A recording's layers, with the names used by paths in compiled graphs."""
 
     def __init__(self, modules: pd.DataFrame, source: str | None) -> None:
         self._modules, self._grows, self._source, self._letters = modules, source is not None, str(source), 0
@@ -288,9 +289,9 @@ class _Layers:
         self._functions: dict[str, int] = {}
 
     def heads(self, paths: Iterable[tuple[str, str]], around: int) -> dict[str, list[int]]:
-        """Return the layers that a graph's models may be, by the start that the paths of their modules share.
+        """Return the layers that a graph's models may be, by the common start of their modules' paths.
 
-        That is the variable of a model, or the path to it in a list, dict or object.
+        This start is a model's variable, or its path in a list, dict or object.
         """
         by_variable: dict[str, list[tuple[str, str]]] = {}
         for path, kind in paths:
@@ -308,9 +309,9 @@ class _Layers:
         return {head: roots for head, roots in found.items() if roots}
 
     def _roots(self, head: str, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
-        """Return the layers that a model may be: the one around its region, or else all that fit.
+        """Return the layers that a model may be: the layer around its region, or otherwise all matching layers.
 
-        A trace does not know its models, so the layers of those that do not fit are added there.
+        A trace does not contain its models, so layers are added for models that do not match any.
         """
         wanted = {_below(head, path): kind for path, kind in paths}
         if around != NONE and self._fits(around, wanted):
@@ -328,9 +329,9 @@ class _Layers:
         return fitting or ([self._grown(head, wanted, around)] if self._grows else [])
 
     def _grown(self, head: str, wanted: Mapping[str, str], around: int) -> int:
-        """Add the layers of a model, with those below it.
+        """Add the layers of a model, including the layers below it.
 
-        A method that was compiled in a layer's call belongs to that layer.
+        A method that was compiled within a layer's call belongs to that layer.
         """
         name = _VARIABLE.sub(r"\1", head) or "model"
         root = around
@@ -347,7 +348,7 @@ class _Layers:
         return root
 
     def named(self, head: str, rows: Iterable[int]) -> int:
-        """Return which of several layers has the name of the variable at which paths start; `NONE` if none has."""
+        """Return the layer, among several, that has the name of the variable at the start of the paths, or `NONE`."""
         variable = _VARIABLE.sub(r"\1", _head(head))
         names = (variable + head[len(_head(head)) :], variable + _below(_head(head), head))
         return next((row for row in rows if self._names[row] in names), NONE)
@@ -360,29 +361,29 @@ class _Layers:
         return bool(2 * alike > len(wanted))
 
     def at(self, root: int, below: str) -> int:
-        """Return the layer at a path below another; `NONE` if there is none."""
+        """Return the layer at a path below another layer, or `NONE` if there is none."""
         return self._by_name.get(f"{self._names[root]}{below}", NONE)
 
     def is_inside(self, row: int, outer: int) -> bool:
-        """Return whether a layer is another one, or inside it."""
+        """Return whether a layer is the same as another layer or inside it."""
         while row not in (outer, NONE):
             row = self._parent[row]
         return row == outer
 
     def nearest(self, row: int, known: Mapping[int, int]) -> int:
-        """Return the nearest layer around one that is `known`; `NONE` without one."""
+        """Return the nearest layer around a layer that is `known`, or `NONE` if there is none."""
         while row != NONE and row not in known:
             row = self._parent[row]
         return row
 
     def overhead(self, root: int) -> int:
-        """Return the layer of the overhead of a region."""
+        """Return the layer that represents a region's overhead."""
         if root not in self._overhead:
             self._overhead[root] = self._add(f"{self._names[root]}.{OVERHEAD}", root)
         return self._overhead[root]
 
     def function(self, name: str) -> int:
-        """Return the layer of a compiled function that calls several models."""
+        """Return the layer that represents a compiled function that calls several models."""
         if name not in self._functions:
             self._functions[name] = self._add(f"{name}()", NONE)
         return self._functions[name]
@@ -398,7 +399,7 @@ class _Layers:
         return len(self._names) - 1
 
     def frame(self) -> pd.DataFrame:
-        """Return the layers, with those that were added after the others."""
+        """Return the table of layers, with the added layers at the end."""
         depth, known = self._modules["depth"].tolist(), len(self._modules)
         for parent in self._parent[known:]:
             depth.append(0 if parent == NONE else depth[parent] + 1)
@@ -424,19 +425,22 @@ def _head(path: str) -> str:
 
 
 def _is_below(head: str, path: str) -> bool:
-    """Return whether a path starts with another one."""
+    """Return whether a path starts with another path."""
     return path.startswith(head) and path[len(head) : len(head) + 1] in ("", ".", "[")
 
 
 def _below(head: str, path: str) -> str:
-    """Return the path after its head, such as ``.blocks[0]._modules['up']``, as in layer names: ``.blocks.0.up``."""
+    """Return the path after its head, in the notation of layer names.
+
+    For example, ``.blocks[0]._modules['up']`` becomes ``.blocks.0.up``.
+    """
     parts = [_name_of(*match.groups()) for match in _PART.finditer(path[len(head) :])]
     return "".join(f".{part}" for part in parts if part not in _NOT_NAMES)
 
 
 @lru_cache(maxsize=2**14)
 def _name_of(name: str | None, key: str | None) -> str:
-    """Return a part of a path without quotes and escapes."""
+    """Return one part of a path, without quotes and escapes."""
     if name is not None and name.isidentifier():
         return name
     try:
@@ -446,7 +450,7 @@ def _name_of(name: str | None, key: str | None) -> str:
 
 
 def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planned:
-    """Return a kernel with the layers whose operations it computes, and their shares."""
+    """Return a kernel with the layers whose operations it computes, and each layer's share."""
     kernel, work = graph.kernels[at], graph.work[at]
     weights: dict[tuple[int, ...], float] = {}
     inside = [graph.operations[name] for name in work.moved]
@@ -469,10 +473,10 @@ def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planne
 
 
 def _chain(graph: Graph, operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
-    """Return the layers from the root to the one that called an operation, without the root; empty if none is known.
+    """Return the layers from the root (excluded) to the layer that called an operation.
 
-    Autograd adds gradients where branches meet, in no module: these operations belong to the layer around the modules
-    whose gradients they add.
+    The result is empty if no layer is known. Where branches meet, autograd adds gradients outside all modules. These
+    operations belong to the layer around the modules whose gradients are added.
     """
     if not operation.modules and operation.op == _ADDITION:
         chains = [_chain_of(graph.operations[name], layers, models) for name in operation.inputs]
@@ -500,7 +504,7 @@ def _heads_by_variable(models: _Models) -> dict[str, list[tuple[str, int]]]:
 
 
 def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the common start of all these chains."""
+    """Return the common start of all of these chains."""
     length = 0
     while chains and all(len(chain) > length and chain[length] == chains[0][length] for chain in chains):
         length += 1
@@ -508,9 +512,9 @@ def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple[int, int]]:
-    """Yield the events inside a graph's call that run its kernels, in the order of both.
+    """Yield the events inside a graph's call that run its kernels, in order.
 
-    Each has its kernel's place.
+    Each event is accompanied by its kernel's index.
     """
     places: dict[str, list[int]] = {}
     for at, kernel in enumerate(kernels):
@@ -533,14 +537,14 @@ def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple
 def _called(event: str) -> str:
     """Return the name of the kernel that an event calls.
 
-    It is ``::mm`` for ``aten::mm``, and otherwise lacks the number of its graph.
+    For ``aten::mm``, it is ``::mm``. For other names, it is the name without the graph's number.
     """
     _, colons, name = event.rpartition("::")
     return f"::{name}" if colons else _GRAPH_NUMBER.sub("", event)
 
 
 def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
-    """Return a graph for each key whose first call runs all its kernels, and no others that were generated."""
+    """Return a graph for each key whose first call runs all of its kernels and no other generated kernels."""
     host, first = _Host(events), dict[str, int]()
     for call in np.flatnonzero(host.key != "").tolist():
         first.setdefault(str(host.key[call]), call)
@@ -556,14 +560,14 @@ def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
 
 
 def run_kernels(events: pd.DataFrame, graphs: Iterable[Graph]) -> bool:
-    """Return whether one of some graphs runs one of its kernels."""
+    """Return whether any of these graphs runs one of its kernels."""
     host = _Host(events)
     calls = ((call, graph) for graph in graphs for call in np.flatnonzero(host.key == graph.key).tolist())
     return any(True for call, graph in calls for _ in matched(host, call, graph.kernels))
 
 
 def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
-    """Yield the kernel calls of Inductor's mapping to operations, in the order of the generated code."""
+    """Yield the kernel calls in Inductor's mapping to operations, in the order of the generated code."""
     calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]
     for call, names in sorted(calls, key=lambda pair: int(pair[0]["order"])):
         name = call["kernel"]
@@ -571,13 +575,15 @@ def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
 
 
 def source_of(trace: Any) -> tuple[str, int, str] | tuple[()]:
-    """Return the innermost line of a stack in an operation's metadata."""
+    """Return the innermost line in the stack from an operation's metadata."""
     lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
     return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else ()
 
 
 def _launched(host: _Host, annotated: pd.DataFrame) -> dict[str, Graph]:
-    """Return the CUDA graphs whose work is annotated, one for each set of annotations; their launches call them.
+    """Return the CUDA graphs whose work is annotated, with one graph for each set of annotations.
+
+    Their launches call them.
 
     The launch is a kernel whose work for each annotation is proportional to its time on the device, over all launches.
     """
@@ -606,7 +612,7 @@ def _graph_of(key: str, total: Mapping[str, int]) -> Graph:
 
 
 class _Piece(NamedTuple):
-    """An event to add: part of a region's time, with the layer's call that owns it."""
+    """An event to be added: a part of a region's time, with the layer call that owns it."""
 
     start: int
     end: int
@@ -627,7 +633,7 @@ class _Run:
 
 
 class _Regions:
-    """Reads the compiled regions of a recording, and collects the pieces of their time."""
+    """Reads a recording's compiled regions and collects the pieces of their time."""
 
     def __init__(
         self, recording: Recording, graphs: Mapping[str, Graph], functions: Mapping[str, str], annotated: pd.DataFrame
@@ -647,7 +653,7 @@ class _Regions:
         self.pieces: list[_Piece] = []
 
     def read(self) -> None:
-        """Go through all graph calls in order of time."""
+        """Process all graph calls in chronological order."""
         host, runs = self._host, dict[int, _Run]()
         called = np.flatnonzero(host.key != "").tolist()
         for call in called:
@@ -681,10 +687,10 @@ class _Regions:
             self._cut(call, start + launch, end, executed, run, node != NONE)
 
     def _models(self, call: int, graph: Graph, around: int) -> _Models:
-        """Return the layers that a graph's modules are; the root is `NONE` if none is known.
+        """Return the layers that a graph's modules are. The root is `NONE` if no layer is known.
 
-        If several models in a function are alike, the one with the variable's name is meant. The function's own layer
-        is then the one around it, or one that is added.
+        If a function has several similar models, the one with the variable's name is used. The function's own layer is
+        then the layer around it, or a layer that is added.
         """
         heads = self._heads.get((graph.key, around))
         if heads is None:
@@ -706,9 +712,10 @@ class _Regions:
         return _Models(root, tuple(known.items()))
 
     def _root(self, call: int, roots: list[int]) -> int:
-        """Return which of several layers a graph runs for: alike layers share code, and their order distinguishes them.
+        """Return which of several layers a graph runs for.
 
-        `NONE` if the code does not run once for each of them.
+        Similar layers share code, so they are distinguished by their order. The result is `NONE` if the code does not
+        run once for each layer.
         """
         if len(roots) == 1:
             return roots[0]
@@ -723,7 +730,7 @@ class _Regions:
         return resumed[1] if resumed is not None else name or "compiled function"
 
     def _frame(self, call: int) -> tuple[int, str]:
-        """Return the span or step around a call, and torch's number of the code that it was compiled from."""
+        """Return the span or step around a call, and torch's number for the code that it was compiled from."""
         host = self._host
         region = host.above(call, host.is_region)
         code = host.key[call] if region == NONE else host.name[region].removeprefix(REGION).partition("/")[0]
@@ -742,7 +749,7 @@ class _Regions:
     def _cut(
         self, call: int, begin: int, end: int, executed: Sequence[tuple[int, _Planned]], run: _Run, backward: bool
     ) -> None:
-        """Cut a region into the time of kernels with layers, and overhead between them."""
+        """Divide a region into the time of kernels with layers, and the overhead between them."""
         host = self._host
         # Pieces nest in the events of the trace: they end where one starts or ends that contains a kernel.
         containing = {place for event, _ in [(call, None), *executed] for place in host.all_above(event)} | {call}
@@ -771,7 +778,7 @@ class _Regions:
         add_overhead(begin, end)
 
     def _note(self, kernel: _Planned, backward: bool, event: int) -> None:
-        """Note an execution of a kernel."""
+        """Record an execution of a kernel."""
         start, duration = int(self._host.start[event]), int(self._host.end[event] - self._host.start[event])
         number = self._numbered.setdefault(id(kernel), len(self._kernels))
         if number == len(self._kernels):
@@ -779,7 +786,7 @@ class _Regions:
         self._executed.append((number, backward, start, duration))
 
     def _add(self, run: _Run, chain: Sequence[int], start: int, end: int, beside: int, backward: bool = False) -> None:
-        """Add a piece for each layer of a chain, from the outside in."""
+        """Add a piece for each layer in a chain, from the outside in."""
         if end <= start:
             return
         for layer in chain:
@@ -793,7 +800,7 @@ class _Regions:
             self.pieces.append(_Piece(int(start), int(end), beside, run.numbers[owner], backward))
 
     def result(self, code: Sequence[CompiledCode]) -> Recording:
-        """Return the recording with the results, and with the pieces among its events."""
+        """Return the recording with the results, and with the pieces added to its events."""
         recording, record = self._recording, _record(self._kernels, self._executed, code)
         if not self.pieces:
             return replace(recording, compiled=record)
@@ -808,7 +815,10 @@ class _Regions:
         )
 
     def _events(self) -> pd.DataFrame:
-        """Return the pieces, followed by the other events: of two equal intervals the first is around the other."""
+        """Return the pieces, followed by the other events.
+
+        This order matters because, of two equal intervals, the first is around the second.
+        """
         events, pieces = self._recording.events.copy(deep=False), self.pieces
         backward = np.array([piece.backward for piece in pieces])
         number = np.array([piece.number for piece in pieces], dtype=np.int64)
@@ -837,9 +847,9 @@ class _Regions:
 def _record(
     kernels: Sequence[_Planned], executed: Sequence[tuple[int, bool, int, int]], code: Sequence[CompiledCode]
 ) -> CompiledRecord:
-    """Return the frames of kernels and their executions.
+    """Return the tables of kernels and their executions.
 
-    An execution has the number of the kernel, whether it was in backward, start and duration.
+    An execution consists of the kernel's number, whether it was in backward, its start and its duration.
     """
     backward = {number: backward for number, backward, *_ in executed}
     facts = [

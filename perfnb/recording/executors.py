@@ -1,4 +1,4 @@
-"""Run functions elsewhere: in executors of concurrent.futures, clients of Dask, views of ipyparallel, or pools."""
+"""Run functions elsewhere: in concurrent.futures executors, Dask clients, ipyparallel views, or pools."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def is_executor(given: object) -> bool:
 def answers(
     executor: Any, function: Callable[..., Any], questions: Sequence[tuple[Any, ...]]
 ) -> Generator[tuple[int, Any], None, None]:
-    """Call a function elsewhere with each of the arguments, and yield its answers as they come.
+    """Call a function elsewhere with each set of arguments, and yield the answers as they arrive.
 
     Parameters
     ----------
     executor : object
-        With ``submit``, which returns a future, or else ``map``.
+        An object with ``submit``, which returns a future, or otherwise with ``map``.
     function : callable
-        A function of a module, so that any process can import it.
+        A module-level function, so that any process can import it.
     questions : sequence of tuple
-        Its arguments.
+        The arguments of each call.
 
     Yields
     ------
     int, object
-        The place of the question and its answer, or the exception that was raised.
+        The index of the question, and its answer or the exception that was raised.
     """
     if not callable(getattr(executor, "submit", None)):
         yield from enumerate(executor.map(partial(_called, function), questions))

@@ -1,8 +1,8 @@
-"""Store frames as Parquet files, which any tool can open.
+"""Store tables as Parquet files, which any tool can open.
 
-They are read only as declared, because anyone may have altered a file. The declaration of a column decides its type;
-what a file notes about pandas is ignored. A file's own statistics are enough to check a long frame on loading. They may
-be false, so every column is measured when it is decoded.
+They are read strictly as declared, because anyone may have altered a file. A column's declaration determines its type,
+and the file's own notes about pandas are ignored. When a long table is loaded, the file's own statistics are enough to
+check it. They may be false, so every column is checked again when it is decoded.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ class SavedColumn:
     Attributes
     ----------
     dtype : dtype
-        Its type in the frame: ``int64``, ``Int64``, ``float64``, ``Float64``, ``bool``, ``category`` (of text) or
+        Its type in the table: ``int64``, ``Int64``, ``float64``, ``Float64``, ``bool``, ``category`` (of text) or
         `TEXT`.
     missing : bool
         Whether values may be missing.
     low, high : float or None
-        Smallest and largest value.
+        The smallest and the largest allowed value.
     needed : bool
-        Whether a file without the column is damaged.
+        Whether a file without the column counts as damaged.
     index : bool
-        Whether it is the frame's index. One of numbers holds none twice, and counts from 0 where the file lacks it.
+        Whether it is the table's index. A numeric index contains no number twice, and counts from 0 if it is missing
+        from the file.
     """
 
     dtype: Any
@@ -78,7 +79,7 @@ Columns = Mapping[str, SavedColumn]
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame; errors of the file system pass through."""
+    """Write a table. File system errors are not caught."""
     # Times and numbers rarely repeat: their differences take less space and time than a dictionary.
     numbers = [name for name in frame if pd.api.types.is_integer_dtype(frame[name].dtype)]
     frame.to_parquet(
@@ -91,12 +92,12 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
 
 
 class FrameFile:
-    """The file of a frame, held as stored and decoded on request.
+    """The file of a table, kept in its stored form and decoded on request.
 
     Raises
     ------
     RecordingError
-        Here and in every method: if the file cannot be read, or is damaged.
+        If the file cannot be read or is damaged. This applies to the constructor and to every method.
     """
 
     def __init__(self, path: Path, columns: Columns) -> None:
@@ -107,9 +108,9 @@ class FrameFile:
             raise RecordingError(f"{path} cannot be read: {error}.") from error
 
     def check(self, **narrower: float) -> None:
-        """Refuse a file whose columns cannot be right, by its statistics; without these, by decoding it.
+        """Refuse a file whose columns cannot be valid according to its statistics.
 
-        `narrower` gives columns a smaller largest value, from now on.
+        If it has no statistics, decode it instead. `narrower` sets a smaller maximum for some columns from now on.
         """
         self._columns = {
             name: replace(column, high=narrower.get(name, column.high)) for name, column in self._columns.items()
@@ -129,7 +130,7 @@ class FrameFile:
             return int(self._opened().metadata.num_rows)
 
     def frame(self) -> pd.DataFrame:
-        """Return the frame, with those of its columns that the file has, after checking them."""
+        """Return the table with the columns that are in the file, after checking them."""
         with self._damage_reported():
             table = self._table()
             values: dict[str, Any] = {}
@@ -149,14 +150,14 @@ class FrameFile:
 
     @contextmanager
     def _damage_reported(self) -> Iterator[None]:
-        """Turn any error of pyarrow or pandas for a file into a sentence."""
+        """Convert any error that pyarrow or pandas raises for a file into a sentence."""
         try:
             yield
         except _FAULTS as error:
             raise RecordingError(f"{self._path} is damaged: {' '.join(str(error).split())[:300]}.") from error
 
     def _names(self, file: pq.ParquetFile) -> list[str]:
-        """Return the known columns of a file, in the order of the declaration, after checking their types."""
+        """Return the known columns in a file, in declaration order, after checking their types."""
         schema, names = file.schema_arrow, []
         for name, column in self._columns.items():
             if name not in schema.names:
@@ -172,7 +173,7 @@ class FrameFile:
         return names
 
     def _table(self) -> pa.Table:
-        """Read the known columns; others may have any size."""
+        """Read the known columns. Other columns may have any size."""
         file = self._opened()
         names = self._names(file)
         texts = [name for name in names if self._columns[name].dtype not in _NUMBERS]
@@ -188,7 +189,7 @@ class FrameFile:
         return table
 
     def _opened(self, as_codes: Collection[str] = ()) -> pq.ParquetFile:
-        """Open the file if its rows and columns need no more memory than a file of its size may request."""
+        """Open the file, unless its rows and columns need more memory than a file of this size may request."""
         size = len(self._data)
         file = pq.ParquetFile(pa.BufferReader(self._data), read_dictionary=list(as_codes))
         lists = [leaf.path for leaf in map(file.schema.column, range(len(file.schema))) if leaf.max_repetition_level]
@@ -205,7 +206,7 @@ class FrameFile:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return whether a column of a file is text, or has no type because it has no values."""
+    """Return whether a column in a file contains text, or has no type because it has no values."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
 
@@ -220,7 +221,7 @@ def _check_range(name: str, column: SavedColumn, lacking: int, low: Any, high: A
 
 
 def _measured(values: pa.ChunkedArray) -> tuple[int, Any, Any]:
-    """Return the missing count, minimum and maximum of a column's values."""
+    """Return the number of missing values, the minimum and the maximum of a column."""
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         return values.null_count, None, None
     ends = pc.min_max(values).as_py()
@@ -229,9 +230,9 @@ def _measured(values: pa.ChunkedArray) -> tuple[int, Any, Any]:
 
 
 def _statistics(metadata: pq.FileMetaData) -> dict[str, tuple[int, Any, Any]]:
-    """Return the result of `_measured` from the file's statistics, for each column whose parts all have them.
+    """Return the result of `_measured` from the file's statistics, for each column whose parts all have statistics.
 
-    A file does not record which fractions are not numbers.
+    A file does not record which floating-point values are NaN.
     """
     parts: defaultdict[str, list[Any]] = defaultdict(list)
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -248,7 +249,7 @@ def _statistics(metadata: pq.FileMetaData) -> dict[str, tuple[int, Any, Any]]:
 
 
 def _decoded(values: pa.ChunkedArray, dtype: Any) -> Any:
-    """Return the values of a column of a frame in its type."""
+    """Return the values of a table's column, converted to the column's type."""
     if not len(values) or (dtype not in _NUMBERS and values.null_count == len(values)):
         return missing(len(values), dtype)
     if dtype == "Float64":  # values that are not finite are missing

@@ -1,9 +1,9 @@
-"""Turn the columns of a trace, whoever wrote it, into the frames of a recording, with the layers that it implies.
+"""Convert the columns of a trace from any program into the tables of a recording, with the layers that it implies.
 
-With ``with_stack=True`` torch records a module call as ``nn.Module: Linear_3``: the fourth `Linear` that the program
-called. Lightning's profiler marks calls with the module's own name, as
-``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans have only numbers; their layers are
-those that perfnb writes next to the events.
+With ``with_stack=True``, torch records a module call as ``nn.Module: Linear_3``, which means the fourth `Linear` that
+the program called. Lightning's profiler marks calls with the module's own name, as
+``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans only contain numbers, and perfnb writes
+their layers next to the events.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ KEY = "perfnb"
 
 
 def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.DataFrame:
-    """Make the frame of some of a trace's events; see `Recording.events`.
+    """Make a table from some of a trace's events, as described in `Recording.events`.
 
     Parameters
     ----------
     trace : TraceColumns
     rows : ndarray
     spans : sequence of str
-        Categories of perfnb's layer spans. Their names lose their numbers, which ``span`` holds.
+        The categories of perfnb's layer spans. The numbers are removed from their names and stored in ``span``.
     """
     numbers = np.array([number_behind(LAYER_SPAN, name) for name in trace.names], dtype=np.int64)
     names = [LAYER_SPAN if number != MISSING else name for number, name in zip(numbers, trace.names, strict=True)]
@@ -84,9 +84,9 @@ def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.Dat
 
 
 def _of_rows(values: Ints, rows: Ints) -> Ints:
-    """Return some values of a column, all in their order without a copy.
+    """Return some of a column's values. If all values are requested in order, the result is not a copy.
 
-    A column with one value for all needs no memory.
+    A column with a single value for all rows needs no memory.
     """
     if values.strides == (0,) and len(rows):
         return _no_numbers(len(rows), values[0])
@@ -94,7 +94,10 @@ def _of_rows(values: Ints, rows: Ints) -> Ints:
 
 
 def categorical(labels: Sequence[str], codes: Ints) -> pd.Categorical:
-    """Make categories of codes and labels, missing below 0; equal labels are merged, unused ones dropped."""
+    """Make categories from codes and labels.
+
+    Negative codes are missing, equal labels are merged, and unused labels are dropped.
+    """
     used = np.flatnonzero(np.bincount(codes[codes != MISSING], minlength=len(labels))) if len(codes) else codes
     unique, merged = np.unique(np.array([labels[code] for code in used], dtype=object), return_inverse=True)
     place = np.full(len(labels) + 1, MISSING, dtype=np.int32)  # the last is for missing values
@@ -103,7 +106,7 @@ def categorical(labels: Sequence[str], codes: Ints) -> pd.Categorical:
 
 
 def with_places(trace: TraceColumns) -> TraceColumns:
-    """Give device ranges without a device and stream those of the work with the same pid and tid.
+    """Set the device and stream of device ranges without a device, using the work with the same pid and tid.
 
     torch writes such ranges next to their work without naming their stream.
     """
@@ -123,17 +126,17 @@ def with_places(trace: TraceColumns) -> TraceColumns:
 def recording_of_trace(
     trace: TraceColumns, name: str, rank: int | None = None, caveats: Sequence[str] = ()
 ) -> Recording:
-    """Make the recording of a trace, with no layers except those that perfnb wrote into it.
+    """Make a recording from a trace, without layers except for those that perfnb wrote to it.
 
     Parameters
     ----------
     trace : TraceColumns
     name : str
-        The name of the file.
+        The file's name.
     rank : int, optional
-        Used if the trace has none.
+        The rank to use if the trace does not contain one.
     caveats : sequence of str
-        Facts that its format cannot record; none for traces of torch.profiler.
+        Notes on data that the trace's format cannot record. There are none for torch.profiler traces.
     """
     trace = with_places(trace)
     steps = steps_of(trace)
@@ -164,7 +167,7 @@ def recording_of_trace(
 
 
 def _with_whole_step(trace: TraceColumns, steps: TraceSteps) -> TraceColumns:
-    """Put an event that represents the whole trace before the others."""
+    """Insert an event that represents the whole trace before the other events."""
     first: dict[str, Any] = {
         **{"name": len(trace.names), "category": len(trace.categories), "start_ns": steps.starts[0]},
         **{"duration_ns": steps.ends[0] - steps.starts[0], "process": steps.process, "thread": steps.thread},
@@ -179,7 +182,7 @@ def _with_whole_step(trace: TraceColumns, steps: TraceSteps) -> TraceColumns:
 
 
 def _no_numbers(count: int, value: int = MISSING) -> Ints:
-    """Return a column of one value, which needs no memory."""
+    """Return a column with a single value, which needs no memory."""
     return np.broadcast_to(np.int64(value), count)
 
 
@@ -200,7 +203,10 @@ def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:
 
 
 def _waits_for_data(trace: TraceColumns, steps: TraceSteps) -> np.ndarray:
-    """Return how many ms each step waited for a torch data loader on its own thread; a mark may cut a wait."""
+    """Return how many milliseconds each step waited for a torch data loader on its own thread.
+
+    The mark of a step may cut a wait.
+    """
     is_wait = np.array([name.startswith(LOADER) for name in trace.names], dtype=bool)
     if not is_wait.any():
         return np.zeros(len(steps.starts))
@@ -252,7 +258,7 @@ def _meta(trace: TraceColumns, steps: TraceSteps, name: str, rank: int | None) -
 
 
 def _date(trace: TraceColumns) -> dict[str, str]:
-    """Return when the trace starts, if its clock counts from 1970."""
+    """Return the time when the trace starts, if its clock counts from 1970."""
     start_s = (trace.base_ns + int(trace.start_ns.min())) / 1e9 if len(trace) else 0.0
     if not _EARLIEST_S < start_s < time.time():
         return {}
@@ -260,9 +266,10 @@ def _date(trace: TraceColumns) -> dict[str, str]:
 
 
 def _gpus(trace: TraceColumns) -> list[str]:
-    """Return the names of the devices that something ran on, as far as the trace contains them.
+    """Return the names of the devices that ran any work, if the trace contains them.
 
-    Device numbers in the trace are not always those of its list; if all devices in the list have one name, it is right.
+    Device numbers in the trace do not always match those in its list of devices. If all devices in the list have the
+    same name, that name is certain.
     """
     used = np.unique(trace.device[is_in(trace, DEVICE_EVENTS)]) if len(trace) else np.array([], dtype=np.int64)
     by_number: dict[Any, Any] = {device.get("id"): device.get("name") for device in trace.devices if _plain(device)}
@@ -276,7 +283,7 @@ def _plain(device: dict[str, Any]) -> bool:
 
 
 def rows_of_trace(events: pd.DataFrame) -> Ints:
-    """Return the positions of the events in the trace: all except the step that represents it."""
+    """Return the positions of the events in the trace, except the step that represents the whole trace."""
     if "marks_step" not in events:
         return np.arange(len(events))
     stands_for_it = (events["category"] == WHOLE_TRACE) & (events["marks_step"] != MISSING)
@@ -284,11 +291,11 @@ def rows_of_trace(events: pd.DataFrame) -> Ints:
 
 
 def with_module_layers(recording: Recording) -> Recording:
-    """Add the layers that a trace's module calls imply; without any, return the recording unchanged.
+    """Add the layers that a trace's module calls imply. If there are none, return the recording unchanged.
 
-    A module is one layer however often it is called, inside the layer that called it first. Its name is the path to it,
-    such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own name from Lightning. A top-level module whose
-    class name ends in ``Loss`` is the loss.
+    A module is one layer, regardless of how often it is called, and is inside the layer that called it first. Its name
+    is the path to it, such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own name from Lightning. A
+    top-level module whose class name ends in ``Loss`` is the loss.
     """
     if len(recording.modules):
         return recording  # perfnb wrote the trace, with its layers
@@ -301,7 +308,7 @@ def with_module_layers(recording: Recording) -> Recording:
 
 
 def _of_calls(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Recording:
-    """Add the layers whose calls are these rows; names from Lightning are already the full path of a layer."""
+    """Add the layers whose calls are these rows. Names from Lightning are already the full path of a layer."""
     calls, whole = recording.events.iloc[rows], pattern is _LIGHTNING
     start = calls["start_ns"].to_numpy()
     thread = np.asarray(calls.groupby(["process", "thread"]).ngroup(), dtype=np.int64)
@@ -339,7 +346,7 @@ def _of_calls(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Rec
 
 
 def _depths(parents: Sequence[int]) -> list[int]:
-    """Return the depth of each layer by the row of the one around it; parents come first."""
+    """Return each layer's depth, given the row of the layer around it. Parents come first."""
     depth: list[int] = []
     for row, above in enumerate(parents):
         if not MISSING <= above < row:
@@ -349,7 +356,7 @@ def _depths(parents: Sequence[int]) -> list[int]:
 
 
 def _names(label: list[str], parent: list[int], whole: bool) -> list[str]:
-    """Return the path to each layer; a number distinguishes layers of several processes."""
+    """Return the path to each layer. If there are layers from several processes, a number distinguishes them."""
     names: list[str] = []
     taken: dict[str, int] = {}
     for text, above in zip(label, parent, strict=True):
@@ -385,7 +392,7 @@ class _Written(Struct):
 
 
 def layers_written(recording: Recording) -> dict[str, Any]:
-    """Return the layers and spans of a recording, ready for JSON."""
+    """Return a recording's layers and spans, ready to be written as JSON."""
     modules = recording.modules.drop(columns="depth").astype(object)
     return {
         "version": 1,
@@ -398,7 +405,7 @@ def layers_written(recording: Recording) -> dict[str, Any]:
 
 
 def layers_read(written: Any) -> tuple[pd.DataFrame, pd.DataFrame] | None:
-    """Return the frames ``modules`` and ``spans`` of a recording, ``None`` if this is not what perfnb writes."""
+    """Return a recording's tables ``modules`` and ``spans``, or ``None`` if perfnb did not write them."""
     try:
         whole = msgspec.convert(written, _Written)
         its, calls = msgspec.structs.asdict(whole.modules), whole.spans

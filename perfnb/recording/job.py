@@ -1,4 +1,4 @@
-"""The folder of a job: each rank saves its own profile there, and a small file marks the folder."""
+"""A job's folder: each rank saves its own profile in it, and a small file identifies the folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.recording.store import SavedKind, facts_text
 
 
 class SavedRanks(TypedDict):
-    """The contents of saved ranks apart from their profiles."""
+    """The contents of saved ranks, apart from their profiles."""
 
     ranks: Annotated[list[Rank], Meta(min_length=1)]
     #: Whether each rank saves its own, so that some may be missing: not saved yet, or elsewhere.
@@ -26,7 +26,9 @@ RANKS = SavedKind("ranks", SavedRanks, parts=PROFILE)
 
 
 def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
-    """Return where a process saves a profile for `path`: a folder inside it if its job has several ranks.
+    """Return where a process saves a profile for `path`.
+
+    If its job has several ranks, this is a folder inside `path`.
 
     Parameters
     ----------
@@ -39,14 +41,14 @@ def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
 
 
 def tell_of_ranks(path: str | Path, meta: Mapping[str, Any]) -> None:
-    """Write the file by which `perfnb.load` recognises the folder of a job, if its job has several ranks.
+    """Write the file by which `perfnb.load` recognises a job's folder, if the job has several ranks.
 
-    Every rank writes the same file, so the order does not matter, and each machine has it.
+    Every rank writes the same file, so the order does not matter, and the file exists on each machine.
 
     Raises
     ------
     RecordingError
-        If it cannot be written.
+        If the file cannot be written.
     """
     if _of_several(meta):
         facts = {"ranks": list(range(meta["job"]["world_size"])), "apart": True}

@@ -1,13 +1,14 @@
-"""Find the operations that each kernel of a compiled graph computes, and the bytes that they move.
+"""Find the operations that each kernel in a compiled graph computes, and the bytes that they move.
 
-The bytes are those read from and written to memory. Inductor attributes more operations to a kernel than it computes:
-also operations whose results an earlier kernel has stored, and operators of libraries whose inputs it arranges. The
-operations that a kernel computes therefore follow from the graph:
+The bytes are those read from and written to memory. Inductor attributes more operations to a kernel than the kernel
+computes: it also includes operations whose results an earlier kernel has stored, and library operators whose inputs the
+kernel arranges. The operations that a kernel computes are therefore derived from the graph:
 
-- A kernel of a library computes the operator that it is named after, which no other kernel computes.
-- The first kernel that is named with another operation stores its result if the caller of the graph needs it, an
-  operator of a library, or an operation of a kernel that is not named with it. Other kernels read the stored result.
-- A result that nothing outside needs stays inside each kernel: operations that several kernels need are computed in
+- A library kernel computes the operator that it is named after, and no other kernel computes this operator.
+- For any other operation, the first kernel that is named with it stores its result if the result is needed by the
+  graph's caller, a library operator, or an operation in a kernel that is not named with it. Other kernels read the
+  stored result.
+- A result that is not needed outside stays inside each kernel. Operations that several kernels need are computed in
   each of them.
 """
 
@@ -20,7 +21,7 @@ from perfnb.recording.nesting import NONE
 
 
 class Operation(NamedTuple):
-    """An operation of a graph after Inductor's passes, or an input of the graph."""
+    """An operation in a graph after Inductor's passes, or an input of the graph."""
 
     name: str
     #: The name as in a trace, such as ``aten::gelu``; empty for an input.
@@ -65,10 +66,10 @@ _PICKING = frozenset(f"aten::{name}" for name in ("embedding", "index", "index_s
 
 
 def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> list[Work]:
-    """Return the work of each kernel of a graph; `operations` are in the order of the graph.
+    """Return the work of each kernel in a graph. `operations` are in the order of the graph.
 
-    A kernel whose work is not known, such as one that arranges memory, has all operations attributed to it, and moves
-    no bytes.
+    If a kernel's work is unknown, for example because the kernel arranges memory, all operations are attributed to it,
+    and it moves no bytes.
     """
     memory, nothing = _Memory(operations), set[str]()
     operators = [_operator_of(kernel, operations) if kernel.extern else nothing for kernel in kernels]
@@ -92,9 +93,9 @@ def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> l
 
 
 def _operator_of(kernel: Kernel, operations: Mapping[str, Operation]) -> set[str]:
-    """Return the operation that a library kernel computes, if one is known.
+    """Return the operation that a library kernel computes, if it is known.
 
-    It is the one with its name, or else the first.
+    It is the operation with the kernel's name, or otherwise the first operation.
     """
     names = [name for name in kernel.operations if name in operations and not operations[name].view]
     words = kernel.name.split(".")
@@ -103,7 +104,7 @@ def _operator_of(kernel: Kernel, operations: Mapping[str, Operation]) -> set[str
 
 
 class _Memory:
-    """The results of a graph's operations; a view is memory of another one."""
+    """The results of a graph's operations. A view shares the memory of another result."""
 
     def __init__(self, operations: Mapping[str, Operation]) -> None:
         self._operations = operations
@@ -122,15 +123,15 @@ class _Memory:
                 self.users.setdefault(self._base.get(name, name), set()).add(key)
 
     def is_stored(self, key: str, at: Sequence[int], named: Mapping[str, Sequence[int]]) -> bool:
-        """Return whether something needs the result of an operation that none of the kernels computes.
+        """Return whether an operation's result is needed by an operation that none of the kernels computes.
 
-        Kernels are given by their places.
+        The kernels are given by their indices.
         """
         users = self.users[key]
         return not users or key in self._returned or any(not set(named.get(user, (NONE,))) <= set(at) for user in users)
 
     def leading_to(self, results: Iterable[str], inside: set[str]) -> set[str]:
-        """Return the operations among some that results follow from, and these results."""
+        """Return the operations, among those given, that results depend on, together with these results."""
         found, waiting = set(results), list(results)
         while waiting:
             inputs = {self._base.get(name, name) for name in self._operations[waiting.pop()].inputs}
@@ -140,7 +141,7 @@ class _Memory:
         return found
 
     def moved(self, computed: Sequence[str], results: set[str]) -> dict[str, int]:
-        """Return the bytes that each operation of a kernel reads or writes."""
+        """Return the bytes that each of a kernel's operations reads or writes."""
         inside, moved, left = set(computed), dict[str, int](), dict[str, int]()
         for key in computed:
             operation = self._operations[key]

@@ -1,4 +1,4 @@
-"""Turn the frame of layers into a tree: its modules, nested by their names, and the rows that belong to none."""
+"""Convert the table of layers into a tree of modules, nested by their names, and the rows that are not modules."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _NO_PARENT = -1
 
 
 def split_layers(layers: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split the frame into modules and special rows."""
+    """Split the table into modules and special rows."""
     special = layers.index.isin(SPECIAL_ROWS) & layers["module"].isna().to_numpy()
     return layers[~special], layers[special]
 
 
 def nested(modules: pd.DataFrame) -> tuple[list[str], list[int]]:
-    """Nest layers by their dotted names, or by depth if the name does not tell.
+    """Nest layers by their dotted names, or by depth if the names do not show the nesting.
 
     Returns
     -------
     tuple of (list of str, list of int)
-        The name of each layer relative to its parent, and the position of that, -1 for roots; parents come first.
+        Each layer's name relative to its parent, and the parent's position, which is -1 for roots. Parents come first.
     """
     names = [str(name) for name in modules.index]
     depths = [fmt.known(depth) or 0.0 for depth in modules["depth"]]

@@ -15,11 +15,11 @@ class Loadable:
     Attributes
     ----------
     recognise : callable
-        Whether a path is one, by its content.
+        Returns whether a path is of this kind, according to its content.
     load : callable
-        Makes the public object from the path, `Limits`, and the executor for several files, if the user gave one.
+        Makes the public object from the path, the `Limits`, and the executor for several files if the user passed one.
     has_steps : bool
-        Whether `load` also takes the name of the range that marks the steps, or ``None``.
+        Whether `load` also accepts the name of the range that marks the steps, or ``None``.
     """
 
     recognise: Callable[[Path], bool]

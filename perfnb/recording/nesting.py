@@ -1,4 +1,4 @@
-"""Find which interval lies inside which: parents and innermost enclosing markers, without a loop over events."""
+"""Find which intervals lie inside which: parents and innermost enclosing markers, without looping over events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CUTS = 8
 
 
 class Forest(NamedTuple):
-    """Intervals as trees: the position of each one's parent (`NONE` for a root), and its number of ancestors."""
+    """Intervals as trees: the position of each interval's parent (`NONE` for a root), and its number of ancestors."""
 
     parent: Ints
     depth: Ints
@@ -35,8 +35,8 @@ class Forest(NamedTuple):
 def nest(thread: Ints, start: Ints, end: Ints) -> Forest:
     """Find the smallest interval around each interval of the same thread.
 
-    Intervals of a thread nest, like those of a call stack. Of two equal intervals the first in the arrays is the outer.
-    An interval that starts where another ends is next to it.
+    A thread's intervals are nested like a call stack. Of two equal intervals, the first in the arrays is the outer one.
+    If an interval starts where another ends, they are next to each other.
     """
     forest = Forest(np.full(len(start), NONE, dtype=np.int64), np.zeros(len(start), dtype=np.int64))
     # An empty interval lasts a nanosecond here, so that it is inside the one that starts with it.
@@ -53,10 +53,10 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Forest:
 
 
 def nest_cutting(thread: Ints, start: Ints, end: Ints) -> tuple[Forest, Ints]:
-    """Do the work of `nest` for intervals that may end just after their parent.
+    """Nest intervals in the same way as `nest`, even if they end just after their parent.
 
-    Also return the ends that make them nest. Rounded times in a file cause that. An end that is too late is cut to the
-    end of the interval it started in.
+    Rounded times in a file cause such ends. An end that is too late is cut to the end of the interval where it started.
+    Also return the ends that make the intervals nest.
     """
     forest = nest(thread, start, end)
     for _ in range(_CUTS):
@@ -82,7 +82,7 @@ def forest_of(parent: Ints) -> Forest:
 
 
 def innermost(forest: Forest, marked: Bools) -> Ints:
-    """Find the nearest marked ancestor of each interval, excluding itself; `NONE` without one."""
+    """Find the nearest marked ancestor of each interval, excluding itself, or `NONE` if there is none."""
     result = np.full(len(marked), NONE, dtype=np.int64)
     for level in forest.by_depth()[1:]:
         above = forest.parent[level]
@@ -93,14 +93,14 @@ def innermost(forest: Forest, marked: Bools) -> Ints:
 def innermost_over_time(
     thread: Ints, start: Ints, end: Ints, depth: Ints, own: Ints, above: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Return thread and time of each change of the innermost interval, in this order, and that interval.
+    """Return the thread and time of each change of the innermost interval, in this order, and that interval.
 
     Parameters
     ----------
     thread, start, end, depth : ndarray
-        Nested intervals, with their numbers of ancestors; empty ones are left out.
+        Nested intervals, with their numbers of ancestors. Empty intervals are left out.
     own, above : ndarray
-        The numbers for each interval and for the one around it; `NONE` for none.
+        The numbers for each interval and for the interval around it, or `NONE` if there is none.
     """
     real = np.flatnonzero(end > start)
     threads, times = np.tile(thread[real], 2), np.concatenate([start[real], end[real]])
@@ -122,7 +122,7 @@ def outermost(forest: Forest, marked: Bools) -> Ints:
 
 
 def subtree_sums(forest: Forest, values: Floats) -> Floats:
-    """Sum `values` over each node and everything below it."""
+    """Sum `values` over each node and all of its descendants."""
     sums = values.astype(np.float64).copy()
     for level in reversed(forest.by_depth()[1:]):
         np.add.at(sums, forest.parent[level], sums[level])
@@ -130,6 +130,6 @@ def subtree_sums(forest: Forest, values: Floats) -> Floats:
 
 
 def children_sums(parent: Ints, values: Floats) -> Floats:
-    """Sum `values` over the direct children of each node."""
+    """Sum `values` over each node's direct children."""
     has = parent != NONE
     return np.bincount(parent[has], weights=values[has], minlength=len(parent)).astype(np.float64)

@@ -1,7 +1,9 @@
-"""Record what was found when something was saved: a few dated facts, which make a list of many saved things possible.
+"""Record the findings at the time when something was saved.
 
-They are in the JSON file of a saved profile, run or report under ``outcome``, and are never computed again: they record
-perfnb's findings at that time. Any reader of JSON can list them.
+They are a few dated facts, which make it possible to list many saved things.
+
+They are in the JSON file of a saved profile, run or report under ``outcome``. They are never computed again, because
+they record perfnb's findings at that time. Any JSON reader can list them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _NAMED = ("host", "torch", "commit")
 
 
 class FindingOutcome(Struct, frozen=True):
-    """A row of ``findings``."""
+    """A row in ``findings``."""
 
     bottleneck: str
     confidence: str
@@ -32,33 +34,33 @@ class FindingOutcome(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """The results that were found, in milliseconds and bytes; ``None`` for unknown facts.
+    """The recorded results, in milliseconds and bytes. Unknown facts are ``None``.
 
     Attributes
     ----------
     at : datetime
-        When it was first saved or, for a report, measured.
+        When it was first saved, or for a report, when it was measured.
     name : str
     verdict : str or None
-        What holds the step or run back; of a report, its decision.
+        The main bottleneck of the step or run, or for a report, the decision.
     confidence : str or None
-        Of the finding that the verdict rests on, like `bound_ms`.
+        The confidence of the finding that the verdict is based on. `bound_ms` comes from the same finding.
     bound_ms : float or None
         The most that following the verdict could save per step.
     findings : tuple of FindingOutcome
         All findings, largest bound first.
     step_ms, step_ci_ms : float, tuple or None
-        Median step time and its 95 % interval; of a report, those of the candidate.
+        The median step time and its 95 % interval. For a report, they are the candidate's.
     ratio, ratio_ci : float, tuple or None
-        Of a report: the candidate's step time divided by the baseline's.
+        For a report, the candidate's step time divided by the baseline's.
     data_share : float or None
-        Share of the step that is waiting for data, 0 to 1.
+        The share of the step spent waiting for data, 0 to 1.
     peak_bytes : int or None
-        Peak memory of a step; of a run, of all of it.
+        The peak memory of a step, or of a whole run.
     batch_size : int or None
-        Samples per step.
+        The number of samples per step.
     host, device, torch, commit : str or None
-        Where it was measured: the machine, what the step ran on, the version of PyTorch, and the user's commit.
+        Where it was measured: the machine, the device that the step ran on, the PyTorch version, and the user's commit.
     environment : mapping
         Other facts about where it was measured: threads, precision, versions.
     analysis : str or None
@@ -97,18 +99,18 @@ def make_outcome(
     ratio_interval: tuple[float, float] | None = None,
     **figures: float | None,
 ) -> Outcome:
-    """Make an outcome; figures that are not finite are unknown.
+    """Make an outcome. Figures that are not finite become unknown.
 
     Parameters
     ----------
     name : str
     environment : mapping
-        As `perfnb.step.environment.provenance` gives it, or less.
+        The mapping returned by `perfnb.step.environment.provenance`, or a part of it.
     verdict : str, optional
     findings : DataFrame, optional
         With the columns ``bottleneck``, ``confidence`` and ``bound_ms``.
     row : int, optional
-        The finding that the verdict rests on.
+        The row of the finding that the verdict is based on.
     interval_ms, ratio_interval : pair of float, optional
     **figures : float or None
         ``step_ms``, ``ratio``, ``data_share``, ``peak_bytes`` and ``batch_size``.
@@ -137,7 +139,7 @@ def make_outcome(
 
 
 def _date(text: Any) -> datetime:
-    """Return when something was measured, or now."""
+    """Return the time when something was measured, or the current time."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (TypeError, ValueError, OverflowError):

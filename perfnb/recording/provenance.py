@@ -1,15 +1,16 @@
 """Read and write provenance files.
 
-They map the kernels of a compiled graph to operations, for a trace that does not record that. `written` is perfnb's own
-file about graphs that were compiled for profiling, with the modules of their operations. torch writes files that name
-operations and lines, but no modules:
+They map the kernels in a compiled graph to operations, for a trace that does not contain this mapping. `written` is
+perfnb's own file about graphs that were compiled for profiling, and includes the modules of their operations. torch
+writes files that name operations and lines, but no modules:
 
 - ``inductor_provenance_tracking_node_mappings.json`` maps kernels to operations (under ``cppCodeToPost``, also those
   of Triton). torch 2.13 leaves it empty for a backward pass.
 - ``inductor_provenance_tracking_kernel_stack_traces.json`` maps kernels to Python stacks.
 
-They do not name the graph: it is the one that runs all their kernels, in their order. ``kernel_information.json`` has
-both, but only for packages that AOTInductor compiled, whose graphs a trace does not mark.
+torch's files do not name the graph, so perfnb looks for the graph that runs all of their kernels in the same order.
+``kernel_information.json`` contains both, but only for packages that AOTInductor compiled, and traces do not mark the
+graphs of these packages.
 """
 
 from __future__ import annotations
@@ -74,12 +75,12 @@ _Kernels = dict[str, tuple[list[str], list[str]]]
 
 
 def _row(operation: Operation) -> list[Any]:
-    """Return an operation as `_Operation` reads it."""
+    """Return an operation in the form that `_Operation` reads."""
     return list((operation._asdict() | {"source": operation.source or None}).values())
 
 
 def written(graphs: Iterable[Graph]) -> bytes:
-    """Return the text of a provenance file about graphs."""
+    """Return the text of a provenance file about the given graphs."""
     described = [
         {
             "key": graph.key,
@@ -92,12 +93,12 @@ def written(graphs: Iterable[Graph]) -> bytes:
 
 
 def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> list[Graph]:
-    """Return the graphs of a trace that provenance files describe.
+    """Return the graphs in a trace that provenance files describe.
 
     Raises
     ------
     TraceError
-        If a file cannot be read, or describes none of the graphs.
+        If a file cannot be read, or does not describe any of the graphs.
     """
     if paths and recording.derived_spans.any():
         raise TraceError(f"{trace} already has the layers of its compiled code: load it without a provenance file.")
@@ -121,7 +122,7 @@ def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> 
 
 
 def _read(path: Path) -> list[Graph] | _Kernels:
-    """Return the graphs in a file, or the kernels of one graph if the file does not name it."""
+    """Return the graphs in a file, or the kernels of a single graph if the file does not name the graph."""
     try:
         text = read_regular(path, _MOST_BYTES)
     except OSError as error:
@@ -137,13 +138,13 @@ def _read(path: Path) -> list[Graph] | _Kernels:
             stacks = msgspec.convert(held, dict[_Text, list[str]])
             return {name: ([], of_kernel) for name, of_kernel in stacks.items()}
     raise TraceError(
-        f"{path} is not a provenance file that perfnb can read; give one that perfnb.compile_for_profiling wrote, or "
+        f"{path} is not a provenance file that perfnb can read; pass one that perfnb.compile_for_profiling wrote, or "
         "torch's inductor_provenance_tracking_node_mappings.json or ..._kernel_stack_traces.json."
     )
 
 
 def _described(graph: _Graph) -> Graph:
-    """Return a graph as perfnb described it."""
+    """Return a graph from perfnb's description."""
     variables = {path.partition("]")[0].partition(".")[0] for each in graph.operations for path, _ in each.modules}
     if len(variables) > _MOST_VARIABLES:
         raise msgspec.ValidationError("too many models")
@@ -159,9 +160,10 @@ def _described(graph: _Graph) -> Graph:
 
 
 def _graph_of(told: Mapping[str, tuple[list[str], list[str]]]) -> Graph:
-    """Return a graph without a key, with an operation for each one named, and one for each line.
+    """Return a graph without a key.
 
-    torch names no operations for lines.
+    It has one operation for each named operation, and one for each line, because torch does not name operations for
+    lines.
     """
     operations: dict[str, Operation] = {}
     fused: dict[str, list[str]] = {}

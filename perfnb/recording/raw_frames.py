@@ -1,4 +1,4 @@
-"""The schema of a recording's frames, used to make them, save them, and check them on loading."""
+"""The schema of a recording's tables, used to make them, save them, and check them on loading."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def frame_of_schema(table: str, needed: Columns | None = None) -> Columns:
     ----------
     table : str
     needed : Columns, optional
-        Constraints on some of them; the others are then optional.
+        Constraints on some of the columns. The others are then optional.
     """
     columns = {name: SavedColumn(dtype, missing=True, needed=needed is None) for name, dtype in SCHEMA[table].items()}
     index = {INDEX[table]: SavedColumn(TEXT, missing=True, index=True)} if table in INDEX else {}
@@ -130,12 +130,12 @@ RAW_FRAMES: Mapping[str, Columns] = {
 
 
 def raw_frame(name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
-    """Make a frame of a recording from the values of its columns, each in the type that the schema gives it.
+    """Make one of a recording's tables from the values of its columns, converted to the types in the schema.
 
     Raises
     ------
     ValueError
-        If these are not the columns of the schema, or not equally long.
+        If the columns are not those in the schema, or have different lengths.
     """
     declared = RAW_FRAMES[name]
     if columns.keys() != declared.keys():
@@ -148,6 +148,6 @@ def raw_frame(name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def frame_of_rows(name: str, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
-    """Make a frame as `raw_frame` does, from rows with values in the order of the schema's columns."""
+    """Make a table like `raw_frame`, but from rows whose values are in the order of the schema's columns."""
     columns = zip(*rows, strict=True) if rows else ([] for _ in RAW_FRAMES[name])
     return raw_frame(name, dict(zip(RAW_FRAMES[name], map(list, columns), strict=True)))

@@ -1,4 +1,4 @@
-"""Read trace files into recordings, several at once in other processes if that pays."""
+"""Read trace files into recordings, using other processes for several files if that is faster."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ def read_file(
     steps: str | None = None,
     provenance: Sequence[Path] = (),
 ) -> list[Recording]:
-    """Read a trace file as recordings: one, or one for each rank that it holds.
+    """Read a trace file as recordings: a single recording, or one for each rank in the file.
 
     Parameters
     ----------
     path : str or Path
     limits : Limits
     rank : int, optional
-        Used if the trace has none.
+        The rank to use if the trace does not contain one.
     progress : callable, optional
-        As `perfnb.trace.trace_file.Reader.read` takes it.
+        As in `perfnb.trace.trace_file.Reader.read`.
     steps : str, optional
-        Name of the range that marks the steps.
+        The name of the range that marks the steps.
     provenance : sequence of Path
-        Files that map kernels of compiled code to their operations.
+        Files that map kernels in compiled code to their operations.
 
     Raises
     ------
     TraceError
-        If one of the files cannot be read, or is about another trace.
+        If a file cannot be read, or describes a different trace.
     """
     source = Path(path)
     reader = reader_of(source)
@@ -92,14 +92,15 @@ def read_recordings(
     progress: OnProgress | None = None,
     steps: str | None = None,
 ) -> list[Recording]:
-    """Read the trace files of one job as recordings, in rank order; see `in_rank_order`.
+    """Read the trace files of one job as recordings, in rank order (see `in_rank_order`).
 
     Parameters
     ----------
     executor : object, optional
-        Reads the files; see `perfnb.recording.executors.answers`. By default, processes do if there is much to read.
+        Reads the files, as described in `perfnb.recording.executors.answers`. By default, separate processes read them
+        if they are large.
     progress : callable, optional
-        As `perfnb.trace.trace_file.Reader.read` takes it, for all files together.
+        As in `perfnb.trace.trace_file.Reader.read`, but for all files together.
     steps : str, optional
         As for `read_file`.
 
@@ -127,9 +128,9 @@ def read_recordings(
 
 
 def in_rank_order(recordings: Sequence[Recording]) -> list[Recording]:
-    """Number the recordings of one job as in `numbered`, and put them in order.
+    """Number the recordings of one job as in `numbered`, and sort them.
 
-    The rank of a recording is the number in the trace, otherwise the one in the file's name (``rank3``).
+    A recording's rank is the number in the trace, or otherwise the number in the file's name (``rank3``).
     """
     ranks = numbered([read.rank if read.meta["trace"]["rank_known"] else None for read in recordings])
     named = [replace(read, meta={**read.meta, "rank": rank}) for read, rank in zip(recordings, ranks, strict=True)]
@@ -137,16 +138,16 @@ def in_rank_order(recordings: Sequence[Recording]) -> list[Recording]:
 
 
 def numbered(ranks: Sequence[int | None]) -> list[int]:
-    """Number the ranks of one job: by their rank, or by their position if that is not known.
+    """Number the ranks of one job by their rank, or by their position if the rank is unknown.
 
-    If two would have the same number, all get their positions.
+    If two ranks would have the same number, all ranks are numbered by position.
     """
     numbers = [place if rank is None else rank for place, rank in enumerate(ranks)]
     return numbers if len(set(numbers)) == len(numbers) else list(range(len(numbers)))
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """List the trace files in a folder, in the order of the numbers in their names."""
+    """List the trace files in a folder, ordered by the numbers in their names."""
     endings = tuple(ending for reader in readers() for ending in reader.endings)
     files = [path for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(endings)]
     # JAX writes the same profile up to three times; the first form is the whole one.
@@ -168,7 +169,10 @@ def rank_of_name(name: str) -> int | None:
 
 
 def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
-    """Call `read_file` for an executor. An error is returned as text, because some executors wrap what is raised."""
+    """Call `read_file` for an executor.
+
+    An error is returned as text, because some executors wrap raised exceptions.
+    """
     try:
         return read_file(path, limits, rank, steps=steps)
     except TraceError as error:
@@ -176,14 +180,14 @@ def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None)
 
 
 def _further(report: Reports, before: int) -> OnProgress:
-    """Report progress in one of several files, after those that have been read."""
+    """Report the progress in one of several files, added to the files that have already been read."""
     return lambda done, _: report(before + done)
 
 
 def _gathered(
     answered: Generator[tuple[int, Any], None, None], sizes: Sequence[int], report: Reports
 ) -> list[Recording]:
-    """Return the results in the order of the files; the first error ends the others."""
+    """Return the results in the order of the files. The first error ends the other calls."""
     with closing(answered):
         read, done = {}, 0
         for place, answer in answered:
@@ -198,7 +202,10 @@ def _gathered(
 
 
 class _Processes(ThreadPoolExecutor):
-    """Python processes that each read a file and run no code of the caller; killed if the block fails."""
+    """Python processes that each read a file and do not run the caller's code.
+
+    They are killed if the block fails.
+    """
 
     def __init__(self) -> None:
         super().__init__(os.cpu_count())
@@ -215,7 +222,7 @@ class _Processes(ThreadPoolExecutor):
         return super().__exit__(kind, *rest)
 
     def read(self, path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
-        """Have a file read, and wait for it; errors as in `_read_or_say`."""
+        """Have a process read a file, and wait for it. Errors are handled as in `_read_or_say`."""
         places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
         with tempfile.TemporaryDirectory(prefix="perfnb-") as work:
             question = {"path": path, "limits": asdict(limits), "rank": rank, "steps": steps, "folder": work}
@@ -244,7 +251,7 @@ class _Processes(ThreadPoolExecutor):
 
 
 def _answer() -> int:
-    """Read the file that standard input names, and save its contents."""
+    """Read the file named on standard input, and save its contents."""
     asked = json.loads(sys.stdin.read())
     answer = _read_or_say(asked["path"], Limits(**asked["limits"]), asked["rank"], asked["steps"])
     if isinstance(answer, str):

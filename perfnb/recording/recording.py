@@ -1,4 +1,4 @@
-"""A recording: the raw frames and metadata of one run, from which every table of a profile is computed."""
+"""A recording: the raw tables and metadata of one run, from which all tables of a profile are computed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MemoryRecord:
         One row per block with a known owner: ``time_ns``, ``address``, ``bytes``, ``device``, ``category``, ``layer``
         (row of `Recording.modules`, else -1), ``name``.
     resident : DataFrame
-        The resident memory of the process: ``time_ns``, ``bytes``.
+        The process's resident memory: ``time_ns``, ``bytes``.
     """
 
     events: pd.DataFrame
@@ -52,8 +52,8 @@ class ArithmeticRecord:
     events : DataFrame
         The trace of the counted step, as `Recording.events`; operator number n runs in an event named ``pf_op#<n>``.
     calls : DataFrame
-        One row per operator call, indexed by its number: ``op``, ``flops`` (missing without a formula), ``bytes``
-        (lower bound of those moved), ``dtype``.
+        One row per operator call, indexed by its number: ``op``, ``flops`` (missing if there is no formula), ``bytes``
+        (a lower bound on the bytes moved), ``dtype``.
     """
 
     events: pd.DataFrame
@@ -67,7 +67,8 @@ class WatchRecord:
     Attributes
     ----------
     samples : DataFrame
-        One row per device and reading, see `perfnb.recording.schema`. Old rows may represent several readings.
+        One row per device and reading, as described in `perfnb.recording.schema`. Old rows may represent several
+        readings.
     marks : DataFrame
         One row per stretch of time that the user or the notebook named: ``name``, ``depth``, ``start_s``, ``end_s``
         (missing until it ends).
@@ -97,12 +98,12 @@ class PythonRecord:
 class CompiledRecord:
     """The code of the traced steps that torch.compile compiled.
 
-    There are no kernels if the graphs do not report their layers.
+    If the graphs do not report their layers, the record contains no kernels.
 
     Attributes
     ----------
     kernels : DataFrame
-        One row per kernel call of a graph: ``graph`` (its key), ``kernel``, ``ops`` (the operations that it computes),
+        One row per kernel call in a graph: ``graph`` (its key), ``kernel``, ``ops`` (the operations that it computes),
         ``source`` (the user's lines), ``bytes`` (read or written outside the kernel), ``flops``, ``direction``, and
         perhaps ``leaves`` (whether a result of it is only for code outside the graph).
     shares : DataFrame
@@ -132,7 +133,7 @@ PARTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Recording:
-    """Raw frames of one run; analysis never modifies them.
+    """The raw tables of one run. Analysis never modifies them.
 
     Attributes
     ----------
@@ -153,23 +154,23 @@ class Recording:
         call of a loss, whose time is not its layer's), and perhaps ``derived`` (whether it was not in the trace, but
         follows from a compiled graph; its events are the pieces of one call).
     meta : mapping
-        Name, options, environment and findings of the run, ready for JSON.
+        The run's name, options, environment and findings, ready to be written as JSON.
     memory : MemoryRecord or None
-        If memory was watched.
+        The memory, if it was watched.
     arithmetic : ArithmeticRecord or None
-        If arithmetic was counted.
+        The arithmetic, if it was counted.
     watch : WatchRecord or None
-        If the machine was watched.
+        The telemetry, if the machine was watched.
     outside : DataFrame or None
-        The events of a loaded trace that belong to none of its steps, as `events`.
+        The events in a loaded trace that do not belong to any of its steps, with the same columns as `events`.
     trace_memory : DataFrame or None
         The allocations and frees of a loaded trace, if it has any, in time order, inside and outside its steps:
         ``time_ns``, ``process``, ``thread``, ``address``, ``bytes`` (negative for a free), ``device_type`` (torch's
         number), ``device``, ``allocated``, ``reserved`` (the allocator's totals afterwards); -1 for missing values.
     python : PythonRecord or None
-        If Python's stacks were sampled.
+        The Python code, if stacks were sampled.
     compiled : CompiledRecord or None
-        If torch.compile compiled some of it.
+        The compiled code, if torch.compile compiled any code.
     """
 
     events: pd.DataFrame
@@ -187,32 +188,38 @@ class Recording:
 
     @property
     def is_from_trace(self) -> bool:
-        """Whether a trace was loaded rather than a step profiled."""
+        """Whether this is a loaded trace and not a profiled step."""
         return "trace" in self.meta
 
     @property
     def is_foreign(self) -> bool:
-        """Whether a program other than perfnb and torch.profiler recorded it."""
+        """Whether it was recorded by a program other than perfnb and torch.profiler."""
         return self.is_from_trace and bool(self.meta["trace"].get("foreign"))
 
     @property
     def uses_torch(self) -> bool:
-        """Whether PyTorch ran in it, as far as names reveal; otherwise advice that names torch is of no use."""
+        """Whether the recorded program used PyTorch, as far as names reveal this.
+
+        If it did not, advice that mentions torch is of no use.
+        """
         return not self.is_foreign or bool(found(self.events["name"], _OF_TORCH.search).any())
 
     @property
     def rank(self) -> int:
-        """Rank in a distributed job; 0 without one."""
+        """The rank in a distributed job, or 0 if there is no job."""
         return int(self.meta.get("rank", 0))
 
     @property
     def traced_steps(self) -> int:
-        """Number of traced steps."""
+        """The number of traced steps."""
         return int((self.steps["pass"] == "traced").sum())
 
     @property
     def span_layers(self) -> pd.Series:
-        """The layer that owns the time of each span, by the span's number; -1 for a loss, which is its own phase."""
+        """The layer that owns each span's time, by the span's number.
+
+        The layer is -1 for a loss, which has its own phase.
+        """
         return self.spans["layer"].mask(self.spans["loss"], -1)
 
     @property
@@ -221,14 +228,15 @@ class Recording:
         return self.spans["derived"] if "derived" in self.spans else self.spans["loss"] & False
 
     def with_events(self, events: pd.DataFrame) -> Recording:
-        """Return the recording with the events of its watched or counted steps, to attribute their time.
+        """Return the recording with the events of its watched or counted steps, in order to attribute their time.
 
-        Everything else stays: `steps` are still those of the whole run, and `traced_steps` those that were traced.
+        Everything else remains: `steps` still contains the steps of the whole run, and `traced_steps` is still the
+        number of steps that were traced.
         """
         return replace(self, events=events)
 
     def frames(self) -> dict[str, pd.DataFrame]:
-        """Return the frames by name, in saved form."""
+        """Return the tables by name, in saved form."""
         frames = {"events": self.events, "steps": self.steps, "modules": self.modules, "spans": self.spans}
         for name in PARTS:
             part = getattr(self, name)

@@ -1,4 +1,4 @@
-"""Turn a watch into frames: the samples, and the marks that name stretches of time."""
+"""Convert a watch into tables: the samples, and the marks that name stretches of time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Columns = Mapping[str, Mapping[str, NDArray[np.float64]]]
 
 
 def watch_record(columns: Columns, marks: Sequence[WatchMark], shift_s: float = 0.0) -> WatchRecord:
-    """Make the frames of a watch.
+    """Make the tables of a watch.
 
     Parameters
     ----------
     columns : mapping
-        Readings by device and column, as `perfnb.telemetry.watcher.Watcher.columns` gives them.
+        The readings by device and column, as returned by `perfnb.telemetry.watcher.Watcher.columns`.
     marks : sequence of WatchMark
     shift_s : float
-        Added to every time.
+        The number of seconds to add to every time.
     """
     parts = [_device_frame(device, own) for device, own in columns.items() if len(own["t_s"])]
     samples = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

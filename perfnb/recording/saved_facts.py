@@ -1,6 +1,6 @@
-"""The facts saved with frames: their types and ranges, by which msgspec checks a file that may have been altered.
+"""The facts saved with tables: their types and ranges, against which msgspec checks a file that may have been altered.
 
-Keys that are not listed here are kept unchanged.
+Keys that are not listed here are preserved unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Plain = bool | Whole | Number | str | None
 
 
 class Noise(TypedDict, total=False):
-    """Conditions next to the steps, as `perfnb.step.environment` reports them."""
+    """Conditions around the steps, as reported by `perfnb.step.environment`."""
 
     cpus: Count | None
     load_before: Amount
@@ -36,7 +36,7 @@ class Noise(TypedDict, total=False):
 
 
 class Environment(TypedDict, total=False):
-    """The machine and software, as `perfnb.step.environment` reports them."""
+    """The machine and software, as reported by `perfnb.step.environment`."""
 
     python: str | None
     torch: str | None
@@ -65,7 +65,7 @@ class Options(TypedDict, total=False):
 
 
 class Cost(TypedDict, total=False):
-    """Cost of tracing in nanoseconds."""
+    """The cost of tracing in nanoseconds."""
 
     op_ns: Amount
     call_ns: Amount
@@ -94,7 +94,7 @@ class Optimizer(Struct):
 
 
 class LoaderFacts(Struct):
-    """Name and settings of the step's data loader."""
+    """The name and settings of the step's data loader."""
 
     name: str | None
     class_: str = field(name="class")
@@ -124,7 +124,7 @@ class Parallel(Struct):
 
 
 class Parts(TypedDict, total=False):
-    """The user's names of the parts of the step."""
+    """The names that the user gave to the parts of the step."""
 
     optimizers: list[Optimizer]
     loader: LoaderFacts | None
@@ -143,7 +143,7 @@ class Threads(TypedDict):
 
 
 class Allocator(TypedDict, total=False):
-    """Statistics of CUDA's allocator on a device."""
+    """Statistics from CUDA's allocator for a device."""
 
     retries: Count | None
     ooms: Count | None
@@ -151,7 +151,7 @@ class Allocator(TypedDict, total=False):
 
 
 class Sum(TypedDict):
-    """A metric over all readings of a watch, as `perfnb.telemetry.history.Exact`."""
+    """A metric over all of a watch's readings, as in `perfnb.telemetry.history.Exact`."""
 
     max: Number
     integral: Annotated[float, Meta(ge=-1e30, le=1e30)]  # bytes by seconds: a week of a terabyte is near 1e18
@@ -203,7 +203,7 @@ class TraceFacts(TypedDict, total=False):
 
 
 class PlaceInJob(TypedDict):
-    """The place of the measured process among those of its job."""
+    """The measured process's place among the processes of its job."""
 
     rank: Rank
     world_size: Annotated[int, Meta(ge=1, lt=2**31)]
@@ -219,7 +219,7 @@ class Looped(TypedDict):
 
 
 class Loop(TypedDict, total=False):
-    """The place in a loop where the steps ran, and the number of batches of each."""
+    """Where in a loop the steps ran, and how many batches each of them used."""
 
     step: Count
     trainer: str
@@ -229,7 +229,10 @@ class Loop(TypedDict, total=False):
 
 
 class PythonFacts(TypedDict, total=False):
-    """Steps whose Python stacks were sampled, samples, and loader workers that were sampled or could not be."""
+    """The numbers behind the sampled Python stacks.
+
+    They count the sampled steps, the samples, and the loader workers that were or could not be sampled.
+    """
 
     steps: Required[Annotated[int, Meta(ge=1, le=2**31)]]
     samples: Required[Count]
@@ -238,7 +241,7 @@ class PythonFacts(TypedDict, total=False):
 
 
 class KeptFinding(TypedDict):
-    """A row of ``findings``."""
+    """A row in ``findings``."""
 
     bottleneck: str
     evidence: str
@@ -255,7 +258,7 @@ class KeptFinding(TypedDict):
 
 
 class Reduced(TypedDict):
-    """The contents of a profile without its trace besides its tables."""
+    """The contents of a profile without its trace, apart from its tables."""
 
     notes: list[str]
     #: The verdict, its reason, and the recommendation.

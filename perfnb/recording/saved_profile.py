@@ -1,4 +1,4 @@
-"""Save and load recordings: the frames of a saved profile, decoded only where needed."""
+"""Save and load recordings: a saved profile's tables, which are decoded only where needed."""
 
 from __future__ import annotations
 
@@ -41,24 +41,26 @@ def save(
     made_by: str | None = None,
     outcome: Outcome | None = None,
 ) -> Path:
-    """Write a recording to the folder `path`, either completely or not at all; an earlier profile there is replaced.
+    """Write a recording to the folder `path`, either completely or not at all.
+
+    An earlier profile in the folder is replaced.
 
     Parameters
     ----------
     recording : Recording
     path : str or Path
     tables : mapping, optional
-        Finished tables by name, of those in `TABLES`.
+        Finished tables by name. Only the names in `TABLES` are allowed.
     made_by : str, optional
-        The version of the analysis that computed them. Only the same version reads them again; without it they are not
-        saved.
+        The version of the analysis that computed them. Only the same version reads them again, and they are not saved
+        if it is not given.
     outcome : Outcome, optional
-        What was found.
+        The findings.
 
     Raises
     ------
     RecordingError
-        If something other than a profile is at `path`, or it cannot be written.
+        If `path` contains something other than a profile, or if it cannot be written.
     """
     finished = {_TABLE.format(name): table for name, table in (tables or {}).items()} if made_by else {}
     facts = {**recording.meta, **({_MADE_BY: made_by} if finished else {})}
@@ -73,12 +75,12 @@ class SavedProfile:
     meta : dict
         As `Recording.meta`.
     outcome : Outcome or None
-        What was found when it was saved.
+        The findings at the time when it was saved.
 
     Raises
     ------
     RecordingError
-        If `path` holds no profile, or a damaged or newer one.
+        If `path` does not contain a profile, or if the profile is damaged or was saved by a newer version.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -97,7 +99,7 @@ class SavedProfile:
         self._check_rows()
 
     def _check_facts(self) -> None:
-        """Refuse facts that lack others they need."""
+        """Refuse facts that depend on other facts that are missing."""
         needed: list[str] = [part for part in ("watch", "python") if part in self._parts]
         needed += ["failed_in"] if "failure" in self.meta else []
         lacking = [f"meta.{name}" for name in needed if name not in self.meta]
@@ -107,7 +109,7 @@ class SavedProfile:
             raise self._saved.damaged(PROFILE.file, f"it has no {lacking[0]}")
 
     def _check_rows(self) -> None:
-        """Refuse rows that refer to others that do not exist."""
+        """Refuse rows that refer to rows that do not exist."""
         modules, spans = self._short["modules"], self._short["spans"]
         parent, depth = (modules[name].to_numpy() for name in ("parent", "depth"))
         around = np.append(depth, MISSING)[np.minimum(parent, len(depth))]
@@ -148,7 +150,7 @@ class SavedProfile:
         return Recording(**frames, meta=self.meta)
 
     def of_rank(self, rank: int) -> SavedProfile:
-        """Return the same profile as that of a rank."""
+        """Return the same profile, assigned to a rank."""
         if self.meta.get("rank", 0) == rank:
             return self
         other = copy(self)
@@ -157,14 +159,15 @@ class SavedProfile:
         return other
 
     def table(self, name: str, made_by: str | None) -> pd.DataFrame | None:
-        """Return a finished table; ``None`` if none was saved, or if it is damaged or from a different analysis.
+        """Return a finished table, or ``None`` if it was not saved, is damaged or is from a different analysis.
 
-        Tables of a reduced profile are returned whichever analysis made them, because they cannot be computed again.
+        A reduced profile's tables are returned regardless of which analysis made them, because they cannot be computed
+        again.
 
         Raises
         ------
         RecordingError
-            If a table of a reduced profile cannot be read.
+            If one of a reduced profile's tables cannot be read.
         """
         alone = "reduced" in self.meta and name in REDUCED_TABLES
         try:
@@ -182,10 +185,10 @@ class SavedProfile:
 
 
 def _frames_of(part: str) -> dict[str, str]:
-    """Return the names of the frames of a part, by its fields."""
+    """Return the names of a part's tables, by its fields."""
     return {field.name: f"{part}_{field.name}" for field in fields(PARTS[part])}
 
 
 def watch_of(read: WatchRecord) -> WatchRecord:
-    """Return a watch's frames, as read from disk, in the form of a watch."""
+    """Return a watch's tables, as read from disk, in the form of a watch."""
     return WatchRecord(conform(read.samples, "samples"), conform(read.marks, "marks"))

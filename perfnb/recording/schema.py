@@ -1,8 +1,8 @@
-"""The frames' schema: the columns of each table, their types, and what they mean.
+"""The schema of the tables: the columns of each table, their types, and their meanings.
 
-Names and units are a public contract. Times of events are int64 nanoseconds; times in summaries are float milliseconds
-per step. Values that could not be measured are ``NA``, never 0; in text and category columns pandas shows it as
-``NaN``, and ``isna()`` finds both.
+Names and units are a public contract. Event times are int64 nanoseconds, and times in summaries are float milliseconds
+per step. Values that could not be measured are ``NA``, and never 0. In text and category columns, pandas shows them as
+``NaN``. ``isna()`` finds both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TEXT, _INT, _FLOAT, _CATEGORY = TEXT, "Int64", "Float64", "category"
 
 
 def _of(dtype: Any, *names: str) -> dict[str, Any]:
-    """Return columns of one type."""
+    """Return columns with the same type."""
     return dict.fromkeys(names, dtype)
 
 
@@ -50,7 +50,7 @@ _MATCHED = {**_of(_TEXT, "op", "shapes", "layer"), "phase": _CATEGORY, "matched"
 
 
 def _both(dtype: Any, *names: str) -> dict[str, Any]:
-    """Return columns of two runs: ``<name>_a`` and ``<name>_b``."""
+    """Return columns for two runs: ``<name>_a`` and ``<name>_b``."""
     return {f"{name}_{side}": dtype for name in names for side in ("a", "b")}
 
 
@@ -258,7 +258,7 @@ INDEX = MappingProxyType(
 def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     """Copy `frame` with exactly the columns, order and types of `table`.
 
-    Missing columns are added as ``NA``; an unknown column is an error.
+    Missing columns are added as ``NA``, and an unknown column is an error.
     """
     columns = SCHEMA[table]
     unknown = [name for name in frame.columns if name not in columns]
@@ -276,7 +276,7 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
 
 
 def missing(count: int, dtype: Any) -> Any:
-    """Return this many missing values as a column of this type."""
+    """Return this many missing values as a column of the given type."""
     if dtype == _CATEGORY:
         return pd.Categorical.from_codes([-1] * count, pd.Index([], dtype=TEXT))
     return pd.array([pd.NA] * count, dtype=dtype)

@@ -1,9 +1,9 @@
 """Save and load everything that perfnb saves.
 
-It is a folder with one JSON file and a Parquet file per frame, written completely or not at all. A kind of saved thing
-is one `SavedKind`: its name, the type of its facts, its frames with their columns. The JSON file holds the ``format``,
-its ``version``, the facts (``meta``), and perhaps the ``outcome``: what was found, for a list of many saved things; see
-`perfnb.recording.outcome`.
+Each saved thing is a folder with one JSON file and a Parquet file per table, written completely or not at all. Each
+kind of saved thing is described by a `SavedKind`: its name, the type of its facts, and its tables with their columns.
+The JSON file contains the ``format``, its ``version``, the facts (``meta``), and possibly the ``outcome``: the
+findings, from which many saved things can be listed (see `perfnb.recording.outcome`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNREADABLE = (OSError, ValueError, RecursionError, OverflowError, msgspec.Msgspe
 
 
 class NewerFormatError(ValueError):
-    """Raised for a file that a later version of perfnb saved."""
+    """Raised for a file that was saved by a later version of perfnb."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class SavedKind:
     Attributes
     ----------
     word : str
-        Its name: ``profile``.
+        Its name, such as ``profile``.
     facts : type
-        The type of the facts, as msgspec checks it. Facts that it does not list are kept unchanged.
+        The type of the facts, which msgspec checks. Facts that it does not list are preserved unchanged.
     frames : mapping of str to Columns
-        The frames it may hold, and their columns.
+        The tables that it may contain, and their columns.
     parts : SavedKind, optional
         The kind of the folders inside it, if there are any.
     largest : int
-        Bytes that its JSON file may have. Facts of 100 devices and 2,000 threads take about 100 kB.
+        The maximum size of its JSON file in bytes. Facts about 100 devices and 2,000 threads take about 100 kB.
     """
 
     word: str
@@ -62,7 +62,7 @@ class SavedKind:
 
     @property
     def file(self) -> str:
-        """The JSON file, by which the folder is recognised."""
+        """The JSON file that identifies the folder."""
         return f"{self.word}.json"
 
     def is_at(self, path: str | Path) -> bool:
@@ -79,7 +79,7 @@ def save(
     outcome: Outcome | None = None,
     parts: Mapping[str, Callable[[Path], object]] | None = None,
 ) -> Path:
-    """Write a folder, completely or not at all; an earlier one of the same kind is replaced.
+    """Write a folder, completely or not at all. An earlier folder of the same kind is replaced.
 
     Parameters
     ----------
@@ -87,14 +87,14 @@ def save(
     frames, facts : mapping
     path : str or Path
     outcome : Outcome, optional
-        What was found.
+        The findings.
     parts : mapping of str to callable, optional
-        By name, the function that writes each folder inside it: the method `save` of a profile.
+        For each folder inside it, by name, the function that writes it, such as a profile's method `save`.
 
     Raises
     ------
     RecordingError
-        If something else is at `path`, or it cannot be written.
+        If `path` contains something else, or if it cannot be written.
     """
     target = usable(path)
     sweep(target.parent)
@@ -122,7 +122,10 @@ def facts_text(facts: Mapping[str, Any], outcome: Outcome | None = None) -> str:
 
 
 def _may_replace(kind: SavedKind, target: Path) -> bool:
-    """Return whether a folder contains an earlier one of the kind, with its parts, and nothing else, or nothing."""
+    """Return whether a folder may be replaced.
+
+    It may if it is empty, or contains only an earlier folder of the same kind, with its parts.
+    """
     if not target.is_dir() or target.is_symlink():
         return False
     own = {kind.file, *(f"{name}.parquet" for name in kind.frames)}
@@ -136,21 +139,22 @@ def _may_replace(kind: SavedKind, target: Path) -> bool:
 
 
 class SavedFolder:
-    """A saved folder: its facts, and its frames as stored, decoded on request.
+    """A saved folder: its facts, and its tables in their stored form, which are decoded on request.
 
-    Later changes to the folder do not matter.
+    Later changes to the folder have no effect.
 
     Attributes
     ----------
     source : Path
     facts : dict
     outcome : Outcome or None
-        What was found, if that was saved.
+        The findings, if they were saved.
 
     Raises
     ------
     RecordingError
-        Here and in every method: if the folder is not of the kind, is damaged, or was saved by a newer version.
+        If the folder is not of this kind, is damaged, or was saved by a newer version. This applies to the constructor
+        and to every method.
     """
 
     def __init__(self, kind: SavedKind, path: str | Path) -> None:
@@ -177,13 +181,13 @@ class SavedFolder:
         return frame in self._files
 
     def file(self, frame: str) -> FrameFile:
-        """Return the file of a frame."""
+        """Return a table's file."""
         if frame not in self._files:
             raise RecordingError(f"{self.source / frame}.parquet cannot be read: it is missing.")
         return self._files[frame]
 
     def frame(self, name: str) -> pd.DataFrame:
-        """Return a frame, decoded and checked anew each time."""
+        """Return a table, decoded and checked again each time."""
         return self.file(name).frame()
 
     def damaged(self, file: str, why: str) -> RecordingError:
@@ -192,12 +196,12 @@ class SavedFolder:
 
 
 def facts_in(kind: SavedKind, file: Path) -> tuple[dict[str, Any], Outcome | None]:
-    """Read and check the JSON file of a folder.
+    """Read and check a folder's JSON file.
 
     Raises
     ------
     NewerFormatError, or one of `UNREADABLE`
-        With the fault, without the file's name.
+        With a description of the fault, but without the file's name.
     """
     content = _content(file, kind.largest)
     _converted(content, "meta", kind.facts)
@@ -205,7 +209,7 @@ def facts_in(kind: SavedKind, file: Path) -> tuple[dict[str, Any], Outcome | Non
 
 
 def _content(file: Path, largest: int) -> dict[str, Any]:
-    """Read a JSON file that perfnb wrote; errors as in `facts_in`."""
+    """Read a JSON file that perfnb wrote. Errors are as in `facts_in`."""
     data = read_regular(file, largest)
     if sum(map(data.count, (b"[", b"{", b",", b":"))) > _MOST_MARKS:
         raise ValueError("it contains more values than perfnb ever writes")

@@ -1,8 +1,8 @@
-"""One type of text in frames under every pandas, where missing text is ``NaN`` and stays missing.
+"""Provide one text type for tables under every pandas version. Missing text is ``NaN`` and stays missing.
 
-The type is pandas 3's ``str``. In pandas 2 that name means Python objects, where ``None``, ``NaN`` and ``NA`` mix
-and a conversion turns each into a word; the same type exists there under another name, and needs pyarrow. Questions
-about the text of events are asked once per distinct text rather than once per event.
+The type is pandas 3's ``str``. In pandas 2, that name means Python objects, where ``None``, ``NaN`` and ``NA`` can be
+mixed, and a conversion turns each of them into a word. The same type exists in pandas 2 under another name, and needs
+pyarrow. Functions that inspect the text of events process each distinct text once, and not each event.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def with_text(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_categories(texts: pd.Series) -> pd.Series:
-    """Return a text column as categories."""
+    """Convert a text column to categories."""
     return texts if isinstance(texts.dtype, pd.CategoricalDtype) else texts.astype("category")
 
 
 def of_labels(texts: pd.Series, tell: Callable[[str], Any], missing: Any = False) -> npt.NDArray[Any]:
-    """Apply `tell` to the text of each row; `missing` for rows without text."""
+    """Apply `tell` to each row's text. Rows without text get `missing`."""
     texts = as_categories(texts)
     labels = texts.cat.categories.tolist()
     answers: npt.NDArray[Any] = np.array([*map(tell, labels), missing])
@@ -52,13 +52,14 @@ def of_labels(texts: pd.Series, tell: Callable[[str], Any], missing: Any = False
 
 
 def found(texts: pd.Series, find: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-    """Return whether a pattern's `search` or `match` finds something in each row's text; ``False`` without text.
+    """Return whether a pattern's `search` or `match` finds a match in each row's text.
 
-    Series.str accepts other patterns, and treats missing text differently, in each pandas.
+    The result is ``False`` for rows without text. `Series.str` accepts different patterns, and treats missing text
+    differently, in each pandas version.
     """
     return of_labels(texts, lambda text: find(text) is not None)
 
 
 def is_one_of(texts: pd.Series, wanted: Collection[str]) -> npt.NDArray[np.bool_]:
-    """Return whether the text of each row is one of `wanted`."""
+    """Return whether each row's text is one of `wanted`."""
     return of_labels(texts, frozenset(wanted).__contains__)

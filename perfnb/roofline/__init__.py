@@ -1,1 +1,1 @@
-"""Show how close each layer comes to the peak arithmetic and bandwidth of the machine."""
+"""Show how close each layer comes to the machine's peak arithmetic and bandwidth."""

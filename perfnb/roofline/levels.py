@@ -1,7 +1,7 @@
 """Compute the roofline: how close each layer and operator comes to the machine's limits, and which limit applies.
 
-A machine has two ceilings: peak arithmetic and memory bandwidth. Work with few operations per byte is limited by the
-second.
+A machine has two ceilings: peak arithmetic and memory bandwidth. Work with few operations per byte is limited by memory
+bandwidth.
 """
 
 from __future__ import annotations
@@ -74,37 +74,37 @@ class RooflineLevels:
 
     @property
     def parts(self) -> pd.DataFrame:
-        """The points of the layers; those of the ops if no layer has a roof."""
+        """The points for the layers, or for the ops if no layer has a roof."""
         is_op = self.points["kind"] == "op"
         layers = self.points[~is_op]
         return layers if layers["efficiency"].notna().any() else self.points[is_op]
 
     @property
     def reached(self) -> float | None:
-        """Share of their roofs that the `parts` reach, weighted by their time; ``None`` if no roof is known."""
+        """The share of their roofs that the `parts` reach, weighted by their time, or ``None`` if no roof is known."""
         known = self.parts[self.parts["efficiency"].notna()]
         took = float(known["ms"].sum())
         return float((known["efficiency"] * known["ms"]).sum()) / took if took else None
 
     @property
     def ceilings_doubted(self) -> bool:
-        """Whether the ceilings may be too low because of other work while they were measured."""
+        """Whether the ceilings may be too low because other work ran while they were measured."""
         return self.others > _MANY_OTHERS
 
 
 def step_roofline(
     recording: Recording, attribution: Attribution, counted: pd.DataFrame, step_ms: float | None
 ) -> RooflineLevels:
-    """Return the roofline of a profile: work from the counted step, times from the traced ones.
+    """Return a profile's roofline, using the work in the counted step and the times in the traced steps.
 
     Parameters
     ----------
     recording, attribution
-        Of the traced steps.
+        The recording of the traced steps, and its attribution.
     counted : DataFrame
-        From `counted_ops`.
+        The result of `counted_ops`.
     step_ms : float or None
-        A step's time without the profiler.
+        A step's duration without the profiler.
     """
     on_gpu = bool(attribution.cells["kernels"].sum())
     ceilings, time = recording.meta.get("ceilings"), "gpu_ms" if on_gpu else "ms"
@@ -128,7 +128,10 @@ def step_roofline(
 
 
 def counters_read(recording: Recording) -> dict[str, float]:
-    """Return the means of the hardware counters of the busiest GPU over the timed steps; empty if none were read."""
+    """Return the mean values of the busiest GPU's hardware counters over the timed steps.
+
+    The result is empty if no counters were read.
+    """
     timed = recording.steps[recording.steps["pass"] == "timed"]
     if recording.watch is None or timed.empty:
         return {}
@@ -153,7 +156,7 @@ def roofline_of(
     main_dtype: str | None = None,
     step_ms: float | None = None,
 ) -> RooflineLevels:
-    """Return the roofline of a step.
+    """Return a step's roofline.
 
     Parameters
     ----------
@@ -161,15 +164,15 @@ def roofline_of(
         Indexed by name: ``flops``, ``bytes``, ``uncounted`` and ``dtype`` from `work_by`, and
         the ``ms`` that they took per step.
     uncounted : DataFrame
-        Operators without a formula.
+        The operators that have no formula.
     ceilings : mapping or None
-        ``device``, ``flops_per_s`` by dtype, ``bytes_per_s``; ``None`` if not measured.
+        ``device``, ``flops_per_s`` by dtype, and ``bytes_per_s``, or ``None`` if they were not measured.
     flops, recompute_flops : int
-        Per step, and those of them that repeated forward work.
+        FLOPs per step, and how many of them repeated forward work.
     main_dtype : str or None
-        The dtype whose ceiling the utilisation uses.
+        The dtype whose ceiling is used for the utilisation.
     step_ms : float or None
-        A step's time without the profiler.
+        A step's duration without the profiler.
     """
     ceilings = ceilings or {}
     peaks = {str(name): float(rate) for name, rate in (ceilings.get("flops_per_s") or {}).items()}
@@ -202,7 +205,7 @@ def roofline_of(
 
 
 def _reached(points: pd.DataFrame) -> dict[str, float]:
-    """Return the highest FLOP/s by dtype among parts that take enough time for their rate to be certain."""
+    """Return the highest FLOP/s for each dtype, among parts that take long enough for their rate to be certain."""
     whole = points.groupby("kind")["ms"].transform("sum")
     sure = points[(points["ms"] >= _COUNTS * whole).fillna(False).to_numpy(dtype=bool)]
     best = sure.groupby("dtype")["achieved_flops_per_s"].max().dropna()
@@ -210,9 +213,9 @@ def _reached(points: pd.DataFrame) -> dict[str, float]:
 
 
 def _points(work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:
-    """Return the point of each part of the step.
+    """Return the point for each part of the step.
 
-    Parts that move no bytes, such as layers that only call others, have none.
+    Parts that move no bytes, such as layers that only call other layers, do not have a point.
     """
     work = work[(work["bytes"] > 0).fillna(False).to_numpy(dtype=bool)]
     flops, moved, ms = (work[name].astype("Float64") for name in ("flops", "bytes", "ms"))

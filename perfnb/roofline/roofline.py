@@ -9,7 +9,7 @@ from perfnb.roofline.tab import roofline_document
 
 
 class Roofline(Documented, RooflineLevels):
-    """The machine's measured ceilings, and every layer and op under them. A notebook displays it.
+    """The machine's measured ceilings, with every layer and op under them. A notebook displays it.
 
     See S. Williams, A. Waterman and D. Patterson, "Roofline: an insightful visual performance model for multicore
     architectures", Communications of the ACM 52 (4), 2009.
@@ -22,27 +22,29 @@ class Roofline(Documented, RooflineLevels):
         ``attainable_flops_per_s`` (the roof above it), ``efficiency`` (the ratio of the two), ``bound`` (compute,
         memory, or missing), ``dtype``.
     peaks : dict of str to float
-        FLOP/s by dtype that large products reach on this machine, or a part of this step if that was faster.
+        For each dtype, the FLOP/s that large products reach on this machine, or that a part of this step reached if it
+        was faster.
     bandwidth : float or None
-        Bytes/s of a large copy, reads and writes; ``None`` if it was not measured.
+        The bytes/s of a large copy, counting reads and writes, or ``None`` if it was not measured.
     utilisation : float or None
-        Model FLOPs utilisation, 0 to 1; ``None`` if the peak is unknown or exceeded. The arithmetic of forward and
-        backward, without recomputation, over what the ceiling of the step's main dtype allows in the same time
-        (A. Chowdhery et al., "PaLM", appendix B, 2022; there with the vendor's peak).
+        Model FLOPs utilisation, 0 to 1, or ``None`` if the peak is unknown or exceeded. It is the number of FLOPs in
+        forward and backward, without recomputation, divided by the number that the ceiling of the step's main dtype
+        would allow in the same time (A. Chowdhery et al., "PaLM", appendix B, 2022, where it refers to the vendor's
+        peak).
     flops : int or None
-        FLOPs per step of the ops that have a formula, including recomputation.
+        FLOPs per step, for the ops that have a formula, including recomputation.
     uncounted : DataFrame
-        Ops without a formula, with their calls, time in milliseconds and share of a traced step.
+        The ops without a formula, with their calls, time in milliseconds and share of a traced step.
     device : str
-        The device that was measured.
+        The measured device.
     dtype : str or None
-        The dtype whose peak `utilisation` is a share of.
+        The dtype whose peak `utilisation` refers to.
     refuted : mapping of str to float
-        Measured FLOP/s of the dtypes where part of this step was faster; `peaks` has its rate.
+        The measured FLOP/s of the dtypes where part of this step was faster. `peaks` contains the rate of that part.
     others : float
-        Share of the CPUs that other programs used while the peaks were measured, 0 to 1.
+        The share of the CPUs that other programs used while the peaks were measured, 0 to 1.
     counters : mapping of str to float
-        Means of a watched GPU's hardware counters over the timed steps, 0 to 1, by column of ``samples``.
+        The mean values of a watched GPU's hardware counters over the timed steps, 0 to 1, by column of ``samples``.
     """
 
     def _document(self) -> Document:
@@ -50,6 +52,6 @@ class Roofline(Documented, RooflineLevels):
 
 
 def roofline_result(levels: RooflineLevels) -> Roofline:
-    """Return the same figures as a separate result: changes to its frames affect nothing else."""
+    """Return the same figures as a separate result. Changes to its tables do not affect anything else."""
     own = {"points": levels.points.copy(), "uncounted": levels.uncounted.copy(), "peaks": dict(levels.peaks)}
     return Roofline(**{**vars(levels), **own})

@@ -1,4 +1,4 @@
-"""Show the roofline tab: how close the layers and ops of a step come to the machine's limits."""
+"""Show the roofline tab: how close a step's layers and ops come to the machine's limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COUNTED = {
 
 
 def roofline_document(roofline: RooflineLevels) -> Document:
-    """Return the document: how close the step comes to the machine's ceilings, and each layer and op to its own."""
+    """Return the document that shows how close the step, and each layer and op, comes to the machine's ceilings."""
     counters = roofline.counters
     read = ", ".join(f"{word} {fmt.share(counters[name])}" for name, word in _COUNTED.items() if name in counters)
     return Document(

@@ -1,1 +1,1 @@
-"""Stacks of calls: read the profiles of other tools from files, and compute the time of each function."""
+"""Stacks of calls: read other tools' profiles from files, and compute the time of each function."""

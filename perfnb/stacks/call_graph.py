@@ -1,4 +1,4 @@
-"""Approximate the stacks of a profile that only knows which function called which, such as cProfile's."""
+"""Approximate the stacks of a profile that only records which function called which, such as a cProfile profile."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _MOST_CALLS, _LEAST = 5_000, 1 / 20_000
 def tree_of_callers(
     functions: Sequence[Function], own: Floats, total: Floats, edges: Mapping[tuple[int, int], float]
 ) -> CallTree | None:
-    """Divide the time of each function among its callers, as if it took every one of its calls the same way.
+    """Divide each function's time among its callers, assuming that all of its calls behave in the same way.
 
-    The time of a function inside a caller is the time of the calls between the two, as a share of all the time of that
-    caller. It is divided among the function itself and its callees in the same proportions as all of its time. A
-    function inside itself is left out, and a short function stays in its caller. The result is ``None`` if no time is
-    known.
+    A function's time inside a caller is the time of the calls between the two, divided by the caller's total time. It
+    is divided among the function itself and its callees in the same proportions as the function's total time. A
+    function inside itself is left out, and a short function's time remains in its caller. The result is ``None`` if no
+    times are known.
 
     Parameters
     ----------
     functions : sequence of Function
     own, total : ndarray
-        The time of each function without and with its callees.
+        Each function's time, without and with its callees.
     edges : mapping of (int, int) to float
         The total time of the calls from one function to another.
     """

@@ -25,9 +25,9 @@ _KNOWN_LINES = 50
 
 
 def recognised(head: bytes) -> bool:
-    """Return whether this is the start of collapsed stacks.
+    """Return whether this is the start of a file with collapsed stacks.
 
-    Most lines must be stacks with a count, and one must have several calls.
+    Most lines must be stacks with a count, and at least one of them must have several calls.
     """
     text = text_of(head)
     if text.startswith(("{", "[")) or "\0" in text:
@@ -40,7 +40,7 @@ def recognised(head: bytes) -> bool:
 
 
 def read(path: Path, limits: Limits) -> HostRecord:
-    """Read collapsed stacks; bad lines are skipped and counted."""
+    """Read collapsed stacks. Invalid lines are skipped and counted."""
     builder, bad, idle, whole = TreeBuilder(str(path), limits), 0, 0.0, 0.0
     stacks: dict[tuple[int, ...], float] = {}
     number: dict[str, int] = {}
@@ -78,7 +78,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
         else "The file does not name the unit of its counts. They are read as samples of unknown length."
     ]
     if 0 < idle < 2**62:
-        notes.append(f"{idle:,.0f} counts without a stack, as py-spy writes of an idle thread: left out.")
+        notes.append(f"{idle:,.0f} counts without a stack, as py-spy writes for an idle thread: left out.")
     if bad:
         notes.append(f"{counted(bad, 'line')} without a stack and a count: skipped.")
     tree, told = builder.tree(), tuple(notes)
@@ -88,7 +88,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
 
 
 def _number(text: str) -> float | None:
-    """Return a count above 0."""
+    """Return a count if it is above 0."""
     if not re.fullmatch(r"\d{1,18}(\.\d{1,9})?", text, re.ASCII):
         return None
     return float(text) or None

@@ -1,8 +1,8 @@
-"""Read cProfile's ``.prof`` files: Python's marshal format, of which only a few plain types are accepted.
+"""Read cProfile's ``.prof`` files, which use Python's marshal format. Only a few plain types are accepted.
 
-``marshal.loads`` on a crafted file can crash the interpreter. Here code objects and everything else that statistics do
-not need are refused, lengths are checked against the file, and only names may be referred to again: nested references
-could unfold without end.
+A crafted file can crash an interpreter that reads it with ``marshal.loads``. This reader refuses code objects and
+everything else that statistics do not need, and checks lengths against the file. Only names may be referenced again,
+because nested references could expand endlessly.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NOTES_OF_SAMPLES = (
 
 
 class _Bad(ValueError):
-    """Raised with the fault in the data."""
+    """Raised with a description of the fault in the data."""
 
 
 class _MarshalReader:
@@ -123,7 +123,7 @@ class _MarshalReader:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def _long(self) -> int:
-        """Return an integer in digits of 15 bits."""
+        """Return an integer that is stored in 15-bit digits."""
         count: int = self._number("<i")
         if abs(count) > 5:
             raise _Bad("a number is far too large")
@@ -171,7 +171,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
 
 
 def _edges(found: dict[Any, Any]) -> dict[tuple[int, int], float]:
-    """Return the times of calls from one function to another, in milliseconds, and the places of both."""
+    """Return the times of calls from one function to another in milliseconds, and the indices of both functions."""
     places = {key: place for place, key in enumerate(found)}
     edges = {}
     for place, (_, _, _, _, callers) in enumerate(found.values()):
@@ -183,7 +183,7 @@ def _edges(found: dict[Any, Any]) -> dict[tuple[int, int], float]:
 
 
 def _row(key: Any, value: Any) -> tuple[Function, int, float, float]:
-    """Return a function, its calls, and the seconds in itself and with its callees."""
+    """Return a function, its number of calls, and the seconds in the function itself and including its callees."""
     if len(key) != 3 or not (isinstance(key[0], str) and _is_whole(key[1]) and isinstance(key[2], str)):
         raise _Bad("a key is not a function")
     if not (isinstance(value, tuple) and len(value) == 5 and isinstance(value[4], dict)):
@@ -208,7 +208,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def recognised(head: bytes) -> bool:
-    """Return whether this is the start of a marshalled dict whose first key is a tuple of three, or of an empty one."""
+    """Return whether this is the start of a marshalled dict.
+
+    The dict's first key must be a tuple with three elements, or the dict must be empty.
+    """
     if len(head) < 2 or head[0] & 0x7F != ord("{"):
         return False
     if len(head) == 2:

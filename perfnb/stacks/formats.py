@@ -1,4 +1,4 @@
-"""The formats of host profiles that perfnb reads, each a module of this room, recognised by content."""
+"""The formats of host profiles that perfnb reads. Each is a module in this room, and is recognised by its content."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class HostRecord:
     Attributes
     ----------
     name : str
-        The name of the file.
+        The file's name.
     format : str
-        In words.
+        The name of the format.
     unit : str
-        Of the tree's values: ``ms``, ``samples``, ``bytes``, or ``none`` if the file does not name it.
+        The unit of the tree's values: ``ms``, ``samples``, ``bytes``, or ``none`` if the file does not specify it.
     tree : CallTree or None
-        ``None`` if nothing is known of the stacks; approximate if there are `calls`.
+        The stacks as a tree of calls. It is ``None`` if the stacks are unknown, and approximate if there are `calls`.
     calls : DataFrame or None
         For a format without stacks, one row per function: ``calls``, ``self_ms``, ``total_ms``, with `functions`.
     functions : tuple of Function
-        Of `calls`.
+        The functions in `calls`.
     samples : int or None
-        Number of samples.
+        The number of samples.
     notes : tuple of str
-        Facts that the file lacks.
+        Notes on data that is missing from the file.
     """
 
     name: str
@@ -58,14 +58,14 @@ class HostRecord:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of host profiles.
+    """A host profile format.
 
     Attributes
     ----------
     what : str
-        The format in words: ``collapsed stacks``.
+        The name of the format, such as ``collapsed stacks``.
     recognise : callable
-        Whether a file has this format, given the first bytes of its content, unpacked.
+        Returns whether a file has this format, given the first bytes of its uncompressed content.
     read : callable
         Reads a file, given its path and `Limits`. Raises `TraceError` if it is damaged or exceeds a limit.
     """
@@ -77,12 +77,12 @@ class Format:
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """Return every format, in the order they are asked."""
+    """Return all formats, in the order they are tried."""
     return tuple(resolve_name(name) for name in FORMATS)
 
 
 def format_of(path: Path) -> Format | None:
-    """Return the first format that recognises a file, ``None`` if none does."""
+    """Return the first format that recognises a file, or ``None`` if none does."""
     head = head_of(path) if path.is_file() else b""
     return next((each for each in formats() if each.recognise(head)), None) if head else None
 
@@ -93,7 +93,7 @@ def read_record(path: Path, limits: Limits = LIMITS) -> HostRecord:
     Raises
     ------
     TraceError
-        If it cannot be read.
+        If the file cannot be read.
     """
     found = format_of(path)
     assert found is not None  # asked before
@@ -101,7 +101,7 @@ def read_record(path: Path, limits: Limits = LIMITS) -> HostRecord:
 
 
 def text_of(data: bytes) -> str:
-    """Return the characters of the start of a text; PowerShell's redirection writes UTF-16."""
+    """Return the characters at the start of a text. PowerShell's redirection writes UTF-16."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", "replace")
     return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")

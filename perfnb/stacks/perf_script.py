@@ -1,4 +1,4 @@
-"""Read the text of ``perf script``: samples of Linux perf, innermost call first."""
+"""Read the output of ``perf script``: Linux perf samples, with the innermost call first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST = 4_096
 
 
 def recognised(head: bytes) -> bool:
-    """Return whether this is the start of such a text: after comments, a sample, then its calls."""
+    """Return whether this is the start of such a text: comments, followed by a sample and its calls."""
     lines = [line for line in text_of(head).split("\n") if line.strip() and not line.startswith("#")]
     if not lines or not _SAMPLE.fullmatch(lines[0].rstrip()[:_LONGEST]):
         return False
@@ -32,7 +32,9 @@ def recognised(head: bytes) -> bool:
 
 
 def read(path: Path, limits: Limits) -> HostRecord:
-    """Read samples; each has the name of its command outermost, and that of its event if there are several."""
+    """Read samples. The outermost entry is the name of the command, followed by the event if there are several
+    events.
+    """
     builder = TreeBuilder(str(path), limits)
     samples: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
     header: tuple[str, str] | None = None
@@ -67,9 +69,9 @@ def read(path: Path, limits: Limits) -> HostRecord:
     for (command, event, stack), count in samples.items():
         outer = [Function(event), Function(command)] if len(events) > 1 else [Function(command)]
         builder.add([*map(builder.function, outer), *stack], float(count), count)
-    notes = ["Each sample counts once, whatever its period; how long one stands for is n/a."]
+    notes = ["Each sample counts once, whatever its period; how much time it represents is n/a."]
     if len(events) > 1:
-        notes.append("Several events were sampled: their samples stand side by side under the event's name.")
+        notes.append("Several events were sampled: their samples appear side by side under the event's name.")
     if bad:
         notes.append(f"{bad:,} line{'s' * (bad != 1)} could not be read and {'were' if bad != 1 else 'was'} skipped.")
     whole = sum(samples.values())

@@ -1,4 +1,4 @@
-"""Save and load a host profile: a folder of Parquet files and one JSON file."""
+"""Save and load a host profile as a folder of Parquet files and one JSON file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIGURES = {
 
 
 class HostFacts(TypedDict):
-    """The contents of a saved host profile besides its frames."""
+    """The contents of a saved host profile, apart from its tables."""
 
     name: str
     format: str
@@ -47,7 +47,10 @@ HOST = SavedKind(
 
 
 def save_record(record: HostRecord, path: str | Path) -> Path:
-    """Write a host profile to the folder `path`, completely or not at all; an earlier one there is replaced."""
+    """Write a host profile to the folder `path`, completely or not at all.
+
+    An earlier profile in the folder is replaced.
+    """
     facts = {name: getattr(record, name) for name in HostFacts.__annotations__}
     frames: dict[str, pd.DataFrame] = {}
     if record.tree is not None:
@@ -59,7 +62,7 @@ def save_record(record: HostRecord, path: str | Path) -> Path:
 
 
 def load_record(path: str | Path) -> HostRecord:
-    """Read what `save_record` wrote.
+    """Read a host profile that `save_record` wrote.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Read speedscope's JSON, which py-spy, memray, pyinstrument and rbspy write: sampled and evented profiles."""
+"""Read speedscope's JSON, which py-spy, memray, pyinstrument and rbspy write. Profiles can be sampled or evented."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _SpeedscopeFile(msgspec.Struct):
 
 
 def read(path: Path, limits: Limits) -> HostRecord:
-    """Read a speedscope file; profiles of several threads are put side by side."""
+    """Read a speedscope file. Profiles of several threads are placed side by side."""
     data = whole_file(path, limits)
     refuse_many_values(data, str(path), limits)
     try:
@@ -83,13 +83,15 @@ def read(path: Path, limits: Limits) -> HostRecord:
     notes = []
     if idle:
         worth = f" ({duration(idle_value)})" if unit in MS else ""
-        notes.append(f"{counted(idle, 'sample')}{worth} without a stack, as py-spy writes of an idle thread: left out.")
+        notes.append(
+            f"{counted(idle, 'sample')}{worth} without a stack, as py-spy writes for an idle thread: left out."
+        )
     if left := len(file.profiles) - len(chosen):
         notes.append(f"{left:,} of its {len(file.profiles):,} profiles are in another unit and were left out.")
     if not is_sampled:
         notes.append("It holds calls, not samples, so the number of samples is n/a.")
     if unit == "none":
-        notes.append("The file gives no unit of its values: times are n/a, only shares are known.")
+        notes.append("The file does not specify the unit of its values: times are n/a, and only shares are known.")
     tree = builder.tree()
     if not math.isfinite(float(tree.self.sum())):
         raise _bad(path, "its values add up to more than any profile's")
@@ -101,7 +103,7 @@ def _sampled(
     path: Path, profile: _Profile, frames: list[int], root: list[int], builder: TreeBuilder, scale: float
 ) -> int:
     if len(profile.samples) != len(profile.weights):
-        raise _bad(path, "a profile has not as many weights as samples")
+        raise _bad(path, "a profile has a different number of weights than samples")
     for stack, weight in zip(profile.samples, profile.weights, strict=True):
         if not 0 <= weight <= _MOST:
             raise _bad(path, "a weight is below 0 or far too large")
@@ -120,7 +122,7 @@ def _evented(
     now = profile.startValue
     for event in profile.events:
         if not now <= event.at <= _MOST:
-            raise _bad(path, "its events are not in the order of time")
+            raise _bad(path, "its events are not in chronological order")
         if stack:
             builder.count(stack[-1][0], (event.at - now) * scale)
         now = event.at
@@ -130,7 +132,7 @@ def _evented(
             if len(stack) > DEEPEST:
                 raise _bad(path, f"a stack has more than {DEEPEST:,} calls")
         elif event.type != "C" or not stack or stack.pop()[1] != event.frame:
-            raise _bad(path, "a call ends that is not the innermost one")
+            raise _bad(path, "a call ends although it is not the innermost call")
     if stack:
         raise _bad(path, "a call does not end, so the file is not complete")
 
@@ -159,5 +161,8 @@ FORMAT = Format(
 
 
 def _has_shape(head: bytes) -> bool:
-    """Return whether the start of a file names the schema, wherever in the first bytes; its keys come in any order."""
+    """Return whether the start of a file names the schema.
+
+    The name can be anywhere in the first bytes, because keys can be in any order.
+    """
     return _MARK in head or (b'"exporter"' in head and b"speedscope" in head and b'"shared"' in head)

@@ -1,4 +1,4 @@
-"""Make the frames of a host profile."""
+"""Compute the tables of a host profile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}
 
 
 def function_table(record: HostRecord) -> pd.DataFrame:
-    """Return one row per function, most of its own time first; recursion counts once in the totals."""
+    """Return one row per function, in descending order of own time. Recursion counts once in the totals."""
     if record.calls is None:
         assert record.tree is not None
         return _of_tree(record, record.tree)
@@ -35,7 +35,7 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
     Raises
     ------
     TraceError
-        If the stacks as text would fill the memory: each repeats the names of the calls around it.
+        If the stacks would need too much memory as text, because each repeats the names of the calls around it.
     """
     tree = record.tree
     if tree is None or record.calls is not None:
@@ -58,9 +58,9 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
 
 
 def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
-    """Return the functions by name and file, and the function number of each call.
+    """Return the functions by name and file, and each call's function number.
 
-    Lines within a function differ by sample. A function's line is known if all agree.
+    The lines within a function differ between samples. A function's line is only known if all samples agree on it.
     """
     number = numbers_of((each.name, each.file, each.kind) for each in tree.functions)
     known: dict[int, Function] = {}

@@ -28,9 +28,9 @@ MS = {"nanoseconds": 1e-6, "microseconds": 1e-3, "milliseconds": 1.0, "seconds":
 
 
 class Function(NamedTuple):
-    """A function as a profile names it; `file` is empty and `line` -1 if the profile lacks them.
+    """A function as named in a profile. If the profile does not contain them, `file` is empty and `line` is -1.
 
-    In the stacks of a step, calls of a `kind` enclose functions: ``phase`` and ``layer``.
+    In the stacks of a step, calls with a `kind` (``phase`` or ``layer``) enclose functions.
     """
 
     name: str
@@ -41,17 +41,17 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True)
 class CallTree:
-    """Stacks with common beginnings merged; parents come before their children.
+    """Stacks whose common beginnings are merged. Parents precede their children.
 
     Attributes
     ----------
     functions : tuple of Function
     parent, function : ndarray
-        For each call: the call around it (-1 for none), and its function's place in `functions`.
+        For each call, the call around it (-1 if there is none), and its function's index in `functions`.
     self : ndarray
-        The time of each call without the calls inside it.
+        Each call's time, without the calls inside it.
     samples : ndarray
-        Samples that ended in each call.
+        The number of samples that ended in each call.
     """
 
     functions: tuple[Function, ...]
@@ -65,28 +65,28 @@ class CallTree:
 
     @cached_property
     def levels(self) -> list[Ints]:
-        """The calls of each depth, outermost first."""
+        """The calls at each depth, outermost first."""
         depth = self.depth
         order = np.argsort(depth, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(depth[order])) + 1) if len(order) else []
 
     @cached_property
     def depth(self) -> Ints:
-        """The number of calls around each."""
+        """The number of calls around each call."""
         depth: list[int] = []
         for parent in self.parent.tolist():
             depth.append(0 if parent == NONE else depth[parent] + 1)
         return np.array(depth, dtype=np.int64)
 
     def with_inner(self, values: npt.NDArray[np.generic]) -> Floats:
-        """Return the sum of `values` over each call and all inside it."""
+        """Return the sum of `values` over each call and all calls inside it."""
         total = np.asarray(values, dtype=np.float64).copy()
         for level in reversed(self.levels[1:]):
             np.add.at(total, self.parent[level], total[level])
         return total
 
     def with_outer(self, values: Sequence[int]) -> Ints:
-        """Return the sum over each call and all around it of its function's entry in `values`."""
+        """Sum `values`, which has one entry per function, over each call and all calls around it."""
         total = np.array(values, dtype=np.int64)[self.function] if len(self) else self.function.copy()
         for level in self.levels[1:]:
             total[level] += total[self.parent[level]]
@@ -94,11 +94,14 @@ class CallTree:
 
     @cached_property
     def total(self) -> Floats:
-        """The time of each call, with the calls inside it."""
+        """Each call's time, including the calls inside it."""
         return self.with_inner(self.self)
 
     def order(self, keys: Sequence[npt.NDArray[np.generic]]) -> Ints:
-        """Return the calls with each before those inside it; siblings are ordered by `keys`, the last one first."""
+        """Return the calls so that each precedes the calls inside it.
+
+        Siblings are ordered by `keys`, where the last key is the most important.
+        """
         count = self.with_inner(np.ones(len(self)))
         place = np.zeros(len(self), dtype=np.int64)
         for level in self.levels:
@@ -114,9 +117,9 @@ class CallTree:
         return order
 
     def outermost(self, group: Ints) -> Bools:
-        """Return whether no call around each belongs to the same group, so that recursion counts once.
+        """Return, for each call, whether no call around it belongs to the same group.
 
-        A group is, for example, a function.
+        The result is used to count recursion only once. A group is, for example, a function.
         """
         order = self.order([])
         place = np.empty(len(order), dtype=np.int64)
@@ -132,7 +135,7 @@ class CallTree:
         return outermost
 
     def text(self, node: int) -> str:
-        """Return the stack of a call, outermost first, as collapsed stacks write it."""
+        """Return a call's stack in the notation of collapsed stacks, outermost call first."""
         names: list[str] = []
         while node != NONE:
             names.append(self.functions[self.function[node]].name)
@@ -142,12 +145,12 @@ class CallTree:
 
 @dataclass
 class TreeBuilder:
-    """Merges stacks as they come.
+    """Merges stacks as they arrive.
 
     Parameters
     ----------
     source : str
-        Named by errors.
+        The name of the source, for error messages.
     limits : Limits
         The limits on distinct functions and calls.
     """
@@ -165,14 +168,14 @@ class TreeBuilder:
         self.kept = Kept(self.source, self.limits)
 
     def function(self, function: Function) -> int:
-        """Return the number of a function; a name that is too long is cut."""
+        """Return a function's number. A name that is too long is cut."""
         if function not in self._functions:
             self.kept.add(2)
             function = function._replace(name=cut(function.name), file=cut(function.file))
         return self._functions.setdefault(function, len(self._functions))
 
     def inside(self, parent: int, function: int) -> int:
-        """Return the call to a function inside another call."""
+        """Return a function's call inside another call."""
         node = self._nodes.setdefault((parent + 1) << _BITS | function, len(self._nodes))
         if node == len(self._self):
             self.kept.add()
@@ -208,13 +211,13 @@ class TreeBuilder:
 
 
 def numbers_of(things: Iterable[Hashable]) -> Ints:
-    """Return the same number for the same thing, in the order of appearance."""
+    """Number things in the order of their first appearance, with the same number for equal things."""
     seen: dict[Hashable, int] = {}
     return np.array([seen.setdefault(thing, len(seen)) for thing in things], dtype=np.int64)
 
 
 def sums_by(tree: CallTree, group: Ints, count: int, values: Mapping[str, npt.NDArray[np.generic]]) -> pd.DataFrame:
-    """Return, for each group of calls, ``self_<name>`` and ``total_<name>`` of the values; recursion counts once."""
+    """Return ``self_<name>`` and ``total_<name>`` of the values for each group of calls. Recursion counts once."""
     known = group != NONE
     first = tree.outermost(group) & known
     columns = {}

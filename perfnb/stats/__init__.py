@@ -1,4 +1,4 @@
-"""Statistics on plain numbers: intervals, paired comparisons, fits.
+"""Statistics on plain numbers: intervals, paired comparisons and fits.
 
-These are pure functions that know nothing of traces.
+These are pure functions that do not depend on traces.
 """

@@ -1,8 +1,8 @@
-"""Compute intervals of a long run's figures from contiguous blocks of its steps, which autocorrelation hardly affects.
+"""Compute intervals for a long run's figures from contiguous blocks of steps, which autocorrelation hardly affects.
 
-Neighbouring steps depend on each other: the machine is busy for a while, a cache fills, a loader delivers in bursts.
-Figures of blocks much longer than that are nearly independent (method of batch means; Law, Simulation Modeling and
-Analysis, section 9.5). Any remaining correlation widens the interval.
+Neighbouring steps depend on each other: the machine is busy for a while, a cache fills, a loader delivers in bursts. If
+the blocks are much longer than these effects, their figures are nearly independent (method of batch means; Law,
+Simulation Modeling and Analysis, section 9.5). Any remaining correlation widens the interval.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _FEWEST_ASIDE, _MOST_CHANGES = 3, 3
 
 
 def in_blocks(*series: Samples, most: int = BLOCKS) -> list[tuple[np.ndarray[Any, Any], ...]]:
-    """Cut series of equal length into the same contiguous blocks of at least `SHORTEST` values; none if too short."""
+    """Cut series of equal length into the same contiguous blocks of at least `SHORTEST` values.
+
+    The result is empty if the series are too short.
+    """
     count = min(most, len(series[0]) // SHORTEST)
     if count < FEWEST_BLOCKS:
         return []
@@ -36,10 +39,12 @@ def in_blocks(*series: Samples, most: int = BLOCKS) -> list[tuple[np.ndarray[Any
 
 
 def mean_of_blocks(values: Samples) -> Centre:
-    """Return the mean of the figures of blocks with its 95 % t interval, wider if neighbouring blocks are correlated.
+    """Return the mean of the blocks' figures with its 95 % t interval.
 
-    The standard error is multiplied by the root of (1 + rho) / (1 - rho) (Bayley and Hammersley, 1946). The interval is
-    infinite below `FEWEST_BLOCKS`.
+    The interval is wider if neighbouring blocks are correlated.
+
+    The standard error is multiplied by the square root of (1 + rho) / (1 - rho) (Bayley and Hammersley, 1946). The
+    interval is infinite if there are fewer than `FEWEST_BLOCKS` blocks.
     """
     from scipy.special import stdtrit
 
@@ -55,7 +60,7 @@ def mean_of_blocks(values: Samples) -> Centre:
 
 
 def ratio_of_sums(parts: Samples, wholes: Samples) -> Centre:
-    """Return the share of one sum in another, such as waits in steps, with its interval over blocks."""
+    """Return one sum's share of another, such as waits in steps, with its interval over blocks."""
     blocks = in_blocks(parts, wholes)
     whole = float(np.sum(wholes))
     share = float(np.sum(parts)) / whole if whole > 0 else math.nan
@@ -69,10 +74,10 @@ def ratio_of_sums(parts: Samples, wholes: Samples) -> Centre:
 
 
 def difference(a: Centre, b: Centre) -> Centre:
-    """Return b minus a of two independent figures.
+    """Return b minus a for two independent figures.
 
-    Each end of the interval is the root of the summed squares of those of the two away (method of variance estimates
-    recovery; Zou and Donner, Statistics in Medicine 27, 2008).
+    Each end of the interval is at a distance that is the square root of the sum of the two squared distances to the
+    figures' own ends (method of variance estimates recovery; Zou and Donner, Statistics in Medicine 27, 2008).
     """
     centre = b.estimate - a.estimate
     down = math.hypot(b.estimate - b.low, a.high - a.estimate)
@@ -81,7 +86,7 @@ def difference(a: Centre, b: Centre) -> Centre:
 
 
 def log_median_of_blocks(times: Samples) -> Centre:
-    """Return the mean logarithm of the medians of blocks of step times, all of which are above 0."""
+    """Return the mean logarithm of the medians of blocks of step times, which must all be above 0."""
     blocks = in_blocks(times)
     if not blocks:
         return Centre(float(np.log(np.median(times))) if len(times) else math.nan, -math.inf, math.inf)
@@ -90,19 +95,19 @@ def log_median_of_blocks(times: Samples) -> Centre:
 
 @dataclass(frozen=True)
 class Changes:
-    """The change of a figure over a run.
+    """How a figure changed over a run.
 
     Attributes
     ----------
     kind : str
         ``steady``, ``drift`` (it kept changing) or ``jumps``.
     places : tuple of int
-        Indices of the first sample after each jump; empty otherwise.
+        The indices of the first sample after each jump. It is empty if there are no jumps.
     levels : tuple of float
-        The geometric mean of the blocks' medians before, between and after jumps; at the start and the end of a drift;
-        the median of everything if steady.
+        For jumps, the geometric means of the blocks' medians before, between and after them. For a drift, the levels at
+        its start and end. If steady, the median of all samples.
     ratio : Centre
-        The last level over the first, with its 95 % interval; 1 if steady.
+        The last level divided by the first, with its 95 % interval. It is 1 if steady.
     """
 
     kind: str
@@ -112,10 +117,10 @@ class Changes:
 
 
 def changes_in(times: Samples) -> Changes | None:
-    """Return whether step times jumped or drifted; ``None`` with too few.
+    """Return whether step times jumped or drifted, or ``None`` if there are too few.
 
-    `change_points` looks for jumps among the medians of blocks, and the clearest of them count. If a straight line
-    describes the blocks better than the jumps, it is a drift (Theil and Sen's slope).
+    `change_points` looks for jumps among the medians of blocks, and only the clearest jumps count. If a straight line
+    describes the blocks better than the jumps, the change is a drift (Theil and Sen's slope).
     """
     from scipy.stats import theilslopes
 
@@ -147,7 +152,7 @@ def changes_in(times: Samples) -> Changes | None:
 
 
 def _edge(values: Floats, ends: Any, place: int, before: float, after: float) -> int:
-    """Return the sample nearest to a jump between blocks: the one that splits the neighbouring blocks best."""
+    """Return the sample nearest to a jump between blocks, which is the one that splits the neighbouring blocks best."""
     low = int(ends[place - 2]) if place > 1 else 0
     high = int(ends[min(place, len(ends) - 1)])
     # The amount that a sample adds to the misfit if it counts to the level before, rather than the one after.

@@ -1,6 +1,6 @@
 """Find where the level of a sequence changes.
 
-Maximally selected rank statistics are applied on either side of each change in turn.
+Maximally selected rank statistics are applied to both sides of each change in turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FEWEST_ASIDE = 5
 
 
 class ChangePoint(NamedTuple):
-    """A change of level: the index of the first value after it, and how often chance makes one as clear."""
+    """A change of level: the index of the first value after it, and how often chance produces one as clear."""
 
     place: int
     p_value: float
@@ -28,29 +28,29 @@ def change_points(
 ) -> list[ChangePoint]:
     """Find the places where a sequence changes its level, in order.
 
-    The sums of ranks before and after each place are compared (Wilcoxon), and the place where they differ most is
-    tested (Lausen and Schumacher, Biometrics 48, 1992). Then each side of a change is searched with half of the level,
-    so that a sequence without a change gives one with at most the probability `level`, and each further false one is as
-    improbable. Outliers count only by their rank.
+    The sums of ranks before and after each place are compared (Wilcoxon), and the place where they differ the most is
+    tested (Lausen and Schumacher, Biometrics 48, 1992). Each side of a change is then searched with half of the level.
+    The probability of finding a change in a sequence without changes is therefore at most `level`, and the same applies
+    to each further false change. Outliers only count by their rank.
 
-    If neighbouring values are correlated, as when a machine is slow for days, the statistic is divided by the root of
-    (1 + rho) / (1 - rho) (Bayley and Hammersley, 1946).
+    If neighbouring values are correlated, as when a machine is slow for days, the statistic is divided by the square
+    root of (1 + rho) / (1 - rho) (Bayley and Hammersley, 1946).
 
     Parameters
     ----------
     values : sequence of float
-        In order.
+        The values, in order.
     level : float
-        Probability of a change among all sequences that have none.
+        The probability of finding a change among all sequences without changes.
     comparisons : int
-        Number of sequences that are searched (Bonferroni).
+        The number of sequences that are searched (Bonferroni).
     fewest : int
-        Fewest values on either side of a change.
+        The smallest number of values on either side of a change.
 
     Returns
     -------
     list of ChangePoint
-        With p-values adjusted for the comparisons.
+        The changes, with p-values adjusted for the comparisons.
     """
     sequence = np.asarray(values, dtype=float)
     return _found(sequence, 0, level, comparisons, fewest)
@@ -79,7 +79,9 @@ def _found(values: Floats, offset: int, level: float, times: int, fewest: int) -
 
 
 def _nearest(values: Floats, place: int, fewest: int) -> int:
-    """Return the place near a change that splits its sides best: with the least distances from the medians of both."""
+    """Return the place near a change that best splits its sides, with the smallest distances from the medians of
+    both.
+    """
     before, after = np.median(values[:place]), np.median(values[place:])
     # The amount that a value adds to the misfit if it counts to the level before, rather than to the one after.
     misfit = np.concatenate([[0.0], np.cumsum(np.abs(values - before) - np.abs(values - after))])
@@ -89,8 +91,8 @@ def _nearest(values: Floats, place: int, fewest: int) -> int:
 def _p_of_largest(largest: float, margin: float) -> float:
     """Return the probability that the largest standardised sum is this large.
 
-    The first and last `margin` are left out. Miller and Siegmund, Biometrics 38, 1982; a little too large for short
-    sequences.
+    The first and last `margin` values are left out. The result is slightly too large for short sequences (Miller and
+    Siegmund, Biometrics 38, 1982).
     """
     if largest <= 1:
         return 1.0
@@ -100,11 +102,11 @@ def _p_of_largest(largest: float, margin: float) -> float:
 
 
 def _inflation(values: Floats, place: int) -> float:
-    """Return how much larger correlation makes the variance of sums; 1 if none is above chance.
+    """Return how much correlation increases the variance of sums, or 1 if no correlation exceeds chance.
 
-    This is the smaller of two estimates, neither of which takes changes for correlation. One is that of the values
-    without the change at `place`. The other is -(1 - rho) / 2, the correlation of neighbouring differences of a
-    first-order autoregression, where any change is a single outlier.
+    This is the smaller of two estimates, neither of which mistakes changes for correlation. One is the correlation of
+    the values without the change at `place`. The other is -(1 - rho) / 2, the correlation of neighbouring differences
+    of a first-order autoregression, where any change is a single outlier.
     """
     left = np.concatenate([part - np.median(part) for part in (values[:place], values[place:])])
     ranks = ranks_of(np.diff(values))

@@ -1,6 +1,6 @@
-"""Judge whether b is faster than a, slower, or the same, or whether the measurements cannot tell.
+"""Judge whether b is faster than a, slower or the same, or whether the measurements cannot show this.
 
-Comparisons are in pairs, unpaired, or many at once.
+Measurements can be compared in pairs, unpaired, or many at once.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Times of b relative to those of a, measured in pairs.
+    """The times of b relative to the times of a, measured in pairs.
 
     Attributes
     ----------
     ratio : float
-        Time of b over time of a: below 1, b is faster.
+        The time of b divided by the time of a. If it is below 1, b is faster.
     ratio_ci : tuple of float or None
-        95 % interval of the ratio; ``None`` with too few pairs for one.
+        The ratio's 95 % interval, or ``None`` if there are too few pairs.
     equivalence_ci : tuple of float or None
-        90 % interval of the ratio; b and a are equivalent if it is within the band.
+        The ratio's 90 % interval. If it is within the band, b and a are equivalent.
     p_value : float
         The p-value of the hypothesis that the ratio is 1.
     equal_within : float
-        Equivalence band: from 1 / (1 + equal_within) to 1 + equal_within.
+        The equivalence band, which is from 1 / (1 + equal_within) to 1 + equal_within.
     verdict : str
-        "faster", "slower", "same" or "inconclusive", of b against a.
+        "faster", "slower", "same" or "inconclusive", for b compared with a.
     smallest_detectable : float
-        Smallest relative difference that these pairs detect in 9 of 10 experiments (0.01 is 1 %).
+        The smallest relative difference that these pairs detect in 9 of 10 experiments (0.01 is 1 %).
     pairs : int
-        Number of pairs.
+        The number of pairs.
     correlation : float
-        Lag-1 autocorrelation of the log ratios, which widens the intervals; 0 if it is not above chance.
+        The lag-1 autocorrelation of the log ratios, which widens the intervals. It is 0 if it does not exceed chance.
     confidence : float
-        Confidence of `ratio_ci`.
+        The confidence level of `ratio_ci`.
     """
 
     ratio: float
@@ -71,18 +71,18 @@ class PairedComparison:
 
 
 def within_band(ratio_ci: tuple[float, float], equal_within: float) -> bool:
-    """Return whether an interval of a ratio is within the equivalence band, which is symmetric on the log scale."""
+    """Return whether a ratio's interval is within the equivalence band, which is symmetric on the log scale."""
     low, high = ratio_ci
     edge = math.log1p(equal_within)
     return math.log(low) >= -edge and math.log(high) <= edge and edge > 0
 
 
 def judge(ratio_ci: Bounds | None, ratio: float, equivalent: bool, significant: bool = False) -> str:
-    """Return the verdict: equivalence first, then the sign of a difference.
+    """Return the verdict, which depends on equivalence first, and then on the sign of the difference.
 
-    A difference is shown if the interval excludes 1, or if it is `significant` by another test. A difference that is
-    shown to be within the band is "same": it does not matter by the user's own standard. One that may exceed the band
-    is "faster" or "slower". Anything else is "inconclusive".
+    A difference is shown if the interval excludes 1, or if another test finds it `significant`. If the difference is
+    shown to be within the band, the verdict is "same", because it does not matter by the user's own standard. If it may
+    exceed the band, the verdict is "faster" or "slower". In all other cases, the verdict is "inconclusive".
     """
     if ratio_ci is None:
         return "inconclusive"
@@ -95,27 +95,27 @@ def judge(ratio_ci: Bounds | None, ratio: float, equivalent: bool, significant: 
 def compare_pairs(log_ratios: Samples, equal_within: float = 0.02, confidence: float = 0.95) -> PairedComparison:
     """Judge pairs measured in random order within each pair.
 
-    The ratio is the Hodges-Lehmann estimate; its interval and p-value come from Wilcoxon's signed ranks. With random
-    order, drift is as likely to add as to subtract: without a difference the log ratios are symmetric around 0, as the
-    test requires, and heavy tails do not matter. (A BCa bootstrap interval of the mean covers the truth in about 75 of
-    100 experiments of 6 to 20 pairs if some pairs stall.) If log ratios of neighbours are still autocorrelated, as when
-    a load slows one of the two more than the other, the interval is widened to that of n (1 - rho) / (1 + rho)
-    independent pairs (Bayley and Hammersley, 1946).
+    The ratio is the Hodges-Lehmann estimate, and its interval and p-value come from Wilcoxon's signed ranks. Because
+    the order is random, drift is as likely to add as to subtract. Without a difference, the log ratios are therefore
+    symmetric around 0, as the test requires, and heavy tails do not matter. (A BCa bootstrap interval of the mean
+    covers the truth in about 75 of 100 experiments of 6 to 20 pairs if some pairs stall.) If neighbouring log ratios
+    are still autocorrelated, for example because a load slows one of the two more than the other, the interval is
+    widened to the width for n (1 - rho) / (1 + rho) independent pairs (Bayley and Hammersley, 1946).
 
     Parameters
     ----------
     log_ratios : sequence of float
         ``log(b / a)`` of each pair, in the order of execution.
     equal_within : float
-        Largest relative difference that does not matter; 0 if every one does.
+        The largest relative difference that does not matter, or 0 if every difference matters.
     confidence : float
-        Of the interval of the ratio; the equivalence interval leaves out twice as much.
+        The confidence level of the ratio's interval. The equivalence interval leaves out twice as much.
     """
     if not 0 <= equal_within < 1:
         raise ValueError(f"equal_within must be between 0 and 1, not {equal_within!r}.")
     values = np.asarray(log_ratios, dtype=float)
     if len(values) == 0 or not np.isfinite(values).all():
-        raise ValueError("Log ratios must be given and finite: every step takes some time.")
+        raise ValueError("Log ratios must be given and finite, because every step takes some time.")
     values = _joined(values)
     n, rho = len(values), _correlation(values)
     independent = n if rho == 0 else max(3.0, n * (1 - rho) / (1 + rho))
@@ -141,19 +141,22 @@ def compare_pairs(log_ratios: Samples, equal_within: float = 0.02, confidence: f
 
 
 def _joined(values: Floats) -> Floats:
-    """Return the values, or medians of neighbours if there are very many."""
+    """Return the values, or the medians of neighbouring values if there are very many."""
     size = math.ceil(len(values) / _MOST)
     return values if size <= 1 else np.array([np.median(part) for part in np.array_split(values, len(values) // size)])
 
 
 def _correlation(values: Floats) -> float:
-    """Return the lag-1 autocorrelation if it is above 0.2 and above what chance gives in 1 of 20 cases, otherwise 0."""
+    """Return the lag-1 autocorrelation.
+
+    It is 0 unless it exceeds both 0.2 and the correlation that chance produces in 1 of 20 cases.
+    """
     rho = min(lag1(values), 0.9)
     return rho if rho > max(CORRELATED, 1.645 / math.sqrt(max(1, len(values)))) else 0.0
 
 
 def _widening(n: int, independent: float) -> float:
-    """Return the factor by which the interval of n values widens if they are worth fewer independent ones."""
+    """Return the factor by which the interval of n values widens if they are equivalent to fewer independent values."""
     from scipy.special import stdtrit
 
     if independent >= n:
@@ -175,17 +178,17 @@ def _weakened(p_value: float, wider: float) -> float:
 
 @dataclass(frozen=True)
 class UnpairedComparison:
-    """A median b relative to a median a.
+    """The median of b relative to the median of a.
 
     Attributes
     ----------
     ratio : float
-        b to a: below 1, b is faster.
+        b divided by a. If it is below 1, b is faster.
     ratio_ci : tuple of float or None
-        95 % interval of the ratio. It covers only the noise within each measurement, not changes on the machine in
-        between. ``None`` if either has no interval.
+        The ratio's 95 % interval. It only covers the noise within each measurement, and not changes on the machine
+        between them. It is ``None`` if either median has no interval.
     verdict : str
-        "faster", "slower", "same" or "inconclusive", of b against a, as for pairs.
+        "faster", "slower", "same" or "inconclusive", for b compared with a, as for pairs.
     """
 
     ratio: float
@@ -198,7 +201,7 @@ def compare_medians(
 ) -> UnpairedComparison:
     """Compare two independent medians by their 95 % intervals.
 
-    On the log scale, by `difference`. Both must be above 0.
+    They are compared on the log scale using `difference`, so both must be above 0.
     """
     ratio = b / a
     if a_ci is None or b_ci is None:
@@ -210,10 +213,12 @@ def compare_medians(
 
 
 def holm(p_values: Samples) -> Floats:
-    """Return adjusted p-values that keep the chance of any false positive among all comparisons at the level of one.
+    """Return adjusted p-values.
 
-    The k-th smallest of m p-values is multiplied by m - k + 1, and none is below the one before it (Holm, Scandinavian
-    Journal of Statistics 6, 1979).
+    They keep the chance of any false positive among all comparisons at the level of a single comparison.
+
+    The k-th smallest of m p-values is multiplied by m - k + 1, and no p-value is below the one before it (Holm,
+    Scandinavian Journal of Statistics 6, 1979).
     """
     values = np.asarray(p_values, dtype=float)
     order = np.argsort(values, kind="stable")
@@ -226,20 +231,20 @@ def holm(p_values: Samples) -> Floats:
 def compare_all(
     times: Mapping[str, Samples], equal_within: float = 0.02, confidence: float = 0.95
 ) -> dict[tuple[str, str], PairedComparison]:
-    """Compare each pair of names, in the order given; the first of a pair is the baseline.
+    """Compare each pair of names, in the order given. The first name in a pair is the baseline.
 
     Parameters
     ----------
     times : mapping of str to sequence of float
-        Step times by name, one per round; in each round every name runs once, in random order.
+        The step times for each name, one per round. In each round, every name runs once, in random order.
 
     Returns
     -------
     dict
-        By (baseline, candidate). ``ratio_ci`` and ``equivalence_ci`` are simultaneous (Bonferroni): each of m
-        comparisons leaves out an m-th part of 5 % (or 10 %). ``p_value`` is Holm's, which rejects more often than those
-        intervals; there is a difference if either finds one, so an interval can just include 1 although the verdict is
-        "faster" or "slower".
+        The comparisons by (baseline, candidate). ``ratio_ci`` and ``equivalence_ci`` are simultaneous (Bonferroni):
+        each of m comparisons leaves out an m-th part of 5 % (or 10 %). ``p_value`` is Holm's, which rejects more often
+        than these intervals. A difference counts if either method finds it, so an interval can just include 1 although
+        the verdict is "faster" or "slower".
     """
     logs = {name: np.log(np.asarray(samples, dtype=float)) for name, samples in times.items()}
     if len({len(values) for values in logs.values()}) > 1:
@@ -250,14 +255,14 @@ def compare_all(
 
 
 def compare_with_first(*groups_ms: Floats, equal_within: float = 0.02) -> list[PairedComparison]:
-    """Compare each row of times with the first row of its group, as `compare_all` does, all groups together."""
+    """Compare each row of times with the first row of its group, as in `compare_all`, with all groups together."""
     return _compare_together([np.log(row) - np.log(group[0]) for group in groups_ms for row in group[1:]], equal_within)
 
 
 def _compare_together(
     log_ratios: Sequence[Floats], equal_within: float, confidence: float = 0.95
 ) -> list[PairedComparison]:
-    """Compare several sets of pairs with simultaneous intervals, and Holm's p-values over all of them."""
+    """Compare several sets of pairs, with simultaneous intervals and with Holm's p-values over all of them."""
     each = 1 - (1 - confidence) / max(1, len(log_ratios))
     comparisons = [compare_pairs(values, equal_within, each) for values in log_ratios]
     adjusted = holm([one.p_value for one in comparisons]).tolist()

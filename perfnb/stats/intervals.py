@@ -1,4 +1,4 @@
-"""Compute confidence intervals of the median and of quantiles, for autocorrelated steps, too."""
+"""Compute confidence intervals for the median and for quantiles, including for autocorrelated steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RANGE = "range of the steps: too few for their correlation"
 
 
 class Interval(NamedTuple):
-    """A confidence interval and its method."""
+    """A confidence interval, and the method that computed it."""
 
     low: float
     high: float
@@ -31,14 +31,16 @@ class Interval(NamedTuple):
 
 
 def interval_of_median(samples: Samples, confidence: float = 0.95) -> Interval | None:
-    """Return the confidence interval of the median of samples in order; ``None`` below 6, which are too few for 95 %.
+    """Return the confidence interval of the median of samples in order.
 
-    This is `quantile_interval`, unless samples are autocorrelated. The number of samples below the median of a
-    stationary sequence has mean n/2 and variance V n/4, where V = n / `effective_size`; the interval then ends at the
-    order statistics where a normal of that variance leaves out what `confidence` allows (Sen, 1968, for dependent
-    processes). If those ranks are outside the sample, the range is returned and ``method`` names it. A moving-block
-    bootstrap with blocks of n^(1/3) is slower and covers less: with autocorrelation 0.6 and n = 50, in 85 of 100 cases
-    instead of 95.
+    Return ``None`` for fewer than 6 samples, which are too few for 95 %.
+
+    This is the same as `quantile_interval` unless the samples are autocorrelated. The number of samples below the
+    median of a stationary sequence has mean n/2 and variance V n/4, where V = n / `effective_size`. The interval then
+    ends at the order statistics where a normal distribution with that variance leaves out as much as `confidence`
+    allows (Sen, 1968, for dependent processes). If these ranks are outside the sample, the range is returned, and
+    ``method`` names it. A moving-block bootstrap with blocks of n^(1/3) is slower and covers less: with autocorrelation
+    0.6 and n = 50, in 85 of 100 cases instead of 95.
     """
     from scipy.special import ndtri
 
@@ -59,7 +61,7 @@ def lag1(samples: Samples) -> float:
     """Return the lag-1 autocorrelation of ranks, so that a stall neither creates nor hides it.
 
     The result is 0 if all samples are equal. The estimate from n values is too small by about (1 + 3 rho) / (n - 1)
-    (Kendall, 1954), which is corrected; it is 0 below 8 samples.
+    (Kendall, 1954), so this is corrected. For fewer than 8 samples, the result is 0.
     """
     n = len(samples)
     if n < FEWEST_FOR_LAG:
@@ -73,20 +75,25 @@ def lag1(samples: Samples) -> float:
 
 
 def ranks_of(samples: Samples) -> Floats:
-    """Return ranks from 1, with ties sharing their mean, as `scipy.stats.rankdata` does, whose import is slow."""
+    """Return ranks starting at 1, where ties share their mean rank.
+
+    This is equivalent to `scipy.stats.rankdata`, which is slow to import.
+    """
     _, place, count = np.unique(np.asarray(samples, dtype=float), return_inverse=True, return_counts=True)
     ranks: Floats = (np.cumsum(count) - (count - 1) / 2)[place]
     return ranks
 
 
 def effective_size(samples: Samples) -> float:
-    """Return the number of independent samples that determine the median as well; n itself if `lag1` is at most 0.2.
+    """Return the number of independent samples that would determine the median equally well.
 
-    The result is n divided by the sum over all lags of the autocorrelations of being above or below the median, by the
-    larger of two estimates. One models the sequence as a first-order autoregression, where a correlation r of normal
-    values is one of 2/pi arcsin(r) of their signs (Sheppard, 1899). The other sums the measured autocorrelations as
-    long as sums of pairs are positive and do not grow (Geyer, 1992, initial monotone sequence), which detects slow
-    drift in noise.
+    It is n itself if `lag1` is at most 0.2.
+
+    The result is n divided by the sum, over all lags, of the autocorrelations of being above or below the median. Of
+    two estimates of this sum, the larger is used. One models the sequence as a first-order autoregression, where normal
+    values with a correlation r have signs with a correlation of 2/pi arcsin(r) (Sheppard, 1899). The other sums the
+    measured autocorrelations as long as the sums of pairs are positive and do not grow (Geyer, 1992, initial monotone
+    sequence), which detects slow drift in noise.
     """
     n = len(samples)
     rho = min(lag1(samples), 0.95)
@@ -117,7 +124,7 @@ _EXACT = 150
 
 
 class Centre(NamedTuple):
-    """An estimate of the centre with its interval, which is infinite with too few differences for one."""
+    """An estimate of the centre with its interval, which is infinite if there are too few differences."""
 
     estimate: float
     low: float
@@ -130,7 +137,9 @@ class Centre(NamedTuple):
 
 
 def walsh_averages(differences: Samples) -> Floats:
-    """Return the means of all pairs of differences, including each one with itself, in ascending order."""
+    """Return the means of all pairs of differences, including each difference paired with itself, in ascending
+    order.
+    """
     values = np.asarray(differences, dtype=float)
     first, second = np.triu_indices(len(values))
     # Adding halves keeps large values from overflowing.
@@ -140,10 +149,10 @@ def walsh_averages(differences: Samples) -> Floats:
 def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
     """Return the centre of symmetric differences.
 
-    It is the median of their Walsh averages, with the interval of Wilcoxon's test. The interval from the k-th smallest
-    to the k-th largest Walsh average covers the centre with probability 1 - 2 P(W < k), where W is the signed-rank
-    statistic under the null hypothesis (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, sections 3.2
-    and 3.3).
+    It is the median of their Walsh averages, with the interval from Wilcoxon's test. The interval from the k-th
+    smallest to the k-th largest Walsh average covers the centre with probability 1 - 2 P(W < k), where W is the
+    signed-rank statistic under the null hypothesis (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods,
+    sections 3.2 and 3.3).
     """
     averages = walsh_averages(differences)
     if len(averages) == 0:
@@ -157,8 +166,8 @@ def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
 def signed_rank_p(differences: Samples) -> float:
     """Return the two-sided p-value of Wilcoxon's signed-rank test that the centre is 0.
 
-    It agrees with `hodges_lehmann`. Without ties and zeros `scipy.stats.wilcoxon` gives the same; with them it switches
-    its method and warns. Here a Walsh average of 0 counts half to each side.
+    It agrees with `hodges_lehmann`. Without ties and zeros, `scipy.stats.wilcoxon` returns the same result, but with
+    them, it switches its method and warns. In this function, one half of a Walsh average of 0 counts towards each side.
     """
     averages = walsh_averages(differences)
     n = len(differences)
@@ -171,8 +180,9 @@ def signed_rank_p(differences: Samples) -> float:
 def spread(differences: Samples) -> float:
     """Return the standard deviation of normal differences with an interval of the same width.
 
-    It is robust against stalls. This is the half-width of the interval over t with n - 1 degrees of freedom, times the
-    root of n, or the sample standard deviation with too few differences for an interval.
+    It is robust against stalls. The result is the half-width of the interval, divided by t with n - 1 degrees of
+    freedom and multiplied by the square root of n. If there are too few differences for an interval, it is the sample
+    standard deviation.
     """
     from scipy.special import stdtrit
 
@@ -189,7 +199,7 @@ def spread(differences: Samples) -> float:
 
 
 def _rank(n: int, confidence: float) -> int:
-    """Return the largest k with P(W < k) at most half of what `confidence` leaves out; 0 if there is none."""
+    """Return the largest k with P(W < k) at most half of what `confidence` leaves out, or 0 if there is none."""
     from scipy.special import ndtri
 
     tail = (1 - confidence) / 2
@@ -227,10 +237,11 @@ def _distribution(n: int) -> Floats:
 
 
 def steps_for_quantile(q: float, confidence: float = 0.95) -> int:
-    """Return the fewest samples that support a quantile: the largest of n is above it with probability 1 - q^n.
+    """Return the smallest number of samples that supports a quantile.
 
-    This is the distribution-free one-sided bound for independent samples (Hahn and Meeker, Statistical Intervals, on
-    one-sided bounds); for a quantile below the median, of the smallest.
+    The largest of n samples is above the quantile with probability 1 - q^n. This is the distribution-free one-sided
+    bound for independent samples (Hahn and Meeker, Statistical Intervals, on one-sided bounds). For a quantile below
+    the median, the bound applies to the smallest sample.
     """
     if not 0 < q < 1:
         raise ValueError(f"A quantile must be between 0 and 1, not {q!r}.")
@@ -238,16 +249,18 @@ def steps_for_quantile(q: float, confidence: float = 0.95) -> int:
 
 
 def quantile(samples: Samples, q: float) -> float | None:
-    """Return a quantile of the samples; ``None`` if there are too few (p90: 29, p95: 59, p99: 299)."""
+    """Return a quantile of the samples, or ``None`` if there are too few (p90 needs 29, p95 needs 59, p99 needs
+    299).
+    """
     return float(np.quantile(samples, q)) if len(samples) >= steps_for_quantile(q) else None
 
 
 def quantile_interval(samples: Samples, q: float, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Return the confidence interval of a quantile of independent samples; ``None`` if there are too few.
+    """Return the confidence interval of a quantile of independent samples, or ``None`` if there are too few.
 
-    The quantile is below the k-th smallest of n with probability ``P(Binomial(n, q) < k)``; each end leaves out half
-    of what `confidence` allows (David and Nagaraja, Order Statistics, section 7.1). At 95 % the median needs 6 samples,
-    the 95th percentile 72.
+    The quantile is below the k-th smallest of n with probability ``P(Binomial(n, q) < k)``; each end leaves out half of
+    what `confidence` allows (David and Nagaraja, Order Statistics, section 7.1). At 95 %, the median needs 6 samples
+    and the 95th percentile needs 72.
     """
     from scipy.special import bdtr
 
@@ -263,10 +276,10 @@ def quantile_interval(samples: Samples, q: float, confidence: float = 0.95) -> t
 
 
 def relative_standard_error(samples: Samples) -> float | None:
-    """Return the relative standard error of the median; ``None`` if there is no interval, or a sample is 0.
+    """Return the relative standard error of the median.
 
-    It follows from the width of the 95 % interval on the log scale, so that it is large if half of the steps stall,
-    whichever half the median is in.
+    Return ``None`` if there is no interval, or if a sample is 0. The error follows from the width of the 95 % interval
+    on the log scale, so it is large if half of the steps stall, regardless of which half the median is in.
     """
     interval = interval_of_median(samples)
     if interval is None or interval.low <= 0:

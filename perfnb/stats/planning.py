@@ -1,4 +1,6 @@
-"""Plan how many steps or pairs of steps a measurement needs, from a pilot, fixed in advance."""
+"""Plan how many steps or pairs of steps a measurement needs. The number is determined by a pilot and fixed in
+advance.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ MOST_NEEDED = 100_000
 
 @dataclass(frozen=True)
 class Planned:
-    """A number of measurements.
+    """A planned number of measurements.
 
     Attributes
     ----------
     count : int
-        The number needed, as far as the budget allows.
+        The number of measurements to make, which the budget may limit.
     needed : int
-        The number that the target needs.
+        The number of measurements that the target needs.
     """
 
     count: int
@@ -41,7 +43,7 @@ class Planned:
 
     @property
     def enough(self) -> bool:
-        """Whether the budget is enough for the target."""
+        """Whether the budget is sufficient for the target."""
         return self.count >= self.needed
 
 
@@ -54,11 +56,11 @@ def plan_steps(
     fewest: int = 20,
     most: int = 1000,
 ) -> Planned:
-    """Return the steps needed for a median interval of relative half-width `half_width` (0.02 is 2 %).
+    """Return how many steps a median interval with the relative half-width `half_width` needs (0.02 is 2 %).
 
-    The standard error of a normal sample's median is 1.2533 standard deviations over the root of n (David and
-    Nagaraja, Order Statistics, on asymptotic quantiles); the deviation is that of log times, from their quartiles.
-    Autocorrelated steps count for less, by `effective_size`.
+    The standard error of a normal sample's median is 1.2533 standard deviations divided by the square root of n (David
+    and Nagaraja, Order Statistics, on asymptotic quantiles). The standard deviation is estimated from the quartiles of
+    the log times. Autocorrelated steps count for less, according to `effective_size`.
     """
     from scipy.special import ndtri
 
@@ -72,17 +74,17 @@ def plan_steps(
 
 
 def steps_in_block(step_s: float) -> int:
-    """Return how many steps of this length are timed as one block: 1 unless they are very short."""
+    """Return how many steps of this duration are timed as one block, which is 1 unless they are very short."""
     if step_s >= SHORT_STEP_S:
         return 1
     return _MOST_IN_BLOCK if step_s <= 0 else min(_MOST_IN_BLOCK, math.ceil(BLOCK_S / step_s))
 
 
 def still_needed(samples: Samples, *, half_width: float = AIM) -> int:
-    """Return how many more samples a median interval of relative half-width `half_width` needs; 0 if none.
+    """Return how many more samples a median interval with the relative half-width `half_width` needs.
 
-    The interval shrinks with the root of the number. The result is at most the number of samples so far, since their
-    spread may mislead.
+    It is 0 if no more are needed. The interval shrinks with the square root of the number of samples. The result is at
+    most the number of samples so far, because their spread may be misleading.
     """
     count, found = len(samples), interval_of_median(samples)
     if found is None:
@@ -105,16 +107,17 @@ def plan_pairs(
     pair_s: float = 0.0,
     most: int = 1000,
 ) -> Planned:
-    """Return the pairs needed to detect a difference of `equal_within`, or to rule it out.
+    """Return how many pairs are needed to detect a difference of `equal_within`, or to rule it out.
 
-    Both must succeed with probability `power`. If the budget allows, at least as many as tolerate one disturbed pair.
+    Both must succeed with probability `power`. If the budget allows, the number is at least large enough to tolerate
+    one disturbed pair.
 
     Parameters
     ----------
     pilot : sequence of float
-        Log ratios of at least 2 pairs. Their spread is taken at its upper 80 % limit (Browne, 1995).
+        The log ratios of at least 2 pairs. The upper 80 % limit of their spread is used (Browne, 1995).
     pair_s : float
-        Seconds per pair, out of `budget_s`.
+        The number of seconds per pair, out of `budget_s`.
     """
     from scipy.special import chdtri
 
@@ -131,7 +134,7 @@ def plan_pairs(
 
 
 def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
-    """Return as many pairs as the budget allows, for a pilot of one pair, which only shows how long pairs take."""
+    """Return as many pairs as the budget allows, for a pilot of one pair, which only shows how long a pair takes."""
     count = _within(most, budget_s, pair_s, most, least=FEWEST_PAIRS).count
     return Planned(count, count)
 
@@ -139,12 +142,12 @@ def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
 def pairs_needed(
     deviation: float, effect: float, *, power: float = 0.9, confidence: float = 0.95, most: int = MOST_NEEDED
 ) -> int:
-    """Return the fewest pairs whose tests detect `effect`, or show that there is none of that size.
+    """Return the smallest number of pairs whose tests detect `effect`, or show that there is no effect of that size.
 
-    These are the t-test and two one-sided tests. Both tests are on the log scale. The power of the paired t-test is
-    that of the noncentral t distribution with noncentrality effect / deviation * sqrt(n) (Cohen, Statistical Power
-    Analysis, chapter 2). Each of the two one-sided tests of equivalence must reject with probability (1 + power) / 2
-    for both to do so without a difference (Julious, Statistics in Medicine 23, 2004).
+    The tests are the t-test and two one-sided tests, both on the log scale. The power of the paired t-test follows from
+    the noncentral t distribution with noncentrality effect / deviation * sqrt(n) (Cohen, Statistical Power Analysis,
+    chapter 2). Each of the two one-sided tests of equivalence must reject with probability (1 + power) / 2 for both to
+    do so without a difference (Julious, Statistics in Medicine 23, 2004).
     """
     from scipy.special import stdtrit
     from scipy.stats import nct
@@ -174,7 +177,7 @@ def pairs_needed(
 
 
 def smallest_detectable(deviation: float, pairs: int, *, power: float = 0.9, confidence: float = 0.95) -> float:
-    """Return the smallest relative difference (0.01 is 1 %) that this many pairs detect with probability `power`.
+    """Return the smallest relative difference that this many pairs detect with probability `power` (0.01 is 1 %).
 
     It is (t_0.975 + t_0.90) deviation / sqrt(n) on the log scale (Bloom, Evaluation Review 19, 1995).
     """

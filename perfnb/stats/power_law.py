@@ -1,4 +1,4 @@
-"""Fit how a cost grows with size: a power law, its predictions, and whether one law holds over all sizes."""
+"""Fit how a cost grows with size: a power law, its predictions, and whether a single law holds over all sizes."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ class Break:
     below, above : float
         The sizes on either side.
     jump : float
-        Relative cost of the law above to the law below, midway between the two sizes, minus 1: 0.4 is 40 % more.
+        The cost according to the law above, divided by the cost according to the law below, midway between the two
+        sizes, minus 1. For example, 0.4 is 40 % more.
     exponent_below, exponent_above : float
-        Exponents on either side.
+        The exponents on either side.
     p_value : float
-        The p-value of the hypothesis that one law holds.
+        The p-value of the hypothesis that a single law holds.
     """
 
     below: float
@@ -73,13 +74,13 @@ class PowerLaw:
     Attributes
     ----------
     sizes, measured : tuple of float
-        The fitted data, by ascending size.
+        The fitted data, in ascending order of size.
     exponent, factor, overhead : float
-        The overhead is 0 unless the data show one.
+        The parameters of the law. The overhead is 0 unless the data shows that there is one.
     exponent_ci : tuple of float or None
-        95 % interval of the exponent; ``None`` with too few sizes for one.
+        The exponent's 95 % interval, or ``None`` if there are too few sizes.
     broken : Break or None
-        Where the law changes, if one law does not hold.
+        Where the law changes, if a single law does not hold.
     """
 
     sizes: tuple[float, ...]
@@ -93,25 +94,25 @@ class PowerLaw:
 
     @property
     def warning(self) -> str | None:
-        """A sentence about where one law does not hold; ``None`` if it does."""
+        """A sentence about where a single law does not hold, or ``None`` if it holds everywhere."""
         return None if self.broken is None else str(self.broken)
 
     @cached_property
     def fit(self) -> pd.DataFrame:
-        """One row per size: measured, predicted, and the residual as a share of the prediction."""
+        """One row per size: the measured and predicted costs, and the residual as a share of the prediction."""
         predicted = np.exp(self._fit.logs(np.log(self.sizes)))
         rows = pd.DataFrame({"size": self.sizes, "measured": self.measured, "predicted": predicted})
         return rows.assign(residual=rows["measured"] / rows["predicted"] - 1).astype("float64")
 
     def predict(self, size: float, confidence: float = 0.95) -> PredictedCost:
-        """Return the cost at a size, with an interval for a new median there, which widens outside the measured range.
+        """Return the cost at a size, with an interval for a new median at that size.
 
-        The t interval of a prediction by (weighted) least squares (Draper and Smith, Applied Regression Analysis)
-        combines the scatter of single sizes around the law and the uncertainty of the law at this size. It is infinite
-        if there are no more sizes than unknowns.
+        The interval becomes wider outside the measured range. The t interval of a prediction by (weighted) least
+        squares (Draper and Smith, Applied Regression Analysis) combines the scatter of single sizes around the law with
+        the uncertainty of the law at this size. It is infinite if there are no more sizes than unknowns.
         """
         if not size > 0:
-            raise ValueError(f"A size is above 0, not {size!r}.")
+            raise ValueError(f"A size must be above 0, not {size!r}.")
         from scipy.special import stdtrit
 
         place = np.array([math.log(size)])
@@ -123,19 +124,20 @@ class PowerLaw:
 
 
 def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, confidence: float = 0.95) -> PowerLaw:
-    """Fit a power law by least squares of the logarithms, so that each size counts by its relative deviation.
+    """Fit a power law by least squares of the logarithms, so that each size counts according to its relative deviation.
 
-    A constant overhead is added if it improves the fit by more than chance does in 99 of 100 cases (F test of nested
+    A constant overhead is added if it improves the fit by more than chance would in 99 of 100 cases (F test of nested
     models).
 
     Parameters
     ----------
     sizes, costs : sequence of float
-        One cost, such as the median time, at each size; both above 0, at least two different sizes.
+        The sizes, and one cost, such as the median time, for each size. All values must be above 0, and there must be
+        at least two different sizes.
     noise : sequence of float, optional
-        Relative standard error of each cost (`intervals.relative_standard_error`), to which 3 % are added for what
-        differs between sizes (alignment, padding). Sizes are weighted by it and by the scatter beyond it, which is the
-        same for each size. Omit it for costs that are counted, such as FLOPs.
+        The relative standard error of each cost (`intervals.relative_standard_error`). Another 3 % is added for other
+        differences between sizes, such as alignment and padding. Sizes are weighted by this error and by any additional
+        scatter, which is the same for each size. Omit it for costs that are counted, such as FLOPs.
     """
     from scipy.special import fdtrc, stdtrit
 
@@ -169,7 +171,7 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
 
 
 def _bends_upwards(x: Floats, fit: _Fit) -> bool:
-    """Return whether the residuals curve the way a constant added to the power makes them."""
+    """Return whether the residuals curve in the same way as if a constant had been added to the power."""
     if len(np.unique(x)) < 3:
         return False
     # Divided by the spread, so that no power is too small next to the others.
@@ -199,7 +201,7 @@ class _Fit:
 
     @property
     def squares(self) -> float:
-        """Weighted sum of squared residuals."""
+        """The weighted sum of squared residuals."""
         return float(np.sum((self.residuals / self.sigma) ** 2))
 
     def logs(self, x: Floats) -> Floats:
@@ -227,9 +229,10 @@ def _slopes(unknowns: Floats, x: Floats) -> Floats:
 
 
 def _fitted(x: Floats, y: Floats, errors: Floats | None, start: Floats | None = None) -> _Fit:
-    """Fit a straight line through the logarithms, or from `start` a power plus a constant.
+    """Fit a straight line through the logarithms, or if `start` is given, a power plus a constant.
 
-    Where the errors of the log costs are known, sizes are weighted by them and by the scatter that they do not explain.
+    If the errors of the log costs are known, sizes are weighted by these errors and by the scatter that they do not
+    explain.
     """
     centre = float(x.mean())
     sigma = np.ones(len(x)) if errors is None else errors
@@ -264,10 +267,10 @@ def _solved(x: Floats, y: Floats, sigma: Floats, start: Floats | None) -> Floats
 
 
 def _with_scatter(residuals: Floats, unknowns: int, errors: Floats) -> Floats:
-    """Return the standard deviation of each size.
+    """Return each size's standard deviation.
 
-    It is the measurement error plus a scatter around the law, the same for all. The scatter is the one that brings the
-    weighted squares down to the degrees of freedom (Mandel and Paule, Analytical Chemistry 42, 1970).
+    It is the measurement error plus a scatter around the law that is the same for all sizes. The scatter is chosen so
+    that the weighted squares equal the degrees of freedom (Mandel and Paule, Analytical Chemistry 42, 1970).
     """
     from scipy.optimize import brentq
 
@@ -285,9 +288,9 @@ def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break
     """Return the place where two laws fit better than one by more than chance (Chow, Econometrica 28, 1960).
 
     The result is ``None`` if there is no such place. At each place with at least two different sizes on both sides, a
-    step and a change of slope are added to the law. The best place is tested at a level divided by their number
-    (Bonferroni). A smooth curve in the logarithms is reported in the same way. The remainder after two laws is taken as
-    chance, and as at least the errors if they are known.
+    step and a change of slope are added to the law. The best place is tested at a level divided by the number of places
+    (Bonferroni). A smooth curve in the logarithms is reported in the same way. The remaining deviation after fitting
+    two laws is treated as chance, and as at least as large as the errors if they are known.
     """
     places = [
         place
@@ -321,11 +324,11 @@ def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break
 
 
 def _p_of_two(gained: Floats, whole: Floats, freedom: int, known: bool) -> float:
-    """Return the p-value of two more unknowns that explain `gained` of the residuals `whole`.
+    """Return the p-value of two additional unknowns that explain `gained` of the residuals `whole`.
 
-    Both are in standard deviations. This is the F test if the standard deviation is not known. If it is known as a
-    lower bound, the gain is divided by 1 at least: the p-value then averages over whether chi squared over its degrees
-    of freedom is below 1, in closed form.
+    Both are in standard deviations. If the standard deviation is unknown, this is the F test. If a lower bound of it is
+    known, the gain is divided by at least 1. In that case, the p-value averages, in closed form, over whether chi
+    squared divided by its degrees of freedom is below 1.
     """
     from scipy.special import gammainc, gammaincc
 
@@ -342,7 +345,7 @@ def _p_of_two(gained: Floats, whole: Floats, freedom: int, known: bool) -> float
 def _checked(sizes: Samples, costs: Samples, noise: Samples | None) -> tuple[Floats, Floats, Floats | None]:
     n, cost = np.asarray(sizes, dtype=float), np.asarray(costs, dtype=float)
     if len(n) != len(cost) or (noise is not None and len(noise) != len(n)):
-        raise ValueError("There must be one cost, and one noise if any, for each size.")
+        raise ValueError("There must be one cost for each size, and one noise value if noise is given.")
     if not (np.isfinite(n).all() and np.isfinite(cost).all() and (n > 0).all() and (cost > 0).all()):
         raise ValueError("Sizes and costs must be finite and above 0.")
     if len(np.unique(n)) < 2:

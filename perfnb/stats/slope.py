@@ -1,4 +1,4 @@
-"""Estimate the growth of memory per step, with an interval that is valid for autocorrelated levels."""
+"""Estimate how much memory grows per step, with an interval that is valid for autocorrelated levels."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ METHOD = "Theil-Sen slope; 95 % interval over single steps, blocks of steps, and
 
 @dataclass(frozen=True)
 class Slope:
-    """Growth of memory per step.
+    """The growth of memory per step.
 
     Attributes
     ----------
     bytes_per_step : float
         The Theil-Sen slope: the median of the slopes between all pairs of steps.
     ci_low, ci_high : float or None
-        95 % interval; ``None`` with too few steps for one.
+        The 95 % interval, or ``None`` if there are too few steps.
     steps : int
-        Steps with a known level.
+        The number of steps with a known level.
     method : str
-        Method of slope and interval.
+        The method used for the slope and the interval.
     """
 
     bytes_per_step: float
@@ -55,20 +55,22 @@ class Slope:
 def memory_slope(
     bytes_per_step: Sequence[Any] | np.ndarray[Any, Any], steps: Sequence[int] | np.ndarray[Any, Any] | None = None
 ) -> Slope | None:
-    """Return the slope of memory readings after each step, warm-up excluded; ``None`` below two known readings.
+    """Return the slope of memory readings after each step, excluding warm-up.
+
+    Return ``None`` if there are fewer than two known readings.
 
     Levels of successive steps are autocorrelated: memory stays constant, jumps once, fills a cache ever more slowly, or
     drops at each garbage collection. The Theil-Sen interval assumes independence and excludes 0 in most random walks.
-    So it is combined with two others: the t interval of the mean growth between blocks of steps, which a single jump
-    cannot lift above 0, and the future rate if it keeps changing as it did from the first half of the steps to the
-    second, which reaches 0 if growth levels off.
+    It is therefore combined with two other intervals. One is the t interval of the mean growth between blocks of steps,
+    which a single jump cannot raise above 0. The other is the future rate, assuming that it continues to change as it
+    did from the first half of the steps to the second. This rate reaches 0 if growth levels off.
 
     Parameters
     ----------
     bytes_per_step : sequence of number
-        One reading per step, in order; unknown ones are ``nan`` or ``None``.
+        One reading per step, in order. Unknown readings are ``nan`` or ``None``.
     steps : sequence of int, optional
-        The step of each reading, if there is not one for each.
+        The step of each reading, if some steps have no reading.
     """
     from scipy.stats import theilslopes
 
@@ -86,7 +88,7 @@ def memory_slope(
 
 
 def _relative(readings: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the readings minus the first known one, to lose no digits to the initial level.
+    """Return the readings minus the first known reading, so that no digits are lost to the initial level.
 
     Unknown readings are ``nan``.
     """
@@ -99,7 +101,7 @@ def _relative(readings: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any,
 
 
 def _between_blocks(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """Return the t interval of the mean growth per step from block median to block median."""
+    """Return the t interval of the mean growth per step between the medians of consecutive blocks."""
     from scipy.special import stdtrit
 
     middles = [float(np.median(block)) for block in np.array_split(levels, _BLOCKS)]
@@ -110,7 +112,7 @@ def _between_blocks(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) 
 
 
 def _ahead(levels: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> float:
-    """Return the future rate, if the change from the first half to the second continues."""
+    """Return the future rate, assuming that the change from the first half to the second continues."""
     from scipy.stats import theilslopes
 
     half = len(levels) // 2

@@ -15,14 +15,14 @@ from perfnb.stats.intervals import Interval, Samples, interval_of_median, quanti
 
 @dataclass(frozen=True)
 class Outliers:
-    """Samples beyond Tukey's fences: classified and counted, never dropped.
+    """Samples outside Tukey's fences. They are classified and counted, but never dropped.
 
     Attributes
     ----------
     low_severe, low_mild, high_mild, high_severe : tuple of int
-        Indices of the samples of each class, in order of execution, from 0.
+        The indices of the samples in each class, in order of execution, starting at 0.
     samples : int
-        Number of samples classified.
+        The number of samples that were classified.
     """
 
     low_severe: tuple[int, ...]
@@ -33,17 +33,17 @@ class Outliers:
 
     @property
     def count(self) -> int:
-        """Number of outliers of all classes."""
+        """The number of outliers in all classes."""
         return sum(self.by_class.values())
 
     @property
     def share(self) -> float:
-        """Share of outliers among all samples."""
+        """The share of outliers among all samples."""
         return self.count / self.samples if self.samples else 0.0
 
     @property
     def by_class(self) -> dict[str, int]:
-        """Number of outliers of each class, from the lowest to the highest."""
+        """The number of outliers in each class, from the lowest to the highest."""
         return {
             "low severe": len(self.low_severe),
             "low mild": len(self.low_mild),
@@ -59,10 +59,12 @@ class Outliers:
 
 
 def classify_outliers(samples: Samples) -> Outliers:
-    """Classify samples by Tukey's fences: mild beyond 1.5, severe beyond 3 interquartile ranges from the quartiles.
+    """Classify samples by Tukey's fences.
 
-    Tukey, Exploratory Data Analysis. If more than half of the samples are equal, the fences are at that value and
-    anything else is severe. Fewer than 4 samples have no outliers.
+    Outliers are mild beyond 1.5 interquartile ranges from the quartiles, and severe beyond 3.
+
+    See Tukey, Exploratory Data Analysis. If more than half of the samples are equal, the fences are at that value, and
+    all other samples are severe outliers. If there are fewer than 4 samples, there are no outliers.
     """
     values = np.asarray(samples, dtype=float)
     if len(values) < 4:
@@ -81,26 +83,27 @@ def classify_outliers(samples: Samples) -> Outliers:
 
 @dataclass(frozen=True, repr=False)
 class StepTimes:
-    """Step times, measured without profiler and hooks.
+    """Step times, measured without a profiler and without hooks.
 
     Attributes
     ----------
     samples_ms : tuple of float
-        Wall time of each step, in order of execution; for steps too short to time one by one, the mean of each block.
+        The wall time of each step, in order of execution. If steps are too short to be timed individually, it is the
+        mean of each block.
     batch_size : int or None
-        Samples per step; ``None`` if unknown or not the same for all.
+        The number of samples per step, or ``None`` if it is unknown or not the same for all steps.
     samples : int or None
-        Samples of all steps together; ``None`` if unknown.
+        The total number of samples in all steps, or ``None`` if it is unknown.
     warmup_ms : tuple of float
-        Wall time of each warm-up step; not part of `samples_ms`.
+        The wall time of each warm-up step. It is not included in `samples_ms`.
     steady : bool or None
-        Whether the last warm-up steps showed no trend; ``None`` if there were too few to tell.
+        Whether the last warm-up steps showed no trend, or ``None`` if there were too few to determine this.
     noise : mapping
         Conditions during the steps: load, clock, garbage collections, throttling.
     wanted : int or None
-        Steps requested, or needed for the target interval.
+        The number of steps that were requested, or that the target interval needs.
     block : int
-        Steps per block; 1 if each was timed by itself.
+        The number of steps per block, which is 1 if each step was timed individually.
     """
 
     samples_ms: tuple[float, ...]
@@ -122,20 +125,20 @@ class StepTimes:
 
     @property
     def steps(self) -> int:
-        """Number of steps measured."""
+        """The number of measured steps."""
         return len(self.samples_ms) * self.block
 
     @property
     def median_ms(self) -> float | None:
-        """Median step time in milliseconds; ``None`` if no step was timed, as in a loaded trace."""
+        """The median step time in milliseconds, or ``None`` if no step was timed, as in a loaded trace."""
         return float(np.median(self.samples_ms)) if self.samples_ms else None
 
     @property
     def ci_ms(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the median; ``None`` below 6 steps, which are too few for one.
+        """The 95 % confidence interval of the median, or ``None`` for fewer than 6 steps, which are too few.
 
-        It follows from order statistics; if steps are autocorrelated, at the ranks for their effective number (a
-        moving-block bootstrap of the median covers it in 85 to 89 of 100 such runs, this in 94).
+        It is based on order statistics. If steps are autocorrelated, it uses the ranks for their effective number. (A
+        moving-block bootstrap of the median covers it in 85 to 89 of 100 such runs, and this interval in 94.)
         """
         return None if self._interval is None else self._interval[:2]
 
@@ -146,7 +149,7 @@ class StepTimes:
 
     @property
     def basis(self) -> str:
-        """The basis of the step time, in words: how many steps, and whether there is an interval."""
+        """A description of what the step time is based on: how many steps, and whether there is an interval."""
         if not self.steps:
             return "no timed step"
         count = len(self.samples_ms)
@@ -159,14 +162,17 @@ class StepTimes:
     def quantile_ms(self, q: float) -> float | None:
         """Return the step time that a share `q` of the steps does not exceed.
 
-        ``None`` with too few steps (the 90th percentile needs 29, the 95th 59, the 99th 299), and for blocks, whose
-        means hide it.
+        Return ``None`` if there are too few steps (the 90th percentile needs 29, the 95th needs 59, and the 99th needs
+        299), or if the steps were timed in blocks, whose means hide the quantile.
         """
         return None if self.block > 1 else quantile(self.samples_ms, q)
 
     @property
     def throughput_per_s(self) -> float | None:
-        """Samples per second: at the median step time, or over all steps if batches differ; ``None`` if unknown."""
+        """The number of samples per second, or ``None`` if it is unknown.
+
+        It is computed from the median step time, or if batches differ, over all steps.
+        """
         if self.median_ms is None:
             return None
         if self.batch_size is not None:
@@ -175,7 +181,7 @@ class StepTimes:
 
     @cached_property
     def outliers(self) -> Outliers:
-        """Outliers among the steps, by class; none is left out of any figure."""
+        """The outliers among the steps, by class. They are included in all figures."""
         return classify_outliers(self.samples_ms)
 
     @cached_property

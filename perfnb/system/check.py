@@ -1,4 +1,4 @@
-"""Define the parts of a check of the machine."""
+"""Define the parts of a machine check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ class CheckResult(NamedTuple):
 
 
 class SystemFacts:
-    """The facts that were read: by name a value, or an `Unread`; or an `Unread` in place of all."""
+    """The facts that were read, by name.
+
+    Each is a value or an `Unread`. An `Unread` can also take the place of all facts.
+    """
 
     def __init__(self, facts: Mapping[str, Any] | Unread) -> None:
         self._facts = facts
@@ -28,7 +31,7 @@ class SystemFacts:
         Raises
         ------
         Unreadable
-            If it could not be read.
+            If the fact could not be read.
         """
         why = self.why(name)
         if why is not None:
@@ -41,7 +44,7 @@ class SystemFacts:
         return None if isinstance(value, Unread) else value
 
     def why(self, name: str) -> str | None:
-        """Return the reason why a fact could not be read; ``None`` if it was."""
+        """Return the reason why a fact could not be read, or ``None`` if it was read."""
         value = self._read(name)
         return value.why if isinstance(value, Unread) else None
 
@@ -53,7 +56,7 @@ Judge = Callable[[SystemFacts], CheckResult]
 
 
 class Check(NamedTuple):
-    """A check: its text, and the function that judges the facts, which may raise `Unreadable`."""
+    """A check: its texts, and the function that judges the facts, which may raise `Unreadable`."""
 
     name: str
     expected: str
@@ -63,12 +66,12 @@ class Check(NamedTuple):
 
 
 def check(name: str, expected: str, why: str, how: str) -> Callable[[Judge], Check]:
-    """Make a check of a function that judges."""
+    """Make a check from a function that judges facts."""
     return lambda judge: Check(name, expected, why, how, judge)
 
 
 def judged(judge: Judge, facts: SystemFacts) -> CheckResult:
-    """Return the result of a function; unknown if a fact that it needs could not be read."""
+    """Return a function's result, which is unknown if a fact that it needs could not be read."""
     try:
         return judge(facts)
     except Unreadable as error:

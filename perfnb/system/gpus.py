@@ -1,4 +1,4 @@
-"""Check NVIDIA GPUs; a check is one row, however many GPUs there are."""
+"""Check NVIDIA GPUs. Each check is one row, regardless of how many GPUs there are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _gpus(facts: SystemFacts) -> SystemFacts | CheckResult:
 
 
 def _of_each(judge: Judge) -> Judge:
-    """Return the row of a check that applies to each GPU; GPUs with the same answer are grouped."""
+    """Return the row for a check that applies to each GPU. GPUs with the same result are grouped."""
 
     def row(facts: SystemFacts) -> CheckResult:
         gpus = _gpus(facts)

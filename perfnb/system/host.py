@@ -1,4 +1,4 @@
-"""Check the machine except its GPUs: CPU, NUMA, memory and shared memory, the disk of the data, the builds."""
+"""Check the rest of the machine: CPU, NUMA, memory and shared memory, the disk that holds the data, and the builds."""
 
 from __future__ import annotations
 

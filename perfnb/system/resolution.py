@@ -1,4 +1,4 @@
-"""Find how small a difference this machine can detect, and what disturbs it, by comparing a step with itself."""
+"""Find out how small a difference this machine can detect, and what disturbs it, by comparing a step with itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from perfnb.system.view import resolution_document
 
 
 class Resolution(PairedTimes, Documented):
-    """A step compared with itself on this machine: the verdict should be ``same``. A notebook displays it."""
+    """A step compared with itself on this machine. The verdict should be ``same``. A notebook displays it."""
 
     @property
     def noise_floor(self) -> float:
-        """Spread of the ratio of two equal steps: half of all pairs are within it; 0.01 is 1 %."""
+        """How much the ratio of two equal steps varies: half of all pairs are within it. For example, 0.01 is 1 %."""
         return float(self.pairs["ratio"].sub(1).abs().median())
 
     @property
@@ -31,14 +31,17 @@ class Resolution(PairedTimes, Documented):
 
 
 def find_resolution(step: Callable[[], Any] | None, budget_s: float) -> Resolution:
-    """Compare a step with itself, by default a training step of a small model, which takes a few milliseconds."""
+    """Compare a step with itself.
+
+    The default is a training step of a small model, which takes a few milliseconds.
+    """
     __tracebackhide__ = True
     chosen = _small_step() if step is None else step
     return Resolution(**vars(time_pairs(chosen, chosen, None, ("a step", "itself"), budget_s=budget_s)))
 
 
 def _small_step() -> Callable[[], None]:
-    """Return a training step of an MLP."""
+    """Return a training step for an MLP."""
     import torch
     from torch import nn
 

@@ -25,23 +25,23 @@ CHECKS = (*OF_THE_HOST, *OF_GPUS)
 
 
 class SystemCheck(Documented):
-    """Checks of the machine. A notebook displays it, problems first."""
+    """The checks of the machine. A notebook displays them, with problems first."""
 
     def __init__(self, checks: pd.DataFrame, resolution: Resolution | None = None) -> None:
         self._checks, self._resolution = checks, resolution
 
     @property
     def checks(self) -> pd.DataFrame:
-        """One row per check, all text: ``check``, ``found``, ``expected``, ``verdict``, ``why``, ``how``.
+        """One row per check. All columns are text: ``check``, ``found``, ``expected``, ``verdict``, ``why``, ``how``.
 
-        ``verdict`` is "ok", "attention" (may cost speed or make timings unsteady), "info" (neither good nor bad by
-        itself) or "unknown" (could not be read; ``found`` has the reason).
+        ``verdict`` is "ok", "attention" (may reduce speed or make timings unsteady), "info" (neither good nor bad by
+        itself) or "unknown" (could not be read; ``found`` contains the reason).
         """
         return self._checks.copy()
 
     @property
     def resolution(self) -> Resolution | None:
-        """How small a difference the machine can detect; ``None`` unless requested."""
+        """How small a difference the machine can detect, or ``None`` unless you requested this."""
         return self._resolution
 
     def _document(self) -> Document:
@@ -49,7 +49,7 @@ class SystemCheck(Documented):
 
 
 def check_table(facts: Mapping[str, Any]) -> pd.DataFrame:
-    """Return one row per check, always in the same order, as `SystemCheck.checks` describes it."""
+    """Return one row per check, always in the same order, as described in `SystemCheck.checks`."""
     rows = []
     for check in CHECKS:
         finding = judged(check.judge, SystemFacts(facts))
@@ -64,25 +64,27 @@ def system_check(
     resolution: bool | Callable[[], Any] = False,
     budget_s: float = 10.0,
 ) -> SystemCheck:
-    """Check the machine for what slows steps down or makes timings unsteady. This changes nothing.
+    """Check the machine for problems that slow down steps or make timings unsteady. This does not change anything.
 
-    The checks cover CPU governor, frequency and heat; NUMA; torch's threads compared with cores and the cgroup's limit;
-    memory, swap, huge pages and shared memory; the disk of the data; the builds of Python and torch; and for NVIDIA
-    GPUs driver, persistence, power cap, throttling, ECC and PCIe link.
+    The checks cover the CPU governor, frequency and heat; NUMA; how the number of torch's threads compares with the
+    cores and the cgroup's limit; memory, swap, huge pages and shared memory; the disk that holds the data; the builds
+    of Python and torch; and for NVIDIA GPUs, the driver, persistence, power cap, throttling, ECC and PCIe link.
 
-    The expectations follow rules of thumb, each with its reason. Facts that cannot be read are reported, not guessed.
-    On macOS much of this cannot be read; Windows is not supported.
+    The expectations are rules of thumb, and each is displayed with its reason. If a fact cannot be read, this is
+    reported, and perfnb does not guess. On macOS, many of these facts cannot be read. Windows is not supported.
 
     Parameters
     ----------
     data : path
-        The file or folder that the loader reads. At most 32 MiB of the files in it are read, for at most a second. If
-        they are too small or in the page cache, 8 MiB are written there to a temporary file, read and deleted.
+        The file or folder that the loader reads. At most 32 MiB of its files are read, for at most a second. If the
+        files are too small or in the page cache, 8 MiB are written to a temporary file in the same place, read and
+        deleted.
     resolution : bool or callable
-        ``True`` also compares a training step of a small model, which takes a few milliseconds, with itself, to find
-        out how small a difference can be detected here. Pass a step of your own to use that instead.
+        If ``True``, perfnb also compares a training step with itself, to find out how small a difference can be
+        detected on this machine. The step trains a small model and takes a few milliseconds. To use a different step,
+        pass it instead of ``True``.
     budget_s : float
-        Seconds that this comparison may take.
+        How many seconds this comparison may take.
 
     Returns
     -------
@@ -93,7 +95,7 @@ def system_check(
     FileNotFoundError
         If `data` does not exist.
     TypeError, ValueError
-        If `resolution` is neither a flag nor a step, or for an invalid budget.
+        If `resolution` is neither a flag nor a step, or if the budget is invalid.
     """
     from perfnb.step.checks import require_steps
     from perfnb.system.read import read_system

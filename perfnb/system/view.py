@@ -1,4 +1,4 @@
-"""Show a check of the machine as a document: what disturbs now or can be resolved, then problems, then the rest."""
+"""Show a machine check as a document: what currently disturbs timings, problems, and all other checks."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ _SECONDS = (10, 60)
 
 
 def system_document(checks: pd.DataFrame, resolution: Resolution | None = None) -> Document:
-    """Return the document of the checks of the machine; if measured, the differences that it can resolve come first.
+    """Return the document for the machine checks.
+
+    If the resolution was measured, the differences that the machine can detect come first.
 
     Parameters
     ----------
     checks : DataFrame
-        As `perfnb.system.system.SystemCheck.checks`.
+        The table described in `perfnb.system.system.SystemCheck.checks`.
     resolution : Resolution, optional
     """
     rows = checks.to_dict("records")
@@ -96,9 +98,9 @@ def _sections(rows: Sequence[Any]) -> Iterator[Section]:
 
 
 def _merged(rows: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield neighbours with the same result, with their names joined.
+    """Yield the checks, joining the names of neighbours with the same result.
 
-    These can be all GPU checks on a machine without one.
+    For example, all GPU checks have the same result on a machine without a GPU.
     """
     for _, same in groupby(rows, key=lambda row: row["found"]):
         group = list(same)
@@ -106,7 +108,7 @@ def _merged(rows: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """Return names joined, as in ``GPU driver, persistence, ECC``: a shared first word appears once."""
+    """Return joined names, as in ``GPU driver, persistence, ECC``. A shared first word appears once."""
     first = names[0].partition(" ")[0] + " "
     if all(name.startswith(first) for name in names):
         return first + ", ".join(name.removeprefix(first) for name in names)
@@ -114,7 +116,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def resolution_document(found: Resolution) -> Document:
-    """Return the document of the differences between steps that the machine can resolve, and of what disturbs them."""
+    """Return the document that shows which differences between steps the machine can detect, and what disturbs it."""
     state, sentence, advice = _answer(found)
     count = len(found.a_ms)
     disturbances = noise_sentences(found.noise)
@@ -147,7 +149,7 @@ def resolution_document(found: Resolution) -> Document:
 
 
 def _answer(found: Resolution) -> tuple[State, str, str]:
-    """Return what can be resolved, or the reason why that is not known, and a recommendation."""
+    """Return a sentence about the differences that can be detected, or why this is unknown, and a recommendation."""
     short, long = (found.detectable_in(seconds) for seconds in _SECONDS)
     if found.verdict in ("faster", "slower"):
         again = "If it happens again, do not trust comparisons here."

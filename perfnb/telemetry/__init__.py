@@ -1,4 +1,4 @@
-"""Hardware telemetry: a separate process reads the sensors (`sampler`), and the kernel keeps what it sends.
+"""Hardware telemetry: a separate process reads the sensors (`sampler`), and the kernel stores the readings.
 
-The room is large because each source has a reader of its own: NVIDIA's and AMD's GPUs, cgroups, processes and the host.
+The room is large because each source has its own reader: NVIDIA and AMD GPUs, cgroups, processes and the host.
 """

@@ -1,8 +1,9 @@
-"""Keep telemetry in the kernel: readings, marks that name stretches of time, and the words for throttling.
+"""Store telemetry in the kernel: readings, marks that name stretches of time, and the words for throttling.
 
-Hours of readings fit in bounded memory: the older they are, the longer the time that a row covers. This thinning bounds
-the kernel's memory over a day. The other two have other limits: `perfnb.watching.charts.thinned` fits the remaining
-rows into the pixels of a picture, and the live panel's store bounds the browser's memory without asking the kernel.
+Hours of readings fit into bounded memory, because the older the readings are, the longer the time that each row covers.
+This thinning limits the kernel's memory over a day. There are two other limits elsewhere:
+`perfnb.watching.charts.thinned` fits the remaining rows into the pixels of a picture, and the live panel's store limits
+the browser's memory without asking the kernel.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ Floats = NDArray[np.float64]
 
 
 class History:
-    """The readings of `devices` devices, within `most_bytes` for all of them together.
+    """The readings from `devices` devices, which together use at most `most_bytes`.
 
-    A full table makes room by joining neighbouring rows. Joined rows hold means weighted by time: they lose maxima
-    and, for metrics that were not read each time, integrals. `exact` keeps both.
+    When a table is full, it makes room by joining neighbouring rows. Joined rows contain time-weighted means, so they
+    lose the maxima and, for metrics that were not read each time, the integrals. `exact` preserves both.
     """
 
     def __init__(self, devices: int, most_bytes: int = MOST_BYTES) -> None:
@@ -45,8 +46,8 @@ class History:
     def append(self, device: str, own: Mapping[str, float], values: Mapping[str, float | None]) -> None:
         """Add a reading.
 
-        `own` has ``t_s``, ``window_s`` (``nan`` at first), ``read_ms``, ``late_ms`` and ``missed_ticks``; `values` has
-        the same metrics every time.
+        `own` contains ``t_s``, ``window_s`` (``nan`` at first), ``read_ms``, ``late_ms`` and ``missed_ticks``. `values`
+        must contain the same metrics every time.
         """
         with self._lock:
             table = self._tables.get(device)
@@ -55,24 +56,24 @@ class History:
             table.append(own, values)
 
     def columns(self) -> dict[str, dict[str, Floats]]:
-        """Return a copy of the rows, by device and column; ``nan`` where a metric was not read."""
+        """Return a copy of the rows, by device and column. Values are ``nan`` where a metric was not read."""
         with self._lock:
             return {device: table.columns() for device, table in self._tables.items()}
 
     def exact(self) -> dict[str, dict[str, Exact]]:
-        """Return figures over every reading, joined or not, by device and metric."""
+        """Return figures computed from every reading, whether joined or not, by device and metric."""
         with self._lock:
             return {device: deepcopy(table.figures) for device, table in self._tables.items()}
 
     def unlock_in_child(self) -> None:
-        """Replace the lock, which a thread that a forked process lacks may hold."""
+        """Replace the lock, which may be held by a thread that does not exist in a forked process."""
         self._lock = threading.Lock()
 
 
 class Exact(TypedDict):
-    """Figures of a metric over every reading where it was known.
+    """Figures about a metric from every reading where it was known.
 
-    `integral` is the sum of each value times the time it covers; those times add up to `known_s`.
+    `integral` is the sum of each value multiplied by the time that it covers. These times add up to `known_s`.
     """
 
     max: float
@@ -116,9 +117,9 @@ class _Table:
         return {name: self.rows[: self.length, place].copy() for place, name in enumerate(self.names)}
 
     def _coarsen(self) -> None:
-        """Join neighbours among the older rows, so that the past is equally fine.
+        """Join neighbours among the older rows, so that the past has a uniform resolution.
 
-        Those that represent the fewest readings come first.
+        Rows that represent the fewest readings are joined first.
         """
         readings = self.rows[: self.length - self.length // 4, _READINGS]
         for most in np.unique(readings):
@@ -143,7 +144,7 @@ def _starts_of_pairs(eligible: NDArray[np.bool_]) -> NDArray[np.intp]:
 
 
 def _joined(first: Floats, second: Floats, names: tuple[str, ...]) -> Floats:
-    """Join each row of `first` with the row of `second` that follows it."""
+    """Join each row in `first` with the row in `second` that follows it."""
     pairs = np.stack([first, second], axis=1)
     windows = np.nan_to_num(pairs[:, :, _WINDOW])
     # The very first reading covers no time; its levels still count.
@@ -173,7 +174,7 @@ MOST_MARKS = 10_000
 
 
 class WatchMark(NamedTuple):
-    """A named interval; `end_s` is ``None`` while it lasts, `depth` counts the marks around it."""
+    """A named interval. `end_s` is ``None`` while it is open, and `depth` is the number of marks around it."""
 
     name: str
     depth: int
@@ -182,7 +183,7 @@ class WatchMark(NamedTuple):
 
 
 class Marks:
-    """The marks of a watch.
+    """A watch's marks.
 
     Attributes
     ----------
@@ -200,7 +201,7 @@ class Marks:
         self._lock = threading.RLock()
 
     def start(self, name: str, now_s: float) -> int:
-        """Start a mark inside those that are open. Return the number to end it with."""
+        """Start a mark inside the marks that are open. Return its number, which is needed to end it."""
         with self._lock:
             self._next += 1
             self.changes += 1
@@ -208,7 +209,7 @@ class Marks:
             return self._next
 
     def end(self, number: int, now_s: float) -> None:
-        """End a mark; does nothing if it has already ended."""
+        """End a mark. If it has already ended, do nothing."""
         with self._lock:
             mark = self._open.pop(number, None)
             if mark is None:
@@ -227,7 +228,10 @@ class Marks:
                 self.end(number, now_s)
 
     def all(self, latest: int | None = None) -> list[WatchMark]:
-        """Return the marks by start time, outer ones first; with `latest`, only that many of those that ended."""
+        """Return the marks by start time, outer marks first.
+
+        With `latest`, return only that many of the marks that have ended.
+        """
         with self._lock:
             marks = [*(self._ended if latest is None else self._ended[-latest:]), *self._open.values()]
         return sorted(marks, key=lambda mark: (mark.start_s, mark.depth))
@@ -251,7 +255,8 @@ _HARMLESS = 0x001 | 0x002
 def throttle_words(bits: int) -> list[str]:
     """Return the names of the throttle reasons in NVML's bit mask, such as ``SwPowerCap``, sorted.
 
-    An idle GPU and a clock that someone set are not reasons. ``Other`` represents bits newer than this list.
+    Idle GPUs and clocks set by the user do not count as reasons. ``Other`` represents bits that are newer than this
+    list.
     """
     other = bits & ~(sum(_WORDS) | _HARMLESS)
     return sorted([word for bit, word in _WORDS.items() if bits & bit] + ["Other"] * bool(other))

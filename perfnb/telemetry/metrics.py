@@ -1,4 +1,4 @@
-"""Define what is read of a machine: the only place with each reading's name and unit."""
+"""Define the metrics that are read from a machine. This is the only place with the name and unit of each metric."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _IN_DOCUMENTS = {"percent": ("share", 0.01), "bytes_per_s": ("bytes/s", 1.0), ""
 
 
 def unit_of(column: str) -> str:
-    """Return the unit of a column, as `perfnb.quantities.reading` calls it."""
+    """Return a column's unit, in the notation of `perfnb.quantities.reading`."""
     return next((unit for end, unit in _UNITS.items() if column.endswith(end)), "")
 
 
 def document_unit(column: str) -> tuple[str, float]:
-    """Return the unit of a column in a document, and the factor that turns a reading into it."""
+    """Return a column's unit in a document, and the factor that converts a reading to this unit."""
     return _IN_DOCUMENTS.get(unit := unit_of(column), (unit, 1.0))

@@ -39,32 +39,32 @@ Row = tuple[str, float, float | None, dict[str, float | None]]
 
 
 class Watcher:
-    """A sampler and its readings. It ends when it is stopped, or when nobody holds it any more.
+    """A sampler and its readings. It ends when it is stopped, or when nothing refers to it any more.
 
     Parameters
     ----------
     interval_s : float
-        Seconds between readings.
+        The number of seconds between readings.
     pid : int, optional
-        The process to watch with all below it, by default this one.
+        The process to watch, including its descendants. The default is this process.
 
     Attributes
     ----------
     history : History
-        The readings; devices are ``host``, ``process``, ``cgroup``, and GPUs by UUID.
+        The readings. The devices are ``host``, ``process``, ``cgroup``, and the GPUs, which are identified by UUID.
     notes : list of str
         Caveats for the reader.
     zero_ns : int
         The time of the first reading, where ``t_s`` is 0 (`time.perf_counter_ns`).
     renamed : int
-        How often the GPUs' names changed.
+        How many times the GPUs' names have changed.
     on_rows : callable or None
-        Called from the watcher's thread with the rows of each tick, and with none when the sampler ends by itself.
+        Called from the watcher's thread with each tick's rows, and without rows when the sampler ends by itself.
 
     Raises
     ------
     TypeError, ValueError
-        If the interval is not a number, or out of range.
+        If the interval is not a number, or is out of range.
     CaptureError
         If the sampler cannot be started.
     """
@@ -123,15 +123,15 @@ class Watcher:
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return the readings by device and column, devices by their current names."""
+        """Return the readings by device and column. Devices have their current names."""
         return {self._names.get(key, key): columns for key, columns in self.history.columns().items()}
 
     def now_s(self) -> float:
-        """Return the current time on the scale of `t_s`."""
+        """Return the current time on the same scale as `t_s`."""
         return (time.perf_counter_ns() - self.zero_ns) / 1e9
 
     def stop(self) -> None:
-        """Take a last reading and end the sampler; do nothing if it has ended."""
+        """Take a last reading and end the sampler. If it has already ended, do nothing."""
         with InterruptGate(), self._stopping:
             process, self._process = self._process, None
             if process is not None:
@@ -158,7 +158,7 @@ class Watcher:
                 )
 
     def _take(self, message: dict[str, Any] | None) -> None:
-        """Receive a message from the sampler; ``None`` when it has ended."""
+        """Receive a message from the sampler, or ``None`` when it has ended."""
         if message is None:
             self._ended_ns = time.perf_counter_ns()
             process = self._process
@@ -218,7 +218,7 @@ class Watcher:
             self.notes.append(f"The live view stopped: {type(error).__name__}: {error}")
 
     def forget_in_child(self) -> None:
-        """Close the pipes in a forked process, so that their ends are seen."""
+        """Close the pipes in a forked process, so that their other ends notice when they are closed."""
         process, self._process = self._process, None
         if process is not None:
             process.forget_in_child()
@@ -230,7 +230,7 @@ _alive: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 def running() -> int:
-    """Return how many watchers are running in this process."""
+    """Return how many watchers are currently running in this process."""
     return sum(watcher.running for watcher in list(_alive))
 
 
@@ -267,16 +267,16 @@ class SamplerProcess:
     Parameters
     ----------
     interval_s : float
-        Seconds between readings.
+        The number of seconds between readings.
     taker : callable
-        Returns the function that a thread calls with each message, or ``None`` when nobody listens any more.
+        Returns the function that a thread calls with each message, or ``None`` when nothing listens any more.
     pid : int
         The process to watch.
 
     Raises
     ------
     CaptureError
-        If it cannot be started.
+        If the process cannot be started.
     """
 
     def __init__(self, interval_s: float, taker: Taker, pid: int) -> None:
@@ -319,7 +319,7 @@ class SamplerProcess:
         return not self.thread.is_alive()
 
     def end(self) -> None:
-        """Request a last reading and wait for the end; kill the sampler if it does not end."""
+        """Request a last reading and wait for the sampler to end. If it does not end, kill it."""
         self.asked_to_end = True
         until = time.monotonic() + _STOP_S
         assert self.process.stdin is not None
@@ -332,11 +332,11 @@ class SamplerProcess:
             self.thread.join(_STOP_S)
 
     def last_words(self) -> str:
-        """Return the last line that it printed to stderr, if any; known after its end."""
+        """Return the last line that the sampler printed to stderr, if any. It is known once the sampler has ended."""
         return "".join(self._words)
 
     def forget_in_child(self) -> None:
-        """Release it in a forked process, which is not its parent."""
+        """Release the sampler in a forked process, which is not its parent."""
         self._finalizer.detach()
         self.process.returncode = 0
         for pipe in (self.process.stdin, self.process.stdout):
@@ -346,7 +346,10 @@ class SamplerProcess:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Make processes started in this context ignore interrupts, which a terminal sends to all of its processes."""
+    """Make processes started in this context ignore interrupts.
+
+    A terminal sends interrupts to all of its processes.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -355,7 +358,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _receive(process: subprocess.Popen[bytes], errors: IO[bytes], words: list[str], taker: Taker) -> None:
-    """Pass on messages until the sampler ends; the thread holds nothing that could keep a watch alive."""
+    """Pass on messages until the sampler ends. The thread holds no reference that could keep a watch alive."""
     assert process.stdout is not None
     pipe, rest = process.stdout.fileno(), b""
     while chunk := os.read(pipe, 1 << 20):
@@ -387,7 +390,7 @@ def _close(pipe: IO[bytes]) -> None:
 
 
 def _path() -> list[str]:
-    """Return where modules come from: Python's own and those that the sampler needs, before any others."""
+    """Return where modules are loaded from: Python's own and those that the sampler needs come before all others."""
     own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
     here = str(Path(__file__).resolve().parents[2])
     found = [find_spec(name) for name in ("psutil", "msgspec")]
@@ -412,10 +415,10 @@ _ALLOCATOR = {"torch_allocated_bytes": "allocated_bytes", "torch_reserved_bytes"
 
 
 def _torch_names(uuids: Sequence[str]) -> dict[str, str] | None:
-    """Return ``gpu0`` and so on by UUID, in torch's order; GPUs that torch does not know come last.
+    """Return ``gpu0`` and so on by UUID, in torch's order, with GPUs that torch does not know at the end.
 
-    The result is ``None`` while torch does not use CUDA, or if it does not report UUIDs. `uuids` are NVML's:
-    ``GPU-8f...``.
+    The result is ``None`` while torch does not use CUDA, or if it does not report UUIDs. `uuids` come from NVML, such
+    as ``GPU-8f...``.
     """
     cuda = _cuda() if uuids else None
     if cuda is None:
@@ -433,7 +436,7 @@ def _torch_names(uuids: Sequence[str]) -> dict[str, str] | None:
 
 
 def _bare(uuid: str) -> str:
-    """Return a UUID's hexadecimal digits; torch for ROCm writes the codes of their characters instead."""
+    """Return a UUID's hexadecimal digits. torch for ROCm writes the codes of their characters instead."""
     digits = uuid.replace("-", "")
     with suppress(ValueError):
         characters = bytes.fromhex(digits).decode()
@@ -443,9 +446,9 @@ def _bare(uuid: str) -> str:
 
 
 def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:
-    """Return the bytes that torch's allocator holds on a device (``gpu0``).
+    """Return how many bytes torch's allocator has allocated and reserved on a device (``gpu0``).
 
-    The result is unknown if `ask` is false or torch cannot tell.
+    The result is unknown if `ask` is false or torch cannot report it.
     """
     cuda = _cuda() if ask else None
     values: dict[str, float | None] = dict.fromkeys(_ALLOCATOR)
@@ -461,7 +464,7 @@ def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:
 def _cuda() -> Any:
     """Return torch's CUDA module, if torch is loaded and has initialised CUDA.
 
-    The question loads and starts nothing.
+    Checking this does not load or start anything.
     """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)

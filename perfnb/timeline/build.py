@@ -1,4 +1,4 @@
-"""Build the timeline of a recording: every event with its layer, its phase, and what caused it."""
+"""Build a recording's timeline: every event with its layer, its phase and its cause."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LAYERS_NOTE = "forward: module calls; backward: the autograd nodes of each layer
 
 
 class _TrackRows(NamedTuple):
-    """A track in the making: its kind, title and rows, and the thread whose Python calls they are."""
+    """A track under construction: its kind, title and rows, and for Python calls, the thread that they belong to."""
 
     kind: str
     title: str
@@ -60,10 +60,10 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
     ----------
     recording : Recording
     attribution : Attribution
-        Of its events.
+        The attribution of the recording's events.
     watched : Watched, optional
-        Memory, watched in steps of its own; its curve is mapped onto every traced step. A loaded trace has its own
-        curves.
+        The memory, which was watched in separate steps. Its curve is mapped onto every traced step. A loaded trace has
+        its own curves.
     """
     names, categories, events = TextNumbers(), TextNumbers(), all_events(recording)
     lines = [
@@ -103,7 +103,7 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
 def step_rows(
     recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> pd.DataFrame:
-    """Return one interval per step, ``step 3``, numbered as in the frames."""
+    """Return one interval per step, such as ``step 3``, numbered as in the tables."""
     blocks = attribution.host.blocks
     steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
     number = np.arange(len(steps))
@@ -114,7 +114,7 @@ def step_rows(
 
 
 def phase_rows(attribution: Attribution, names: TextNumbers, categories: TextNumbers) -> pd.DataFrame:
-    """Return the phases of the steps, without overlap: their lengths add up to the frame ``phases``."""
+    """Return the phases of the steps without overlap. Their lengths add up to the times in the table ``phases``."""
     blocks = attribution.host.blocks
     start, end, block = _segments(attribution, blocks["main"].to_numpy(dtype=bool))
     phase = kinds_of(attribution)[block]
@@ -128,9 +128,10 @@ def phase_rows(attribution: Attribution, names: TextNumbers, categories: TextNum
 def layer_rows(
     recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> pd.DataFrame:
-    """Return layer calls in forward, nested, and in backward the time of each layer's nodes.
+    """Return nested layer calls for forward, and the time of each layer's nodes for backward.
 
-    In backward, neighbouring nodes of a layer form one interval, even if only gradients were accumulated in between.
+    In backward, neighbouring nodes of the same layer form a single interval, even if only gradients were accumulated in
+    between.
     """
     forward = _forward(recording, attribution)
     rows = apart(joined([forward, *_backward(recording, attribution)]))
@@ -150,7 +151,7 @@ def _forward(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFrame]:
-    """Return one table per layer depth."""
+    """Return one table for each layer depth."""
     host = attribution.host
     kind, in_backward = host.blocks["kind"].to_numpy(), host.blocks["in_backward"].to_numpy()
     again = (kind == Kind.SPAN) & in_backward
@@ -179,7 +180,7 @@ def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFra
 
 
 def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
-    """Return the layer number of each span; a span without one belongs to the loss."""
+    """Return each span's layer number. A span without a layer belongs to the loss."""
     blocks = attribution.host.blocks
     layer = layer_of_spans(recording, attribution.host)
     loss = layer_names(recording).index(LOSS_ROW, len(recording.modules))
@@ -187,7 +188,7 @@ def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def _short_names(recording: Recording) -> list[str]:
-    """Return what a layer's name adds to that of its parent."""
+    """Return the part of each layer's name that follows the name of its parent."""
     whole, parents = recording.modules["name"].astype(TEXT).tolist(), recording.modules["parent"].tolist()
     return [
         name.removeprefix(f"{whole[above]}.") if above != NONE else name
@@ -196,7 +197,7 @@ def _short_names(recording: Recording) -> list[str]:
 
 
 def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints]:
-    """Return blocks cut wherever another of them starts or ends: start, end and innermost block of each piece."""
+    """Cut blocks wherever another block starts or ends. Return the start, end and innermost block of each piece."""
     host = attribution.host
     begin, finish, thread = (host.blocks[name].to_numpy() for name in ("start", "end", "thread"))
     kept = chosen & (finish > begin)
@@ -211,9 +212,9 @@ def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints
 
 
 def _runs(meets: Bools, *keys: Ints) -> tuple[Ints, Ints]:
-    """Return first and last of each run of neighbours that are alike.
+    """Return the first and last row of each run of similar neighbours.
 
-    `meets` tells, for each except the last, whether a run may continue after it.
+    For each row except the last, `meets` specifies whether a run may continue after it.
     """
     size = len(keys[0])
     new = np.ones(size, dtype=bool)
@@ -229,7 +230,7 @@ _THREAD_NAME = re.compile(r"[Tt]hread -?[0-9]+(?: \((.*)\))?")
 def _event_lines(
     recording: Recording, events: pd.DataFrame, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> list[_TrackRows]:
-    """Return all events of the trace: the step's thread first, then other threads, streams, and Python calls."""
+    """Return all events in the trace: the step's thread first, followed by other threads, streams, and Python calls."""
     kept = rows_of_trace(recording.events)
     block = np.full(len(events), NONE, dtype=np.int64)
     block[: len(kept)] = blocks_of_events(recording.events, attribution.host)[kept]
@@ -273,7 +274,7 @@ def _event_lines(
 
 
 def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, end: Ints) -> Ints:
-    """Return the nesting depth of each event among its own sort: Python calls, or everything else."""
+    """Return each event's nesting depth among events of the same sort: Python calls, or all other events."""
     depth = forest.depth
     if is_python.any() and not is_python.all():
         depth = depth.copy()
@@ -285,7 +286,7 @@ def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, e
 def _names(
     recording: Recording, events: pd.DataFrame, layer: Ints, names: TextNumbers, categories: TextNumbers
 ) -> tuple[Ints, Ints]:
-    """Return the numbers of names and categories; perfnb's own spans are named after the things that they mark."""
+    """Return the numbers of names and categories. perfnb's own spans are named after the things that they mark."""
     found, labels = text(events, "name")
     category, sorts = text(events, "category")
     result = np.append(names.all_of(labels), NONE)[found]
@@ -304,7 +305,7 @@ def _names(
 
 
 def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
-    """Return the call that launched each piece of device work, else the op that the profiler assigns it to."""
+    """Return the call that launched each piece of device work, or otherwise the op that the profiler assigns it to."""
     launch = np.full(len(events), NONE, dtype=np.int64)
     device = np.flatnonzero(on_device)
     launch[device] = launches_of(events, device)
@@ -314,7 +315,7 @@ def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
 
 
 def _forwards(recording: Recording, attribution: Attribution, kept: Ints, size: int) -> Ints:
-    """Return the forward op of each op and node of a backward pass."""
+    """Return the forward op of each op and node in a backward pass."""
     result = np.full(size, NONE, dtype=np.int64)
     events, host = recording.events, attribution.host
     place = np.full(len(events) + 1, NONE, dtype=np.int64)
@@ -334,7 +335,7 @@ def _threads(
     block: Ints,
     attribution: Attribution,
 ) -> list[tuple[str, Ints]]:
-    """Return the title of each thread and the places of its events in `host`."""
+    """Return each thread's title, and the indices of its events in `host`."""
     process, number = column(events, "process"), column(events, "thread")
     blocks = attribution.host.blocks
     mark = int(blocks.loc[blocks["kind"] == Kind.STEP, "event"].iloc[0])
@@ -361,14 +362,14 @@ def _threads(
 
 
 def _own_name(name: str, number: int) -> str:
-    """Return a thread's name beyond its number: ``python3`` of ``thread 12 (python3)``."""
+    """Return a thread's name without its number: ``python3`` for ``thread 12 (python3)``."""
     found = _THREAD_NAME.fullmatch(name)
     inner = name if found is None else found[1] or ""
     return "" if inner.strip() in (str(number), f"thread {number}") else inner
 
 
 def _streams(events: pd.DataFrame, rows: Ints) -> list[tuple[str, Ints]]:
-    """Return the title of each stream and the events on it."""
+    """Return each stream's title and its events."""
     device, stream = column(events, "device")[rows], column(events, "stream")[rows]
     found = []
     for members in _groups(pairs(device, stream)):
@@ -380,13 +381,13 @@ def _streams(events: pd.DataFrame, rows: Ints) -> list[tuple[str, Ints]]:
 
 
 def _groups(key: Ints) -> Sequence[Ints]:
-    """Return places of each value, in ascending order of value."""
+    """Return the indices of each value, in ascending order of value."""
     order = np.argsort(key, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(key) else []
 
 
 def _without_slivers(start: Ints, end: Ints, unit: int) -> Ints:
-    """Return ends cut to the next start if they overlap by no more than the rounding of the file's times."""
+    """Return the ends, cut to the next start if the overlap is no larger than the rounding of the file's times."""
     over = end[:-1] - start[1:]
     cut = (over > 0) & (over <= unit) & (start[1:] > start[:-1])
     result = end.copy()

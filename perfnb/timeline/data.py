@@ -1,4 +1,4 @@
-"""Pack the timeline for the browser: a JSON header and arrays of numbers, compressed."""
+"""Pack the timeline for the browser as a JSON header and arrays of numbers, and compress it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _FINE = 4
 
 
 def bytes_of_report(timeline: Timeline | None, layer_rows: Sequence[int]) -> tuple[bytes, dict[str, Any] | None]:
-    """Return the timeline that a notebook saves, and facts about it.
+    """Return the timeline that is saved in a notebook, and facts about it.
 
-    Without a timeline the bytes are empty and the facts are ``None``.
+    Without a timeline, the bytes are empty and the facts are ``None``.
     """
     if timeline is None:
         return b"", None
@@ -51,17 +51,18 @@ def bytes_of_report(timeline: Timeline | None, layer_rows: Sequence[int]) -> tup
 def timeline_bytes(
     timeline: Timeline, layer_rows: Sequence[int], limit: int, whole_size: int | None = None
 ) -> tuple[bytes, dict[str, Any]]:
-    """Compress the timeline, with less detail if it would exceed a limit.
+    """Compress the timeline, reducing its detail if it would exceed a limit.
 
-    Short events are merged, if necessary all of them; if even that is too large, only the longest stay.
+    Short events are merged, all of them if necessary. If the result is still too large, only the longest events are
+    kept.
 
     Parameters
     ----------
     timeline : Timeline
     layer_rows : sequence of int
-        For each of its layers the row in the report's layer table; -1 for none.
+        For each of the timeline's layers, its row in the report's layer table, or -1 if it has none.
     limit : int
-        Bytes. Only what a timeline holds apart from its events (layer names, memory curves) can exceed it.
+        The limit in bytes. Only the other contents of a timeline, such as layer names and memory curves, can exceed it.
     whole_size : int, optional
         Approximate size of the whole timeline, if known.
 
@@ -92,7 +93,7 @@ def timeline_bytes(
 
 
 def _shortest_for(timeline: Timeline, events: int) -> int:
-    """Estimate the smallest length below which merging events leaves no more than this many."""
+    """Estimate the smallest length below which events must be merged to keep at most this many."""
     first, last = timeline.span_ns
     lengths = [round(2 ** (step / _FINE)) for step in range(_FINE * (last - first + 2).bit_length() + 1)]
     # The shorter the length, the more rows are left.
@@ -155,12 +156,12 @@ def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest:
 
 
 def memory_word(device: str) -> str:
-    """Return the device of a curve, in words."""
+    """Return the name of a curve's device."""
     return "CPU" if device == "cpu" else escape.plain(device, 40)
 
 
 def _used(texts: Sequence[str], codes: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the texts in use, escaped and unique, and their numbers; -1 stays."""
+    """Return the texts in use, escaped and unique, and their numbers. A number of -1 is unchanged."""
     used = np.unique(codes[codes >= 0])
     plain: dict[str, int] = {}
     place = np.full(len(texts) + 1, -1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Find the step of median length, for a picture and a table."""
+"""Find the step with the median duration, for a picture and a table."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class StepTimeline:
     name : str
         ``step 3``.
     duration_ns : int
-        Length of the step on the host.
+        The step's duration on the host.
     shown_ns : int
-        The time until the step and all device work that it launched had ended.
+        The time until the step and all device work that it launched have ended.
     timeline : Timeline
         The events that are work, from the start of the step; enclosing spans are left out. Host events are cut at the
         end of the step. Device events are those during the step, and later ones that it launched.
@@ -54,7 +54,7 @@ class StepTimeline:
 
 
 def step_timeline(timeline: Timeline) -> StepTimeline | None:
-    """Return the traced step of median length (of two, the longer); ``None`` if none takes time."""
+    """Return the traced step with the median duration (of two, the longer), or ``None`` if no step takes any time."""
     steps = timeline.rows_on(timeline.of("steps")[0])
     lengths = steps["duration"].to_numpy()
     chosen = steps.iloc[int(np.argmax(lengths == np.sort(lengths)[len(lengths) // 2]))]
@@ -102,7 +102,10 @@ _COLUMNS = {
 
 
 def _track_kinds_and_seen(timeline: Timeline) -> tuple[npt.NDArray[np.str_], Bools]:
-    """Return the kind of each row's track, and whether the row can be shown: on threads and streams only work is."""
+    """Return the kind of each row's track, and whether the row can be shown.
+
+    On threads and streams, only work is shown.
+    """
     kind = np.repeat([track.kind for track in timeline.tracks], [track.count for track in timeline.tracks])
     marks = np.array([name.startswith(_MARKS) for name in timeline.names] + [False])[timeline.rows["name"].to_numpy()]
     seen = (kind == "phases") | (kind == "layers")
@@ -127,7 +130,7 @@ def _facts(seen: Timeline, track: Track, shown: int) -> tuple[object, ...]:
 
 
 def _has_none_inside(rows: pd.DataFrame) -> Bools:
-    """Return whether no row of the next depth starts within each; rows are sorted by depth and start."""
+    """Return whether no row at the next depth starts within each row. The rows are sorted by depth and start."""
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     alone = np.ones(len(rows), dtype=bool)

@@ -1,4 +1,4 @@
-"""Make memory curves from a loaded trace, or from the counted step, mapped onto the traced ones.
+"""Create memory curves from a loaded trace, or from the counted step by mapping it onto the traced steps.
 
 The counted step ran the same ops, but not at the same speed.
 """
@@ -31,14 +31,14 @@ _Window = tuple[int, int]
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Bytes alive on a device over time.
+    """The bytes that are alive on a device over time.
 
     Attributes
     ----------
     device : str
         ``cpu``, ``cuda:0``.
     note : str
-        The source of the curve.
+        Where the curve comes from.
     times_ns, bytes : ndarray of int64
         The level from each time until the next.
     """
@@ -50,24 +50,24 @@ class MemoryCurve:
 
 
 class _Ops(NamedTuple):
-    """The ops of a recording in time order: name, start, and whether each is on the step's thread."""
+    """A recording's ops in chronological order: their names, their starts, and whether each is on the step's thread."""
 
     name: np.ndarray
     start: Ints
     main: Bools
 
     def between(self, begin: int, end: int, everywhere: bool) -> tuple[np.ndarray, Ints]:
-        """Return names and starts of the ops of a step."""
+        """Return the names and starts of a step's ops."""
         first, last = np.searchsorted(self.start, (begin, end))
         chosen = slice(None) if everywhere else self.main[first:last]
         return self.name[first:last][chosen], self.start[first:last][chosen]
 
 
 def memory_curves(recording: Recording, attribution: Attribution, watched: Watched) -> list[MemoryCurve]:
-    """Return the curve of each device, over all traced steps.
+    """Return each device's curve over all traced steps.
 
-    If the same ops ran in the same order in both steps, the curve is aligned op by op and interpolated in between;
-    otherwise phase by phase, or as a whole.
+    If the same ops ran in the same order in both steps, the curve is aligned op by op and interpolated in between.
+    Otherwise, it is aligned phase by phase, or as a whole.
     """
     blocks = attribution.host.blocks
     steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
@@ -87,7 +87,7 @@ def memory_curves(recording: Recording, attribution: Attribution, watched: Watch
 
 
 def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
-    """Return the curve of each device of a loaded trace: every total at its own time, inside steps or not."""
+    """Return the curve of each device in a loaded trace, with every total at its own time, inside or outside steps."""
     return [
         MemoryCurve(line.device, _AS_RECORDED, line.times_ns, line.allocated) for line in memory_of_trace(recording)
     ]
@@ -96,7 +96,7 @@ def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
 def _matching(
     watched: Watched, attribution: Attribution, counted: _Ops, traced: _Ops, step: _Window
 ) -> tuple[Ints, Ints, str]:
-    """Return moments of the counted step, the matching ones of a traced step, and how they were matched."""
+    """Return moments in the counted step, the matching moments in a traced step, and how they were matched."""
     window = (watched.begin, watched.end)
     for everywhere in (True, False):
         (names, known), (others, meant) = counted.between(*window, everywhere), traced.between(*step, everywhere)
@@ -110,7 +110,7 @@ def _matching(
 
 
 def _increasing(moments: Ints, window: _Window) -> Ints:
-    """Return the moments between start and end of a step, made to increase."""
+    """Return the moments between the start and end of a step, adjusted so that they increase."""
     return np.maximum.accumulate(np.concatenate([window[:1], moments, window[1:]]))
 
 

@@ -1,6 +1,6 @@
-"""Show the timeline tab: all events live.
+"""Show the timeline tab, with all events if it is live.
 
-Elsewhere, show the median step as a picture, with the work of each of its tracks.
+Otherwise, show the median step as a picture, with the work on each of its tracks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BEGINS = (f"{BACKWARD_NODE}: ", "torch::autograd::", "aten::")
 
 
 def shown_tracks(step: StepTimeline) -> list[Track]:
-    """Return the tracks that are drawn: the busiest of many threads and streams."""
+    """Return the tracks to draw. If there are many threads and streams, these are the busiest."""
     tracks, table = step.timeline.tracks, step.tracks
     chosen: list[int] = []
     for kind, most in _TRACKS.items():
@@ -48,7 +48,7 @@ def shown_tracks(step: StepTimeline) -> list[Track]:
 
 
 def step_html(step: StepTimeline) -> str:
-    """Return the step as a picture with a key."""
+    """Return the step as a picture with a legend."""
     timeline = coarser(step.timeline, max(2, step.shown_ns // _PARTS))
     by_title = {(track.kind, track.title): track for track in timeline.tracks}
     scale, top, words, boxes = (WIDE - _LEFT) / step.shown_ns, 0, "", list[Box]()
@@ -87,7 +87,7 @@ def _beside(y: float, text: str) -> str:
 
 
 def _title(track: Track) -> str:
-    """Return the title without anything after a thread's role."""
+    """Return the title up to and including the thread's role."""
     for role in ("(main", "(backward"):
         if f"{role}, " in track.title:
             return f"{track.title.partition(role)[0]}{role})"
@@ -104,13 +104,13 @@ def _name(timeline: Timeline, row: Any) -> str:
 
 
 def _curves(step: StepTimeline) -> list[MemoryCurve]:
-    """Return the two devices with the most memory, if anything was alive on them."""
+    """Return the curves of the two devices with the most memory, if any memory was alive on them."""
     used = [curve for curve in step.timeline.memory if curve.bytes.max(initial=0) > 0]
     return sorted(used, key=lambda curve: -int(curve.bytes.max()))[:2]
 
 
 def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
-    """Return the path of a curve: in each part of the time its highest and its last value."""
+    """Return the path of a curve. Each section of time has its highest and its last value."""
     parts = np.maximum(curve.times_ns, 0) * _PARTS // whole
     places, first = np.unique(parts, return_index=True)
     high = low - (_MEMORY - 4) * curve.bytes / curve.bytes.max()
@@ -121,16 +121,17 @@ def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
 
 
 def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None = None) -> Document:
-    """Return the document of when everything ran.
+    """Return the document that shows when everything ran.
 
-    Live it has all of it, elsewhere the median step as a picture, with the work of each of its tracks.
+    If it is live, the document contains the whole timeline. Otherwise, it shows the median step as a picture, with the
+    work on each of its tracks.
 
     Parameters
     ----------
     timeline : Timeline or None
         ``None`` if only the browser has it.
     facts : mapping, optional
-        The browser's description of the packed timeline; see `perfnb.timeline.data.timeline_bytes`.
+        The browser's description of the packed timeline, as described in `perfnb.timeline.data.timeline_bytes`.
     """
     step = None if timeline is None else step_timeline(timeline)
     if step is not None and not len(step.tracks):
@@ -152,7 +153,7 @@ def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None
 
 
 def timeline_verdict(step: StepTimeline) -> Verdict:
-    """Return how long the step took, and how busy the GPU's busiest stream and the main thread were in it."""
+    """Return the step's duration, and how busy the GPU's busiest stream and the main thread were during the step."""
     tracks = step.tracks
     streams = tracks[tracks["kind"] == "stream"].sort_values("busy_ms", ascending=False, kind="stable")
     chosen = [*_rows(streams.head(1)), *_rows(tracks[tracks["kind"] == "thread"].head(1))]
@@ -169,7 +170,10 @@ def timeline_verdict(step: StepTimeline) -> Verdict:
 
 
 def _tracks(step: StepTimeline) -> Table:
-    """Return phases, layers and the first thread, then the others from the busiest down."""
+    """Return the phases, the layers and the first thread, followed by the other tracks.
+
+    The other tracks are in descending order of busy time.
+    """
     table = step.tracks
     always = table["kind"].isin(("phases", "layers"))
     always |= (table["kind"] == "thread") & ~table["kind"].duplicated()

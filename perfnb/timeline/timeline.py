@@ -1,4 +1,4 @@
-"""The timeline: intervals on tracks, the order of its rows, and the merging of events too short to see."""
+"""The timeline: intervals on tracks, the order of its rows, and the merging of events that are too short to see."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _COLUMNS = ("start", "duration", "depth", "name", "category", "kind", "layer", "
 
 @dataclass(frozen=True)
 class Track:
-    """A line of a timeline, or several if intervals nest.
+    """One line of a timeline, or several lines if intervals are nested.
 
     Attributes
     ----------
     kind : str
         ``steps``, ``phases``, ``layers``, ``thread``, ``stream`` or ``python``.
     title : str
-        May quote a name from the trace.
+        The title, which may include a name from the trace.
     first, count : int
-        Its rows in the timeline.
+        The track's rows in the timeline.
     depth : int
-        Number of lines.
+        The number of lines.
     note : str
-        A note about it.
+        A note about the track.
     thread : str
-        Title of the thread whose Python calls these are.
+        For Python calls, the title of the thread that they belong to.
     """
 
     kind: str
@@ -66,15 +66,15 @@ class Timeline:
     rows : DataFrame
         One row per interval, by track, depth and start. ``start`` (nanoseconds from the start of the first traced step)
         and ``duration``; events that end after the event around them are cut. ``depth``; ``name``, ``category``,
-        ``kind``, ``layer`` and ``detail`` are places in the texts below. ``launch`` and ``forward`` are rows of this
-        frame: the call that launched device work, and the op whose backward this is. ``event`` is the row of
-        `perfnb.attribution.events.all_events`. -1 means none.
+        ``kind``, ``layer`` and ``detail`` are indices into the texts below. ``launch`` and ``forward`` are rows of this
+        table: the call that launched the device work, and the op that this row is the backward of. ``event`` is the row
+        of `perfnb.attribution.events.all_events`. A value of -1 means that there is none.
     names, categories, kinds, layers, details : tuple of str
-        Texts; `kinds` are phases and ``recompute``, `details` input shapes.
+        The texts. `kinds` are phases and ``recompute``, and `details` are input shapes.
     memory : tuple of MemoryCurve
-        If memory was watched, or a loaded trace records it.
+        The memory curves, if memory was watched or recorded in a loaded trace.
     zero_ns : int
-        The number that, added to ``start``, gives the trace's own time.
+        The number to add to ``start`` to get the trace's own time.
     """
 
     tracks: tuple[Track, ...]
@@ -95,31 +95,31 @@ class Timeline:
         return [track for track in self.tracks if track.kind == kind]
 
     def rows_on(self, track: Track) -> pd.DataFrame:
-        """Return the rows of a track."""
+        """Return the rows on a track."""
         return self.rows.iloc[track.first : track.first + track.count]
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """Start of the first interval and end of the last."""
+        """The start of the first interval and the end of the last."""
         if self.rows.empty:
             return 0, 0
         return int(self.rows["start"].min()), int((self.rows["start"] + self.rows["duration"]).max())
 
 
 class TextNumbers(dict[str, int]):
-    """Numbers texts in the order they are first requested."""
+    """Assigns numbers to texts, in the order of their first request."""
 
     def __missing__(self, text: str) -> int:
         self[text] = code = len(self)
         return code
 
     def all_of(self, texts: Iterable[object]) -> Ints:
-        """Return the numbers of some texts."""
+        """Return the numbers of several texts."""
         return np.array([self[str(text)] for text in texts], dtype=np.int64)
 
 
 def rows_of(start: Ints, end: Ints, **columns: Ints | int) -> pd.DataFrame:
-    """Return rows of a track, ordered by depth and time; missing columns are -1, and depth 0."""
+    """Return a track's rows, ordered by depth and time. Missing columns are filled with -1, and depth with 0."""
     values: dict[str, Ints | int] = {**dict.fromkeys(_COLUMNS, NONE), "depth": 0, "kind": OTHER}
     values |= {"start": start, "duration": np.maximum(end - start, 0), **columns}
     whole = {name: np.broadcast_to(np.asarray(value, dtype=np.int64), len(start)) for name, value in values.items()}
@@ -128,12 +128,14 @@ def rows_of(start: Ints, end: Ints, **columns: Ints | int) -> pd.DataFrame:
 
 
 def lanes(start: Ints, end: Ints) -> Ints:
-    """Return, for each interval, the first line where it overlaps no earlier one; for nested intervals, their depth.
+    """Return the first line for each interval where it does not overlap an earlier interval.
+
+    For nested intervals, this is their depth.
 
     Parameters
     ----------
     start, end : ndarray
-        Sorted by start, then longest first.
+        The intervals, sorted by start, with the longest first.
     """
     lane = np.full(len(start), DEEPEST, dtype=np.int64)
     end = np.maximum(end, start + 1)
@@ -148,7 +150,10 @@ def lanes(start: Ints, end: Ints) -> Ints:
 
 
 def _reached(following: Ints) -> np.ndarray:
-    """Return which places are reached from the first, if `following` is each one's successor, by doubling strides."""
+    """Return which positions can be reached from the first, where `following` is each position's successor.
+
+    The strides are doubled.
+    """
     jump = np.append(following, len(following))
     hit = np.zeros(len(jump), dtype=bool)
     hit[0] = True
@@ -161,9 +166,9 @@ def _reached(following: Ints) -> np.ndarray:
 
 
 def apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a track's rows ordered by depth and time.
+    """Return a track's rows, ordered by depth and time.
 
-    If some at one depth overlap, each is put on the first free line.
+    If rows at the same depth overlap, each is placed on the first free line.
     """
     rows = rows.iloc[np.lexsort((rows["start"], rows["depth"]))].reset_index(drop=True)
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
@@ -176,7 +181,7 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def kinds_of(attribution: Attribution) -> Ints:
-    """Return the place in `KINDS` of each block, `OTHER` for an unknown phase."""
+    """Return each block's index in `KINDS`, or `OTHER` for an unknown phase."""
     phase = attribution.cells["phase"].cat
     of_phase = np.array([KINDS.index(name) if name in KINDS else OTHER for name in phase.categories], dtype=np.int64)
     recomputed = (attribution.cells["direction"] == "recompute").to_numpy()
@@ -184,12 +189,12 @@ def kinds_of(attribution: Attribution) -> Ints:
 
 
 def layer_names(recording: Recording) -> list[str]:
-    """Return the texts that layer numbers refer to: the layers, then the table rows that are not modules."""
+    """Return the texts that layer numbers refer to: the layers, followed by the table rows that are not modules."""
     return [*map(str, recording.modules["name"]), *SPECIAL_ROWS]
 
 
 def layers_of(recording: Recording, attribution: Attribution) -> Ints:
-    """Return the number of the layer that owns each block, -1 for none; see `layer_names`."""
+    """Return the number of the layer that owns each block, or -1 if there is none (see `layer_names`)."""
     names = layer_names(recording)
     place = {name: code for code, name in reversed(list(enumerate(names)))}
     owners, labels = pd.factorize(owner_names(recording, attribution))
@@ -198,7 +203,7 @@ def layers_of(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of all tracks, one after the other."""
+    """Return the rows of all tracks, one track after another."""
     return pd.concat(tables, ignore_index=True) if tables else rows_of(np.array([], dtype=np.int64), np.array([], int))
 
 
@@ -209,11 +214,11 @@ _MOMENTS = 4000
 
 
 def coarser(timeline: Timeline, shortest_ns: int) -> Timeline:
-    """Merge neighbouring events shorter than `shortest_ns` into one block.
+    """Merge neighbouring events that are shorter than `shortest_ns` into one block.
 
-    Neighbours are on one line of a track with less than `shortest_ns` between them. A block is called ``12 short
-    events``, has the category ``joined``, and the kind that takes most of its time, or ``other``. Short events without
-    neighbours stay.
+    Events are neighbours if they are on the same line of a track with less than `shortest_ns` between them. A block is
+    called ``12 short events`` and has the category ``joined``. Its kind is the one that takes most of its time, or
+    ``other``. Short events without neighbours are kept.
     """
     joined_rows, first = _joins(timeline, shortest_ns)
     rows, blocks = timeline.rows, joined_rows[first]
@@ -245,7 +250,10 @@ def coarser(timeline: Timeline, shortest_ns: int) -> Timeline:
 
 
 def longest_of(timeline: Timeline, events: int) -> Timeline:
-    """Return the timeline with at most this many events, the longest, and without texts that none of them uses."""
+    """Return the timeline with at most this many events, keeping the longest.
+
+    Texts that are no longer used are dropped.
+    """
     rows = timeline.rows
     order = np.argsort(-rows["duration"].to_numpy(), kind="stable")
     kept = np.zeros(len(rows), dtype=bool)
@@ -267,7 +275,7 @@ def size_of_coarser(timeline: Timeline, shortest_ns: int) -> int:
 
 
 def _joins(timeline: Timeline, shortest_ns: int) -> tuple[Ints, Ints]:
-    """Return rows that are merged, in order, and where each group of them starts."""
+    """Return the rows to be merged, in order, and where each group of them starts."""
     rows = timeline.rows
     start, duration, depth = (rows[name].to_numpy() for name in ("start", "duration", "depth"))
     track = np.repeat(np.arange(len(timeline.tracks)), [track.count for track in timeline.tracks])
@@ -285,7 +293,7 @@ def _joins(timeline: Timeline, shortest_ns: int) -> tuple[Ints, Ints]:
 
 
 def _kinds(kind: Ints, weight: Ints, count: Ints) -> Ints:
-    """Return the kind with more than half of the time of each group."""
+    """Return, for each group, the kind that takes more than half of its time."""
     series = np.repeat(np.arange(len(count)), count)
     time = np.bincount(series * len(KINDS) + kind, weights=weight + 1.0, minlength=len(count) * len(KINDS))
     table = time.reshape(len(count), len(KINDS))
@@ -299,7 +307,7 @@ def _tracks(tracks: tuple[Track, ...], kept: Bools) -> tuple[Track, ...]:
 
 
 def _thinned(curve: MemoryCurve) -> MemoryCurve:
-    """Return the curve with the maximum of each time bin, its first and its last value."""
+    """Return the curve reduced to the maximum of each time bin, its first value and its last value."""
     if len(curve.bytes) <= _MOMENTS:
         return curve
     rows = fullest(curve.times_ns, curve.bytes, _MOMENTS)

@@ -1,4 +1,4 @@
-"""Write a profile as a Chrome trace: the original events, plus perfnb's results about them."""
+"""Write a profile as a Chrome trace that contains the original events and perfnb's results about them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _NAMED_FLOWS = {"launch": "ac2g", "forward": "fwdbwd"}
 def trace_text(recording: Recording, timeline: Timeline) -> Iterator[bytes]:
     """Yield the JSON of a trace that chrome://tracing, Perfetto and `perfnb.load` open.
 
-    Its events are those of the recording. Steps, phases and layers get tracks of their own, which `perfnb.load` ignores
-    and recomputes. Arrows lead from launches to the launched work, and from ops to their backward.
+    It contains the recording's events. Steps, phases and layers are on separate tracks, which `perfnb.load` ignores and
+    recomputes. Arrows point from launches to the launched work, and from ops to their backward.
     """
     return writer.document(_parts(recording, timeline), _facts(recording))
 
@@ -98,7 +98,7 @@ def _places(events: pd.DataFrame, rows: pd.DataFrame) -> Flow:
 def _own_spans(recording: Recording, events: pd.DataFrame) -> Any:
     """Return which events are perfnb's layer spans, whose names in a trace contain their numbers.
 
-    Calls of modules that torch recorded count too if perfnb added layers inside them.
+    Module calls recorded by torch are included if perfnb added layers inside them.
     """
     ours = (events["category"] == SPAN_CATEGORY) & (events["name"] == LAYER_SPAN)
     return (ours.to_numpy(dtype=bool) | recording.derived_spans.any()) & (column(events, "span") != NONE)
@@ -130,7 +130,7 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
 
 
 def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
-    """Return names from the trace."""
+    """Return the names in the trace."""
     codes, labels = text(events, "name")
     spans = np.flatnonzero(_own_spans(recording, events))
     numbers = column(events, "span")[spans]
@@ -142,7 +142,10 @@ def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
 def _readable(
     names: TextColumn, recording: Recording, events: pd.DataFrame, layer: TextColumn, order: Ints
 ) -> TextColumn:
-    """Return names with perfnb's own marks replaced by the things that they mark; replacements are added at the end."""
+    """Return names with perfnb's own marks replaced by the things that they mark.
+
+    Replacements are appended at the end.
+    """
     of_ops = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     texts, codes = list(names.texts), names.codes.copy()
     for code, name in enumerate(names.texts):
@@ -160,7 +163,7 @@ def _readable(
 
 
 def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, TextColumn]:
-    """Return layer, phase and step of each event."""
+    """Return each event's layer, phase and step."""
     of_events = [track.kind in OF_EVENTS for track in timeline.tracks]
     rows = timeline.rows[np.repeat(of_events, [track.count for track in timeline.tracks])]
     found = {}
@@ -180,7 +183,7 @@ def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, TextC
 
 
 def _derived(timeline: Timeline, process: int) -> Iterator[str]:
-    """Yield steps, phases and layers, each as a thread of a separate process."""
+    """Yield steps, phases and layers, each as a thread in a separate process."""
     for track, thread, rows in _own_threads(timeline):
         none = np.full(len(rows), NONE, dtype=np.int64)
         args: dict[str, Column] = {"layer": TextColumn(timeline.layers, rows["layer"].to_numpy())}
@@ -198,7 +201,7 @@ def _derived(timeline: Timeline, process: int) -> Iterator[str]:
 
 
 def _own_threads(timeline: Timeline) -> Iterator[tuple[Track, int, pd.DataFrame]]:
-    """Yield tracks with a number and rows; if a track's intervals cross, each of its lines gets a number."""
+    """Yield tracks with a number and rows. If a track's intervals cross, each of its lines gets its own number."""
     number = 0
     for track in timeline.tracks:
         if track.kind in OF_EVENTS:
@@ -211,7 +214,7 @@ def _own_threads(timeline: Timeline) -> Iterator[tuple[Track, int, pd.DataFrame]
 
 
 def _nest(rows: pd.DataFrame) -> bool:
-    """Return whether each row lies in one of the depth above it."""
+    """Return whether each row lies within a row at the depth above it."""
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     for level in range(1, int(depth.max(initial=0)) + 1):
@@ -223,7 +226,7 @@ def _nest(rows: pd.DataFrame) -> bool:
 
 
 def _names(recording: Recording, timeline: Timeline, events: pd.DataFrame, own: int) -> Iterator[str]:
-    """Yield the names of processes and threads: from the loaded trace, else from the timeline."""
+    """Yield the names of processes and threads, from the loaded trace or otherwise from the timeline."""
     yield from writer.process_name(own, "perfnb", place=-1)
     for track, number, rows in _own_threads(timeline):
         deeper = f" {int(rows['depth'].iloc[0])}" if len(rows) < track.count and len(rows) else ""

@@ -1,5 +1,5 @@
-"""Read trace files of any format into columns of events. This room does not import torch.
+"""Read trace files in any format into columns of events. This room does not import torch.
 
-The room is large because it reads seven formats of other programs, one module each, within limits that hold while a
-file is decoded.
+The room is large because it reads seven formats from other programs, with one module for each, within limits that are
+enforced while a file is being decoded.
 """

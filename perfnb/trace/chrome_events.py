@@ -1,8 +1,8 @@
-"""Read Chrome traces of programs other than torch.profiler.
+"""Read Chrome traces from programs other than torch.profiler.
 
-TensorFlow, JAX and Horovod write some, and so may anything else. Their arrays need no end, their intervals may be pairs
-of start (``B``) and end (``E``), and some hold durations that no clock can have measured. The names of their processes
-identify devices and hosts of TensorFlow 2 and JAX.
+TensorFlow, JAX and Horovod write such traces, and so may any other program. Their arrays need no end, their intervals
+may be pairs of start (``B``) and end (``E``), and some contain durations that no clock can have measured. The names of
+their processes identify the devices and hosts of TensorFlow 2 and JAX.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ _DECODERS: Decoders[_ForeignEvent] = Decoders(_ForeignEvent)
 
 
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
-    """Read a file; errors as `perfnb.trace.kineto.read`, which reads it if torch.profiler wrote it after all."""
+    """Read a file.
+
+    Errors are as in `perfnb.trace.kineto.read`, which reads the file if torch.profiler wrote it after all.
+    """
     given, limits = limits, limits.whole()
     found = _Intervals(str(path), limits)
     with closing(blocks_of_file(path, limits, progress)) as blocks:
@@ -95,7 +98,7 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
 
 
 def _closed(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Close an array that was never closed, and take out a comma before its end: both are legal."""
+    """Close an array that was never closed, and remove a comma before its end. Both are legal in these files."""
     held, is_array = b"", None
     for block in blocks:
         if is_array is None and (first := block.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]):
@@ -113,7 +116,7 @@ def _closed(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _Intervals:
-    """The intervals of a trace, and the names of its processes and threads."""
+    """A trace's intervals, and the names of its processes and threads."""
 
     def __init__(self, source: str, limits: Limits) -> None:
         self._source = source
@@ -128,7 +131,7 @@ class _Intervals:
         self._not_shown = 0
 
     def add(self, events: Iterable[_ForeignEvent]) -> None:
-        """Add the events of a piece."""
+        """Add the events in a piece."""
         for event in events:
             kind = event.ph
             if kind == "M":
@@ -163,7 +166,7 @@ class _Intervals:
                 self._threads[process, self._ids[event.tid]] = cut(name)
 
     def _time(self, value: Loose) -> int:
-        """Return nanoseconds; 0 if there is no time."""
+        """Return nanoseconds, or 0 if there is no time."""
         with suppress(InvalidOperation):
             number = Decimal(0 if value is None else value)
             # Done loosely, before it becomes an int of perhaps a million digits: `Rows` refuses times too far away, and
@@ -173,10 +176,10 @@ class _Intervals:
         raise odd_time(self._source, "a ts or dur in it", ascii(value)[:40])
 
     def _paired(self, rows: Rows) -> Iterator[_Interval]:
-        """Yield intervals of starts and ends, in the order of their starts.
+        """Yield intervals made from starts and ends, in the order of their starts.
 
-        An end closes the latest open one of its thread. Of two intervals with the same times the first counts as the
-        outer one.
+        An end closes the latest open interval on its thread. Of two intervals with the same times, the first counts as
+        the outer one.
         """
         open_starts = ends_alone = 0
         for events in self._ends.values():
@@ -200,7 +203,7 @@ class _Intervals:
             rows.caveats.append(f"Ends of events that never start, left out: {ends_alone:,}.")
 
     def _believed(self, intervals: list[_Interval], rows: Rows) -> list[_Interval]:
-        """Let intervals that no clock can have measured count as taking no time."""
+        """Set the duration of intervals that no clock can have measured to zero."""
         starts = [one.start for one in intervals]
         most = max(_DAY_NS, _TIMES * (max(starts) - min(starts))) if starts else 0
         absurd = [one for one in intervals if one.duration > most]
@@ -243,7 +246,7 @@ class _Intervals:
 
 
 def _args(given: Raw) -> dict[str, Stat]:
-    """Return the arguments that are used and are numbers or texts."""
+    """Return the arguments that are used and that are numbers or texts."""
     found: dict[str, Stat] = {}
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         if (text := bytes(given)).startswith(b"{"):
@@ -257,7 +260,7 @@ def _args(given: Raw) -> dict[str, Stat]:
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept JSON with events of which none that can be seen is torch.profiler's."""
+    """Accept JSON with events, unless any visible event comes from torch.profiler."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text[:1] not in (b"{", b"[") or not _EVENT.search(text) or _TORCHS_KEYS.search(text):
         return False
@@ -268,5 +271,5 @@ READER = Reader(
     (".json", ".json.gz"),
     _recognise,
     read,
-    ("Another program than torch.profiler wrote this trace: what it names counts as ops.",),
+    ("A program other than torch.profiler wrote this trace: what it names counts as ops.",),
 )

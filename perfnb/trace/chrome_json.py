@@ -1,10 +1,10 @@
-"""Decode the JSON of a Chrome trace piece by piece: the result is the same as decoding it whole, in far less memory.
+"""Decode the JSON of a Chrome trace piece by piece.
 
-A piece ends where one event seems to end and another to start. The decoder proves whether it does: the state of a JSON
-parser follows from the text before, so if the piece, closed by a bracket, is a list, then the list was also open
-between two of its elements at this place of the whole text. If it is not a list, a longer piece is tried, up to the end
-of the text or the most that is held. Only text that is still not a list then is searched for the byte where it is
-damaged.
+The result is the same as when decoding it as a whole, with far less memory. A piece ends where one event seems to end
+and another to start. The decoder proves whether this is the case. The state of a JSON parser follows from the preceding
+text, so if the piece, closed by a bracket, is a list, then the list was also open between two of its elements at this
+place in the whole text. If it is not a list, a longer piece is tried, up to the end of the text or the largest amount
+that is kept in memory. Only text that is still not a list then is searched for the damaged byte.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OWN_NAME = "perfnb name"
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
-    """The arguments of an event."""
+    """An event's arguments."""
 
     external_id: Loose = msgspec.field(default=MISSING, name="External id")
     old_external_id: Loose = msgspec.field(default=MISSING, name="external id")
@@ -84,7 +84,7 @@ NO_ARGS = Args()
 
 
 class Event(msgspec.Struct, Generic[Time], gc=False):
-    """An event, with times in microseconds."""
+    """An event. Its times are in microseconds."""
 
     ph: str = ""
     cat: str = ""
@@ -114,7 +114,7 @@ class Top(msgspec.Struct, Generic[OneEvent]):
 
 
 class Decoders(Generic[OneEvent]):
-    """Decoders of an event, of a list of events, and of a trace; `struct` is the type of a decoded event."""
+    """Decoders for an event, for a list of events, and for a trace. `struct` is the type of a decoded event."""
 
     def __init__(self, struct: Any) -> None:
         self.event: msgspec.json.Decoder[OneEvent] = msgspec.json.Decoder(struct)
@@ -153,14 +153,14 @@ _AGAIN = "copy or record it again"
 
 @dataclass(frozen=True)
 class Piece(Generic[OneEvent]):
-    """Some of the events, and the JSON they were decoded from, which starts at byte `place` of the text."""
+    """Some of the events, and the JSON from which they were decoded, which starts at byte `place` in the text."""
 
     events: list[OneEvent]
     text: bytes
     place: int
 
     def exactly(self, source: str) -> list[Event[Decimal]]:
-        """Return the same events with every digit of their times."""
+        """Return the same events with all digits of their times."""
         try:
             if self.text.startswith(_BARE):
                 return _EXACT.events.decode(self.text)
@@ -170,22 +170,22 @@ class Piece(Generic[OneEvent]):
 
 
 class ChromeJson(Generic[OneEvent]):
-    """The events of a trace, piece by piece, and then the text around them.
+    """The events in a trace, piece by piece, followed by the text around them.
 
     Parameters
     ----------
     blocks : iterable of bytes-like
         The text.
     source : str
-        The name of the text in errors.
+        The name of the text, for error messages.
     limits : Limits
     decoders : Decoders
-        The decoders of the events.
+        The decoders for the events.
 
     Attributes
     ----------
     facts : dict
-        The other contents of the trace, by the fields of `Top`; complete after the last piece.
+        The other contents of the trace, by the fields of `Top`. They are complete after the last piece.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class ChromeJson(Generic[OneEvent]):
         yield self._piece(events, text, place)
 
     def _open(self) -> bytes:
-        """Go to the first event. Return the text that must precede the rest to make it JSON."""
+        """Go to the first event. Return the text that must precede the remaining text to make it valid JSON."""
         self._fill(_PIECE)
         if self._text.startswith(_BYTE_ORDER_MARK):
             self._drop(len(_BYTE_ORDER_MARK))
@@ -281,7 +281,7 @@ class ChromeJson(Generic[OneEvent]):
         return Piece(events, text, place)
 
     def _take(self, top: Top[OneEvent]) -> None:
-        """Keep the facts about the trace in `top`."""
+        """Store the facts about the trace in `top`."""
         if top.whole is not UNSET:
             raise _twice(self._source, "traceEvents")
         for fact in _FACTS:
@@ -297,7 +297,7 @@ class ChromeJson(Generic[OneEvent]):
                     raise no_trace(self._source, f"its {fact.encode_name} is damaged", _AGAIN) from error
 
     def _fill(self, least: int | None) -> None:
-        """Read on until at least `least` bytes of text are available, or all of it."""
+        """Read until at least `least` bytes of text are available, or the end of the text."""
         while not self._ended and (least is None or len(self._text) < least):
             if len(self._text) > _MOST_HELD:
                 raise TraceError(
@@ -315,7 +315,7 @@ class ChromeJson(Generic[OneEvent]):
         self._place += count
 
     def _decode(self, decoder: msgspec.json.Decoder[Decoded], text: bytes | bytearray) -> Decoded | None:
-        """Return the contents of a text; ``None`` if it is not what the decoder expects."""
+        """Return the contents of a text, or ``None`` if it is not what the decoder expects."""
         try:
             return decoder.decode(text)
         except RecursionError as error:
@@ -324,14 +324,14 @@ class ChromeJson(Generic[OneEvent]):
             return None
 
     def _damaged(self) -> TraceError:
-        """Return the error about the text that is held: something in it is not the expected value."""
+        """Return an error for the current text, where something is not the expected value."""
         byte = self._place + _damage(self._text, self._decoders.event)
         advice = "a name with a quote or a line break in it, and a number such as NaN, are not JSON"
         return no_trace(self._source, f"it is damaged or cut off after byte {byte:,}", f"{advice}; {_AGAIN}")
 
 
 def _damage(text: bytearray, event: msgspec.json.Decoder[Any]) -> int:
-    """Return where a list of events, given without its opening bracket, stops being one, or where it ends."""
+    """Return where a list of events, given without its opening bracket, stops being valid, or where it ends."""
     # A byte is a letter here, so that places in one are those in the other; structure in JSON is ASCII.
     words, place = text[:_SEARCHED].decode("latin-1"), 0
     try:
@@ -349,7 +349,7 @@ def _damage(text: bytearray, event: msgspec.json.Decoder[Any]) -> int:
 
 
 def depth_of(text: bytes) -> int:
-    """Return how deep the brackets of a JSON text are nested."""
+    """Return how deeply the brackets in a JSON text are nested."""
     # The rest of a run of backslashes escapes the next character; only a quote matters here.
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
     # One byte each: 1 for an opening bracket, -1 for a closing one, 0 for a quote.
@@ -379,15 +379,15 @@ def _no_json(source: str, start: bytes, length: int) -> TraceError:
 
 
 def _twice(source: str, name: str) -> TraceError:
-    """Return the error about a key that occurs more than once."""
+    """Return an error about a key that occurs more than once."""
     return no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
 
 
 def odd_time(source: str, what: str, time: str) -> TraceError:
-    """Return the error about a time that is not a number, or that does not fit in int64 nanoseconds."""
+    """Return an error about a time that is not a number, or that does not fit in int64 nanoseconds."""
     return no_trace(source, f"{what} is not a time that perfnb can hold: {time}", _AGAIN)
 
 
 def no_trace(source: str, why: str, advice: str) -> TraceError:
-    """Return the error about a text that is not a trace."""
+    """Return an error about a text that is not a trace."""
     return TraceError(f"{source} is not a Chrome trace that perfnb can read: {why}; {advice}.")

@@ -1,4 +1,7 @@
-"""Write Chrome traces, piece by piece: the JSON of torch.profiler, which chrome://tracing and Perfetto open."""
+"""Write Chrome traces piece by piece.
+
+They are JSON as torch.profiler would write it, which chrome://tracing and Perfetto can open.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ _GZIP, _LEVEL = 31, 6
 
 
 class TextColumn(NamedTuple):
-    """A column of text: the labels, and a code for each event, -1 for none."""
+    """A column of text: the labels, and each event's code, which is -1 if it has no text."""
 
     texts: Sequence[str]
     codes: Ints
 
 
 class Json(NamedTuple):
-    """A column like `TextColumn`, whose texts spell JSON values.
+    """A column like `TextColumn`, but with texts that contain JSON values.
 
-    Valid JSON is written unchanged, and anything else as text.
+    Valid JSON is written unchanged, and anything else is written as text.
     """
 
     texts: Sequence[str]
@@ -34,7 +37,7 @@ class Json(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """The places where arrows start or end, or of instants: process, thread and nanoseconds of each."""
+    """The places of arrow starts, arrow ends or instants: the process, thread and nanoseconds of each."""
 
     process: Ints
     thread: Ints
@@ -53,7 +56,7 @@ def slices(
     thread: Ints,
     args: Mapping[str, Column],
 ) -> Iterator[str]:
-    """Write complete events (``ph: X``); an event gets those of `args` that are not -1."""
+    """Write complete events (``ph: X``). Each event gets those of `args` that are not -1."""
     for first in range(0, len(start_ns), _CHUNK):
         part = slice(first, first + _CHUNK)
         fields = zip(
@@ -74,7 +77,10 @@ def slices(
 
 
 def instants(name: str, category: str, places: Flow, args: Mapping[str, Column]) -> Iterator[str]:
-    """Write events of one name without duration (``ph: i``); an event gets those of `args` that are not -1."""
+    """Write events with the same name and without duration (``ph: i``).
+
+    Each event gets those of `args` that are not -1.
+    """
     words = f'"cat":{_text(category)},"name":{_text(name)}'
     for first in range(0, len(places.time_ns), _CHUNK):
         part = slice(first, first + _CHUNK)
@@ -85,7 +91,7 @@ def instants(name: str, category: str, places: Flow, args: Mapping[str, Column])
 
 
 def flows(category: str, starts: Flow, ends: Flow, first: int = 1) -> Iterator[str]:
-    """Write arrows from events to later ones (``ph: s`` and ``f``), numbered from `first`."""
+    """Write arrows from events to later events (``ph: s`` and ``f``), numbered from `first`."""
     word = _text(category)
     numbers = range(first, first + len(starts.time_ns))
     for phase, (process, thread, times) in (('"ph":"s"', starts), ('"ph":"f","bp":"e"', ends)):
@@ -96,7 +102,7 @@ def flows(category: str, starts: Flow, ends: Flow, first: int = 1) -> Iterator[s
 
 
 def counter(name: str, process: int, times_ns: Ints, values: Ints, unit: str) -> Iterator[str]:
-    """Write a curve (``ph: C``) that holds each value from its time on."""
+    """Write a curve (``ph: C``) whose values each apply from their time on."""
     word, key = _text(name), _text(unit)
     fields = zip(_microseconds(times_ns), values.tolist(), strict=True)
     lines = [f'{{"ph":"C","name":{word},"pid":{process},"ts":{ts},"args":{{{key}:{value}}}}}' for ts, value in fields]
@@ -105,26 +111,26 @@ def counter(name: str, process: int, times_ns: Ints, values: Ints, unit: str) ->
 
 
 def process_name(process: int, name: str, place: int | None = None) -> Iterator[str]:
-    """Name a process, and give its place among the others."""
+    """Name a process, and set its position among the processes."""
     yield _metadata("process_name", process, None, name=name)
     if place is not None:
         yield _metadata("process_sort_index", process, None, sort_index=place)
 
 
 def process_labels(process: int, labels: str) -> Iterator[str]:
-    """Describe a process, besides its name."""
+    """Describe a process in addition to its name."""
     yield _metadata("process_labels", process, None, labels=labels)
 
 
 def thread_name(process: int, thread: int, name: str, place: int | None = None) -> Iterator[str]:
-    """Name a thread, and give its place among the others."""
+    """Name a thread, and set its position among the threads."""
     yield _metadata("thread_name", process, thread, name=name)
     if place is not None:
         yield _metadata("thread_sort_index", process, thread, sort_index=place)
 
 
 def document(events: Iterable[str], facts: Mapping[str, Any]) -> Iterator[bytes]:
-    """Write the whole text: the facts about the trace, then its events."""
+    """Write the whole text: the facts about the trace, followed by its events."""
     head = msgspec.json.encode({"schemaVersion": 1, "displayTimeUnit": "ms", **facts})
     yield head[:-1] + b',"traceEvents":[\n'
     between = ""
@@ -135,7 +141,7 @@ def document(events: Iterable[str], facts: Mapping[str, Any]) -> Iterator[bytes]
 
 
 def gzipped(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Compress bytes as a gzip file without name and time."""
+    """Compress bytes as a gzip file without a name and time."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
     for part in parts:
         yield packer.compress(part)
@@ -164,7 +170,7 @@ def _arguments(args: Mapping[str, Column], part: slice, count: int) -> list[str]
 
 
 def _written(column: TextColumn | Json, part: slice) -> list[str]:
-    """Return each event's text as JSON, empty for none; each text is encoded once per part."""
+    """Return each event's text as JSON, or empty if it has none. Each text is encoded once per part."""
     used, place = np.unique(column.codes[part], return_inverse=True)
     encode = _json if isinstance(column, Json) else _text
     texts = ["" if code == MISSING else encode(column.texts[code]) for code in used.tolist()]
@@ -188,7 +194,7 @@ def _ids(key: str, values: Ints, left_out: int | None = MISSING) -> list[str]:
 
 
 def _microseconds(times_ns: Ints) -> list[str]:
-    """Format microseconds with three decimals, exactly."""
+    """Format microseconds exactly, with three decimals."""
     whole, rest = np.divmod(np.abs(times_ns), 1000)
     signs = np.where(times_ns < 0, "-", "").tolist()
     return [f"{sign}{a}.{b:03d}" for sign, a, b in zip(signs, whole.tolist(), rest.tolist(), strict=True)]

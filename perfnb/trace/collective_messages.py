@@ -1,4 +1,4 @@
-"""Read what collectives send, elements and dtype, from the arguments of their events."""
+"""Determine the elements and the dtype that collectives send from their events' arguments."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ ITEM_BYTES = {
 
 
 def runs_on_host(name: str) -> bool:
-    """Return whether an event of this name starts or runs a collective on the host."""
+    """Return whether an event with this name starts or runs a collective on the host."""
     run = _ON_HOST.match(name) or COLLECTIVE_OP.match(name)
     return name == COLLECTIVE_PARAMETERS or bool(run and collective_kind(name))
 
 
 def may_send(name: str) -> bool:
-    """Return whether an event of this name may describe the message of a collective."""
+    """Return whether an event with this name may describe a collective's message."""
     return runs_on_host(name) or _ON_DEVICE.search(name) is not None
 
 
 def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) -> tuple[int | None, str]:
-    """Return the elements of the larger of the messages sent and received, and torch's name of the dtype.
+    """Return the number of elements in the larger of the sent and received messages, and torch's name for their dtype.
 
-    The result is empty if not known.
+    The result is empty if it is unknown.
     """
     words = [word.lower() for word in _values(dtype) or _values(types) if isinstance(word, str)]
     kind = next((DTYPES.get(word, word) for word in words if word in DTYPES or word in ITEM_BYTES), "")
@@ -53,7 +53,7 @@ def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) ->
 
 
 def _elements(shape: Any) -> int:
-    """Return the elements of a tensor or of a list of tensors, by their shapes; 0 for no tensor."""
+    """Return how many elements a tensor or a list of tensors has, given their shapes, or 0 if there is no tensor."""
     count, waiting, left = 0, [shape], _MOST_SHAPES
     while waiting and left:
         inner, left = waiting.pop(), left - 1
@@ -66,7 +66,10 @@ def _elements(shape: Any) -> int:
 
 
 def _values(json: Raw) -> list[Any]:
-    """Return the values of a list, or the one text, that an argument spells; none for anything else."""
+    """Return the values in a list, or the single text, that an argument contains.
+
+    For anything else, the result is empty.
+    """
     try:
         value = msgspec.json.decode(bytes(json)) if bytes(json) else []
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

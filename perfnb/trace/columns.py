@@ -1,4 +1,4 @@
-"""The result of a trace reader: columns of numbers, and the texts that their codes refer to."""
+"""The result of a trace reader: columns of numbers, and the texts to which their codes refer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MemoryColumns:
-    """The allocations and frees (``[memory]``) of a trace, column by column, in time order.
+    """A trace's allocations and frees (``[memory]``), column by column, in chronological order.
 
     Attributes
     ----------
     time_ns, process, thread : ndarray of int64
-        Time and place; numbers as in `TraceColumns`.
+        The time and place, with the same numbers as in `TraceColumns`.
     address, bytes : ndarray of int64
-        Address and size of the block; `bytes` is negative for a free.
+        The block's address and size. `bytes` is negative for a free.
     device_type, device : ndarray of int64
         torch's number for the kind of device (0 is the CPU, 1 CUDA), and the number of the device.
     allocated, reserved : ndarray of int64
-        The allocator's totals in bytes after the event. The CPU's count from the start of the session, and reserve
-        nothing.
+        The allocator's totals in bytes after the event. For the CPU, they start from 0 at the beginning of the session,
+        and no memory is reserved.
     """
 
     time_ns: Ints
@@ -46,60 +46,61 @@ class MemoryColumns:
 
 
 def no_memory() -> MemoryColumns:
-    """Return the columns of a trace that records no memory."""
+    """Return the columns for a trace that does not record memory."""
     return MemoryColumns(*(np.array([], dtype=np.int64) for _ in fields(MemoryColumns)))
 
 
 @dataclass(frozen=True)
 class TraceColumns:
-    """The complete events (``ph: X``) of a trace, column by column, in file order.
+    """A trace's complete events (``ph: X``), column by column, in file order.
 
-    Every column is an array of int64, with `MISSING` for values that an event does not have.
+    Every column is an array of int64, which contains `MISSING` where an event does not have a value.
 
     Attributes
     ----------
     names, categories : list of str
-        The labels of the codes. Categories have their current names, also in a trace from 2021.
+        The labels of the codes. Categories have their current names, even in a trace from 2021.
     name, category : ndarray of int64
         Codes.
     start_ns, duration_ns : ndarray of int64
-        Nanoseconds; `start_ns` counts from `base_ns`. No duration is negative: see `negative_durations`.
+        Nanoseconds. `start_ns` is relative to `base_ns`. No duration is negative (see `negative_durations`).
     thread, process : ndarray of int64
-        Names, and numbers above int64, get numbers from -2 down, the same in both columns.
+        Names, and numbers that exceed int64, are numbered from -2 downwards, in the same way in both columns.
     device, stream, correlation, sequence, forward_thread : ndarray of int64
         From the event's arguments.
     external_id : ndarray of int64
-        Number of the operator that the event belongs to; older traces write ``external id``.
+        The number of the operator that the event belongs to. Older traces call it ``external id``.
     python_id, python_parent : ndarray of int64
-        Of a Python call, and of the call around it.
+        The id of a Python call, and the id of the call around it.
     shapes, collective, group : ndarray of int64
         Codes into `shape_texts`, `collective_names` and `group_names`.
     wait_stream, wait_correlation : ndarray of int64
         The target of a synchronisation: the stream, and the correlation of the call that recorded the event.
     bytes : ndarray of int64
-        Moved by a copy or fill on a device.
+        The number of bytes that a copy or fill on a device moves.
     elements, dtype : ndarray of int64
-        Of a collective's message: elements of its largest argument, and a code into `dtype_names`.
+        For a collective's message, the number of elements in its largest argument, and a code into `dtype_names`.
     module : ndarray of int64
-        The annotation of work in a CUDA graph: a code into `module_names`.
+        The annotation of work in a CUDA graph, as a code into `module_names`.
     memory : MemoryColumns
         Allocations and frees, if the profiler recorded them.
     shape_texts : list of str
-        Shapes of an operator's inputs, such as ``[[8, 16], [16, 4]]``.
+        The shapes of an operator's inputs, such as ``[[8, 16], [16, 4]]``.
     collective_names, group_names : list of str
-        Such as ``allreduce``; name and ranks of a process group, such as ``0 [0, 1]``.
+        Names of collectives, such as ``allreduce``, and the name and ranks of process groups, such as ``0 [0, 1]``.
     dtype_names : list of str
         torch's names, such as ``float32``.
     module_names : list of str
         Paths of modules, such as ``layers.0.attention``, or other words.
     base_ns : int
-        Add this to `start_ns` for nanoseconds since 1970.
+        The number to add to `start_ns` to get nanoseconds since 1970.
     unit_ns : int
-        Resolution of the file's times in ns: 1, 1000 if all are whole microseconds, 250 if they went through float64.
+        The resolution of the file's times in ns: 1, 1000 if all are whole microseconds, 250 if they went through
+        float64.
     negative_durations : int
-        Events that end before they start according to the file. Their duration here is 0.
+        The number of events that, according to the file, end before they start. Their duration is set to 0.
     devices : list of dict
-        The GPUs, as the trace describes them.
+        The GPUs, as described in the trace.
     rank, world_size : int or None
         From the trace's description of the distributed job.
     process_names, process_labels : dict of int to str
@@ -109,9 +110,9 @@ class TraceColumns:
     perfnb : object
         perfnb's own data next to the events, unchanged.
     caveats : list of str
-        Facts that this file lacks, besides those that its format cannot record.
+        Notes on data that is missing from this file, in addition to data that its format cannot record.
     of_torch : bool
-        Whether torch.profiler wrote it although the reader is one of other traces.
+        Whether torch.profiler wrote the file, although the reader is one for other traces.
     """
 
     names: list[str]

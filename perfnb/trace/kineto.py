@@ -1,4 +1,4 @@
-"""Turn Chrome traces, as torch.profiler (Kineto) writes them, into columns piece by piece.
+"""Convert Chrome traces written by torch.profiler (Kineto) into columns, piece by piece.
 
 The decoded events themselves need not stay in memory.
 """
@@ -100,9 +100,9 @@ _BLANKS = re.compile(r"\s+")
 
 
 def read(path: str | Path, limits: Limits = LIMITS, progress: OnProgress | None = None) -> TraceColumns:
-    """Read a trace file, plain or compressed with gzip, whatever its name.
+    """Read a trace file, either plain or compressed with gzip, regardless of its name.
 
-    The text is unpacked and decoded piece by piece, never held whole.
+    The text is unpacked and decoded piece by piece, and is never in memory as a whole.
 
     Parameters
     ----------
@@ -110,13 +110,14 @@ def read(path: str | Path, limits: Limits = LIMITS, progress: OnProgress | None 
     limits : Limits
         The limits beyond which the file is refused.
     progress : callable, optional
-        Called with the bytes of the file done so far and its size, a few times a second after two seconds.
+        Called with the number of bytes that have been read and the file's size. After two seconds, it is called a few
+        times per second.
 
     Raises
     ------
     TraceError
         If the file cannot be read, is not a trace, comes from a program other than torch.profiler, is incomplete, or
-        exceeds a limit; the message names the file.
+        exceeds a limit. The message names the file.
     """
     with closing(blocks_of_file(Path(path), limits, progress)) as blocks:
         trace = _columns(blocks, str(path), limits)
@@ -131,12 +132,12 @@ def read(path: str | Path, limits: Limits = LIMITS, progress: OnProgress | None 
 
 
 def decode(data: bytes, source: str = "the trace") -> TraceColumns:
-    """Decode the JSON of a trace: an object with ``traceEvents``, or a bare list of events.
+    """Decode a trace's JSON, which is an object with ``traceEvents`` or just a list of events.
 
     Raises
     ------
     TraceError
-        If `data` is not such JSON; the message names `source` and, if known, the byte.
+        If `data` is not such JSON. The message names `source` and, if it is known, the byte.
     """
     return _columns(blocks_of_bytes(data), source, LIMITS)
 
@@ -194,7 +195,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
 
 
 def _name_only_group(columns: EventColumns, timed: dict[str, Ints], job: Any) -> None:
-    """Give collectives of the host without a named group that of the job, if it has only one."""
+    """Assign the job's only group, if it has just one, to collectives on the host without a named group."""
     groups = job.get("pg_config") if isinstance(job, dict) else None
     if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
         return
@@ -213,7 +214,7 @@ def _count(job: Any, key: str) -> int | None:
 
 
 class Codes(dict[Any, int]):
-    """Number keys from 0 in the order they are first looked up."""
+    """Assigns numbers to keys, starting at 0, in the order of their first lookup."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = code = len(self)
@@ -221,7 +222,7 @@ class Codes(dict[Any, int]):
 
 
 class JsonTexts(dict[bytes, int]):
-    """Number JSON values by the text they spell, however they are spaced or quoted."""
+    """Assigns numbers to JSON values by the text that they represent, regardless of spacing and quoting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +235,10 @@ class JsonTexts(dict[bytes, int]):
 
 
 class Ids(dict[Any, int]):
-    """Number processes and threads: their own numbers, or from -2 down for names and for numbers above int64."""
+    """Numbers processes and threads.
+
+    They keep their own numbers. Names, and numbers that exceed int64, are numbered from -2 downwards.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,14 +253,14 @@ class Ids(dict[Any, int]):
 
 
 class EventColumns:
-    """The columns of the complete events and the memory events added so far.
+    """The columns of all complete events and memory events added so far.
 
     Attributes
     ----------
     names, categories, groups, dtypes, modules : Codes
     shapes, collectives : JsonTexts
     process_names, process_labels, thread_names : dict
-        As `TraceColumns` has them.
+        As in `TraceColumns`.
     negative_durations : int
     """
 
@@ -275,12 +279,12 @@ class EventColumns:
         self._memory: defaultdict[str, _Parts] = defaultdict(list)
 
     def add(self, piece: Piece[Event[Quick]]) -> None:
-        """Add the events of a piece.
+        """Add the events in a piece.
 
         Raises
         ------
         TraceError
-            If a time is not a number, or too far away.
+            If a time is not a number, or is out of range.
         """
         timed = _timed(piece.events)
         others = [] if len(timed) == len(piece.events) else _not_timed(piece.events)
@@ -373,7 +377,7 @@ class EventColumns:
         return codes
 
     def _messages_of(self, names: Ints, args: Mapping[str, Sequence[Any]]) -> dict[str, Ints | None]:
-        """Return elements and dtype of the messages of collectives."""
+        """Return the elements and dtypes of collectives' messages."""
         if len(self.names) > len(self._may_send):
             new = [*self.names][len(self._may_send) :]
             self._may_send = np.append(self._may_send, [may_send(name) for name in new])
@@ -405,7 +409,7 @@ class EventColumns:
         return columns
 
     def memory(self) -> MemoryColumns:
-        """Return the columns of the allocations and frees, in time order."""
+        """Return the columns of the allocations and frees, in chronological order."""
         columns = {field.name: _joined(self._memory[field.name]) for field in fields(MemoryColumns)}
         order = np.argsort(columns["time_ns"], kind="stable")
         return MemoryColumns(**{name: values[order] for name, values in columns.items()})
@@ -424,7 +428,7 @@ def _joined(parts: _Parts) -> Ints:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return the int64 that `value` is or spells, ``None`` for anything else."""
+    """Return the int64 that `value` is or represents as text, or ``None`` for anything else."""
     if isinstance(value, str):
         value = int(value) if _WHOLE.fullmatch(value) else None
     elif isinstance(value, float):
@@ -433,7 +437,10 @@ def whole_number(value: Any) -> int | None:
 
 
 def text_of(json: bytes) -> str:
-    """Return the text that a JSON value spells: the text of a string, or anything else unchanged, evenly spaced."""
+    """Return the text of a JSON value.
+
+    For a string, it is the string's content. Any other value is returned unchanged, with uniform spacing.
+    """
     try:
         text = msgspec.json.decode(json, type=str) if json.startswith(b'"') else json.decode()
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -446,7 +453,9 @@ def text_of(json: bytes) -> str:
 
 
 def annotated(module: Raw, annotation: Raw, mark: Raw) -> str:
-    """Return the module, or the other words, that an event in a CUDA graph is annotated with; empty if there are none.
+    """Return the module, or the other words, that an event in a CUDA graph is annotated with.
+
+    The result is empty if there are no annotations.
 
     torch 2.13 writes the keys of an annotation as arguments of the event, and a list of annotations as the JSON of it
     (`_annotation_to_args` in torch/profiler/_cupti_monitor_trace.py); its torch/cuda/_annotate_cuda_graph_trace.py
@@ -485,7 +494,9 @@ def _memory(events: Iterable[Event[Time]]) -> list[Event[Time]]:
 
 
 def _numbers(values: Sequence[Loose]) -> Ints | None:
-    """Return whole numbers: `MISSING` for anything that is not an int64, ``None`` if no event has one."""
+    """Return whole numbers, with `MISSING` for values that are not an int64, or ``None`` if no event has such a
+    number.
+    """
     if _all_are(MISSING, values):
         return None
     numbers = _plain(values, np.int64)
@@ -495,9 +506,9 @@ def _numbers(values: Sequence[Loose]) -> Ints | None:
 
 
 def _plain(values: Sequence[Any], kind: type[Kind]) -> npt.NDArray[Kind] | None:
-    """Return the values as an array, ``None`` unless each is a number that fits.
+    """Return the values as an array, or ``None`` unless each of them is a number that fits.
 
-    This is far faster than checking each.
+    This is far faster than checking each value.
     """
     try:
         return np.frombuffer(struct.pack(f"{len(values)}{np.dtype(kind).char}", *values), dtype=kind)
@@ -514,7 +525,10 @@ def _texts(codes: JsonTexts, values: Sequence[Raw]) -> Ints | None:
 
 
 def _by_field(kind: type[msgspec.Struct], values: Sequence[msgspec.Struct]) -> dict[str, Sequence[Any]]:
-    """Return the values of each field; for millions of objects this is far faster than an attribute access each."""
+    """Return the values of each field.
+
+    For millions of objects, this is far faster than an attribute access for each.
+    """
     columns = zip(*map(msgspec.structs.astuple, values), strict=True) if values else repeat(())
     return dict(zip(kind.__struct_fields__, columns, strict=False))
 
@@ -524,7 +538,7 @@ def _all_are(one: Any, values: Sequence[Any]) -> bool:
 
 
 def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
-    """Convert times given as int, float or text exactly; ``None`` if only `exact_nanoseconds` can."""
+    """Convert times given as int, float or text exactly. Return ``None`` if only `exact_nanoseconds` can do this."""
     whole = _plain(microseconds, np.int64)
     if whole is not None:
         return whole * 1000 if ((whole > -_FAR_US) & (whole < _FAR_US)).all() else None
@@ -542,12 +556,12 @@ def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
 
 
 def exact_nanoseconds(microseconds: Sequence[Decimal | int]) -> Ints:
-    """Convert times that kept every digit to nanoseconds, rounding below that.
+    """Convert times with all of their digits to nanoseconds, rounding smaller fractions.
 
     Raises
     ------
     ValueError
-        If a time is not a number or does not fit in int64; it is the error's only argument.
+        If a time is not a number or does not fit in int64. The time is the error's only argument.
     """
     times = []
     with localcontext(Context(prec=60)):
@@ -563,7 +577,7 @@ def exact_nanoseconds(microseconds: Sequence[Decimal | int]) -> Ints:
 
 
 def resolution(*columns: Ints) -> int:
-    """Return the resolution of a file's times in ns: 1 for full digits, 1000 if all are whole microseconds."""
+    """Return the resolution of a file's times in ns: 1 for full digits, or 1000 if all times are whole microseconds."""
     unit = 1000
     for times in columns:
         if unit > 1 and len(times):
@@ -575,7 +589,7 @@ def resolution(*columns: Ints) -> int:
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept anything that might be JSON in some encoding, even empty or damaged: `read` reports the fault."""
+    """Accept any file that might be JSON in some encoding, even if it is empty or damaged. `read` reports the fault."""
     text = head.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
     text = text.replace(b"\0", b"").lstrip(b" \t\r\n")
     return not text or text[:1] in (b"{", b"[") or head.startswith(GZIP)

@@ -1,8 +1,8 @@
-"""Read Nsight Systems: SQLite exports of any version, and reports that ``nsys export`` turns into one.
+"""Read Nsight Systems files: SQLite exports of any version, and reports that ``nsys export`` converts to SQLite.
 
-Tables and columns come and go between versions: those that exist are read, the others are missing. Ids are per
-process, so each process is read on its own; those with work on a GPU are the ranks. Tables with the command line and
-the environment of the run are never read.
+Tables and columns differ between versions. Those that exist are read, and the others are treated as missing. Ids are
+per process, so each process is read separately. Processes with work on a GPU become the ranks. Tables that contain the
+command line and the environment of the run are never read.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ _SEQ, _OP_ID, _SIZES = "', seq = '", "', op_id = '", "', sizes = '"
 
 
 class _Export:
-    """The data read so far: columns of events by the names of `TraceColumns`, with ``pid`` and ``end_ns``."""
+    """The data that has been read so far: columns of events, named as in `TraceColumns`, with ``pid`` and
+    ``end_ns``.
+    """
 
     def __init__(self, source: str, file: SqliteFile) -> None:
         self.source, self.file = source, file
@@ -78,7 +80,7 @@ class _Export:
         self.unplaced = 0
 
     def add(self, category: str, columns: dict[str, Ints], own: Mapping[str, Ints], on_device: bool = False) -> None:
-        """Add events; `own` are columns of `TraceColumns`."""
+        """Add events. `own` contains columns of `TraceColumns`."""
         if not (count := len(columns["start_ns"])):
             return
         pid = _part_of(columns["globalPid" if on_device else "globalTid"], _BITS)
@@ -88,25 +90,25 @@ class _Export:
         self.parts.append({**own, **times, "category": code, "process": process, "thread": thread, "pid": pid})
 
     def coded(self, values: Ints, label: Callable[[Any], str]) -> Ints:
-        """Return the numbers of the names that values, or rows of values, refer to."""
+        """Return the numbers of the names to which values, or rows of values, refer."""
         distinct, place = np.unique(values, axis=0, return_inverse=True)
         codes = [self.names[label(value).encode("utf-8", "replace")] for value in distinct.tolist()]
         return np.array(codes, dtype=np.int64)[place.reshape(-1)]
 
     def named(self, ids: Ints, unknown: str) -> Ints:
-        """Return the numbers of the names that a column of ``StringIds`` refers to."""
+        """Return the numbers of the names to which a column of ``StringIds`` refers."""
         return self.coded(ids, lambda key: self.strings.get(key, unknown))
 
 
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> list[TraceColumns]:
-    """Read an SQLite export: one trace for each process with work on a GPU.
+    """Read an SQLite export, returning one trace for each process with work on a GPU.
 
-    Without any such work, the process with the most events is read.
+    If no process has such work, the process with the most events is read.
 
     Raises
     ------
     TraceError
-        If the file is damaged, is not an export, or exceeds a limit; the message names it.
+        If the file is damaged, is not an export, or exceeds a limit. The message names the file.
     """
     with opened(path, limits, progress) as file:
         if not _KNOWN & file.tables.keys():
@@ -128,12 +130,12 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> list
 
 
 def read_report(path: Path, limits: Limits, progress: OnProgress | None = None) -> list[TraceColumns]:
-    """Read a report by running ``nsys export``, where it is installed.
+    """Read a report by running ``nsys export``, if it is installed.
 
     Raises
     ------
     TraceError
-        If it is not, with the command; or if the export fails, or cannot be read.
+        If ``nsys`` is not installed (the message then contains the command), or if the export fails or cannot be read.
     """
     program = shutil.which("nsys")
     if program is None:
@@ -159,13 +161,13 @@ def read_report(path: Path, limits: Limits, progress: OnProgress | None = None) 
 
 
 def _name(text: str) -> str:
-    """Return an NVTX range's name as perfnb shows it: hooks write a module's whole description."""
+    """Return an NVTX range's name as perfnb displays it, because hooks write a module's whole description."""
     hook = _HOOK.match(text)
     return f"{_LIGHTNING}torch.nn.Module: {hook['name']}" if hook else text
 
 
 def _placed(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
-    """Give the columns of a table ``start_ns`` and ``end_ns``, without the rows that lack one of them."""
+    """Add ``start_ns`` and ``end_ns`` to the columns of a table, dropping the rows that lack either of them."""
     known = (columns["start"] != NULL) & (columns["end"] != NULL)
     if not known.all():
         export.unplaced += int((~known).sum())
@@ -177,7 +179,10 @@ def _placed(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
 
 
 def _table(export: _Export, table: str, *names: str) -> dict[str, Ints]:
-    """Return columns of a table of intervals, `NULL` for missing values; empty without intervals."""
+    """Return columns from a table of intervals, with `NULL` for missing values.
+
+    They are empty if there are no intervals.
+    """
     if not {"start", "end"} <= export.file.columns(table):
         return {}
     columns = _placed(export, export.file.numbers(table, ("start", "end", *names)))
@@ -185,12 +190,12 @@ def _table(export: _Export, table: str, *names: str) -> dict[str, Ints]:
 
 
 def _missing(values: Ints, *nothing: int) -> Ints:
-    """Return values with `MISSING` where there is none."""
+    """Return values, with `MISSING` where there is no value."""
     return np.where(np.isin(values, (NULL, _NO_ID, *nothing)), MISSING, values)
 
 
 def _part_of(keys: Ints, bits: int = 0) -> Ints:
-    """Return the thread in a file's numbers of threads, or the process in front of it."""
+    """Return the thread from a file's thread numbers, or the process that precedes it."""
     return np.where(keys == NULL, MISSING, (keys >> bits) & _LOW)
 
 
@@ -226,13 +231,13 @@ def _copies_and_sets(export: _Export) -> None:
 
 
 def _copy_name(kind: int, source: int, target: int) -> str:
-    """Return the name of a copy as torch writes it: ``Memcpy HtoD (Pageable -> Device)``."""
+    """Return a copy's name in torch's notation: ``Memcpy HtoD (Pageable -> Device)``."""
     where = f" ({_MEMORY[source]} -> {_MEMORY[target]})" if source in _MEMORY and target in _MEMORY else ""
     return f"Memcpy {_COPY.get(kind, 'Unknown')}{where}"
 
 
 def _graphs(export: _Export) -> None:
-    """Read CUDA graphs that were recorded as wholes: each launch is one piece of work."""
+    """Read CUDA graphs that were recorded as a whole. Each launch becomes one piece of work."""
     columns = _table(export, _GRAPHS, *_OF_DEVICE, "graphId")
     if not columns:
         return
@@ -252,7 +257,7 @@ def _synchronisation(export: _Export) -> None:
 
 
 def _recorded(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
-    """Return where the event that a synchronisation waits for was recorded: the stream, and the call."""
+    """Return where the event that a synchronisation waits for was recorded: the stream and the call."""
     keys = ["globalPid", "eventId", "eventSyncId"]
     if not {*keys} <= export.file.columns(_EVENTS) & export.file.columns(_SYNCS):
         return {}
@@ -338,9 +343,9 @@ def _ranges(export: _Export) -> None:
 
 
 def _forward_threads(labels: list[str], columns: Mapping[str, Ints]) -> Ints:
-    """Return 1 for backward ops with the number of a forward op, else missing.
+    """Return 1 for backward ops that have the number of a forward op, and otherwise a missing value.
 
-    NVTX does not record the thread of the forward op; it is found by the number of the op.
+    NVTX does not record the forward op's thread, so the forward op is found by its number.
     """
     nodes = [one.removeprefix(BACKWARD_NODE).lstrip(": ") for one in labels if one.startswith(BACKWARD_NODE)]
     inside = frozenset(nodes)
@@ -349,7 +354,7 @@ def _forward_threads(labels: list[str], columns: Mapping[str, Ints]) -> Ints:
 
 
 def _other_calls(export: _Export) -> None:
-    """Read calls of the operating system, and the profiler's own time."""
+    """Read operating system calls, and the profiler's own time."""
     for table, category in ((_SYSTEM, "os_runtime"), *((table, "overhead") for table in _OVERHEADS)):
         there = {"globalTid", "nameId"} <= export.file.columns(table)
         if there and (columns := _table(export, table, "globalTid", "nameId")):
@@ -358,7 +363,7 @@ def _other_calls(export: _Export) -> None:
 
 
 def _facts(export: _Export) -> dict[str, Any]:
-    """Return the facts about the machine and its processes in the file.
+    """Return the facts in the file about the machine and its processes.
 
     The command line and the environment are never read.
     """
@@ -380,7 +385,7 @@ def _facts(export: _Export) -> dict[str, Any]:
 
 
 def _devices(file: SqliteFile) -> list[dict[str, Any]]:
-    """Return the GPUs, with the keys that torch's traces use."""
+    """Return the GPUs, with the same keys as in torch's traces."""
     keys = {
         **{"totalMemory": "totalGlobalMem", "computeMajor": "computeMajor", "computeMinor": "computeMinor"},
         **{"smCount": "numSms"},
@@ -397,7 +402,10 @@ def _devices(file: SqliteFile) -> list[dict[str, Any]]:
 
 
 def _by_process(export: _Export, facts: dict[str, Any]) -> list[TraceColumns]:
-    """Return one trace for each process with work on a GPU; without any, of the process with the most events."""
+    """Return one trace for each process with work on a GPU.
+
+    If there is no such process, return a trace for the process with the most events.
+    """
     columns = _joined(export.parts)
     pid = columns.pop("pid")
     kinds = [code for category, code in export.categories.items() if category in DEVICE_WORK]
@@ -436,7 +444,7 @@ def _none(count: int) -> Ints:
 
 
 def _joined(parts: list[dict[str, Ints]]) -> dict[str, Ints]:
-    """Return the columns of all parts, which are used up on the way; a column that no part has needs no memory."""
+    """Return the columns of all parts, which are consumed in the process. A column that no part has needs no memory."""
     lengths = [len(part["start_ns"]) for part in parts]
     columns: dict[str, Ints] = {}
     for name in ("pid", "end_ns", *EVENT_COLUMNS):
@@ -466,7 +474,7 @@ def _trace(export: _Export, facts: dict[str, Any], columns: dict[str, Any], pids
 
 
 def _missing_work(export: _Export, columns: Mapping[str, Ints], categories: list[str]) -> list[str]:
-    """Note that launches of CUDA graphs have no work in the file: the GPU was not idle then."""
+    """Add a note if launches of CUDA graphs have no work in the file, because the GPU was not idle then."""
     graphs = np.array([_GRAPH_LAUNCH.match(one) is not None for one in export.names.labels], dtype=bool)
     calls = [place for place, one in enumerate(categories) if one in ("cuda_runtime", "cuda_driver")]
     launches = np.flatnonzero(graphs[columns["name"]] & np.isin(columns["category"], calls))
@@ -484,7 +492,7 @@ def _missing_work(export: _Export, columns: Mapping[str, Ints], categories: list
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept any SQLite file that could be an export, even a damaged one: `read` reports its faults."""
+    """Accept any SQLite file that could be an export, even if it is damaged. `read` reports its faults."""
     if not head.startswith(MAGIC):
         return False
     if is_packed(path):
@@ -497,7 +505,7 @@ def _recognise(path: Path, head: bytes) -> bool:
 
 
 def _recognise_report(path: Path, head: bytes) -> bool:
-    """Recognise a report by its name: the format is closed, and does not specify its first bytes."""
+    """Recognise a report by its name, because the closed format does not specify its first bytes."""
     return path.name.lower().endswith(_REPORTS) and not head.startswith(MAGIC)
 
 

@@ -1,7 +1,7 @@
-"""Read Perfetto traces (``.pftrace``), as torch's CUPTI backend, rocprofv3 and Perfetto itself write them.
+"""Read Perfetto traces (``.pftrace``), written by torch's CUPTI backend, rocprofv3 or Perfetto itself.
 
-A file is a list of packets: tracks with their processes and threads, strings that later packets name by number, and
-starts and ends of slices. Packets are not in order of time; within a track, starts and ends are paired by time.
+A file is a list of packets: tracks with their processes and threads, strings that later packets refer to by number, and
+starts and ends of slices. Packets are not in chronological order. Within a track, starts and ends are paired by time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _COLUMNS = {
 
 
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
-    """Read a file; errors as `perfnb.trace.kineto.read`."""
+    """Read a file. Errors are as in `perfnb.trace.kineto.read`."""
     limits = limits.whole()
     data = whole_file(path, limits, progress)
     trace, place = _Trace(str(path), limits), 0
@@ -71,19 +71,19 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
 
 
 class _Sequence:
-    """The known state of a sequence of packets: texts by their field and number, its track and its clock."""
+    """The known state of a sequence of packets: texts by field and number, its track and its clock."""
 
     def __init__(self) -> None:
         self.texts: defaultdict[int, dict[int, str]] = defaultdict(dict)
         self.track = self.clock = 0
 
     def text(self, field: int, number: int | memoryview) -> str:
-        """Return an interned text; empty if there is none."""
+        """Return an interned text, or an empty text if it is unknown."""
         return self.texts[field].get(signed(number), "")
 
 
 class _Track(NamedTuple):
-    """The place of a track's slices."""
+    """Where a track's slices belong."""
 
     name: str = ""
     parent: int = 0
@@ -161,7 +161,7 @@ class _Trace:
         self._tracks[signed(facts.get(1, 0))] = _Track(name, signed(facts.get(5, 0)), process, thread)
 
     def _take(self, data: memoryview, packet: dict[int, int | memoryview], sequence: _Sequence) -> None:
-        """Keep the start or end of a slice."""
+        """Store the start or end of a slice."""
         if (signed(packet.get(_CLOCK, 0)) or sequence.clock) >= _OWN_CLOCKS:
             raise TraceError(
                 f"{self._source} cannot be read as a trace: its times count from one packet to the next, as Chrome "
@@ -188,7 +188,7 @@ class _Trace:
             self._other += 1
 
     def _arguments(self, annotations: list[memoryview], sequence: _Sequence) -> dict[str, int]:
-        """Return columns of an event, from its annotations: if a column has several values, the first one."""
+        """Return an event's columns from its annotations. If a column has several values, the first one is used."""
         columns, words = dict[str, int](), dict[str, str]()
         for annotation in annotations:
             facts = facts_of(annotation)
@@ -204,7 +204,10 @@ class _Trace:
         return columns | {column: self._rows.code(column, word) for column, word in words.items() if word}
 
     def _value(self, annotation: memoryview, sequence: _Sequence, depth: int) -> int | float | str:
-        """Return the value of an annotation, an array as text, cut if it is too long; dictionaries have none."""
+        """Return an annotation's value.
+
+        An array is returned as text, cut if it is too long. Dictionaries have no value.
+        """
         if depth > MAX_DEPTH:
             raise too_deep(self._source)
         parts, left = list[str](), MOST_TEXT
@@ -254,7 +257,7 @@ class _Trace:
         return rows.columns()
 
     def _place(self, uuid: int, unknown: int) -> tuple[int, int]:
-        """Return process and thread of a track: its own, or those of a track around it."""
+        """Return a track's process and thread, which are its own or those of a track around it."""
         own = track = self._tracks.get(uuid, _Track())
         for _ in range(_MOST_PARENTS):
             if track.process is not None or track.parent not in self._tracks:
@@ -267,9 +270,9 @@ class _Trace:
 
 
 def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, int | None]], int]:
-    """Return the slices of a track with their ends, `None` if they have none, and the number of ends without a start.
+    """Return a track's slices with their ends (`None` if they have none), and the number of ends without a start.
 
-    At equal times an end comes before a start, except the end of a slice that takes no time.
+    At equal times, an end comes before a start, except for the end of a slice that takes no time.
     """
     begins.sort(key=lambda begin: begin.time)
     ends.sort()
@@ -288,7 +291,7 @@ def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, in
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept a list of packets whose first ones are known, as far as the head contains them."""
+    """Accept a list of packets if the first packets are known, as far as the head contains them."""
     inside, end = set[int](), 0
     try:
         length, start = varint(head, 1, len(head))

@@ -1,7 +1,8 @@
-"""Read the wire format of protocol buffers, as much as profiles need: messages are walked, not parsed into objects.
+"""Read the wire format of protocol buffers, to the extent that profiles need.
 
-A walk goes one level into a message and checks each length against the bytes left, so that a message can claim no more
-than it has. The caller chooses how deep and how often to walk.
+Messages are traversed and not parsed into objects. A traversal goes one level into a message and checks each length
+against the remaining bytes, so a message cannot claim more bytes than it has. The caller chooses how deeply and how
+often to traverse.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Damaged(ValueError):
 
 
 def varint(data: Buffer, place: int, end: int) -> tuple[int, int]:
-    """Read a number of up to 64 bits. Return the number, and where the next byte is."""
+    """Read a number of up to 64 bits. Return the number and the position of the next byte."""
     number = shift = 0
     last = min(end, place + _MOST_BYTES)
     while place < last:
@@ -39,7 +40,7 @@ def varint(data: Buffer, place: int, end: int) -> tuple[int, int]:
 
 
 def spans(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Walk the fields of the message between two places, without copying it.
+    """Traverse a message's fields between two positions, without copying it.
 
     Yields
     ------
@@ -74,9 +75,11 @@ def spans(data: Buffer, start: int, end: int) -> Iterator[tuple[int, int, int, i
 
 
 def fields(data: Buffer) -> Iterator[Field]:
-    """Walk the fields of a message: number, and value (fixed ones as the number that their bytes spell).
+    """Traverse a message's fields, yielding each number and value.
 
-    Messages and texts are parts of `data`, not copies: those of nested messages would add up.
+    The value of a fixed field is the number that its bytes represent.
+
+    Messages and texts are parts of `data` and not copies, because copies of nested messages would add up.
     """
     view = memoryview(data)
     for field, kind, start, end in spans(view, 0, len(view)):
@@ -89,23 +92,23 @@ def fields(data: Buffer) -> Iterator[Field]:
 
 
 def facts_of(data: Buffer) -> dict[int, int | memoryview]:
-    """Return the last value of each field of a message, for the fields with the small numbers that readers use."""
+    """Return the last value of each field in a message, for the fields with the small numbers that readers use."""
     return {field: value for field, value in fields(data) if field < _MOST_FIELDS}
 
 
 def double(bits: int) -> float:
-    """Return the number that the bits of a fixed field represent."""
+    """Return the floating-point number that the bits of a fixed field represent."""
     number: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
     return number
 
 
 def text(value: int | Buffer) -> str:
-    """Return the text of a field, cut if it is too long; bytes that are not UTF-8 are escaped."""
+    """Return a field's text, cut if it is too long. Bytes that are not UTF-8 are escaped."""
     return "" if isinstance(value, int) else cut(str(value[:MOST_TEXT_BYTES], "utf-8", "backslashreplace"))
 
 
 def signed(value: int | Buffer) -> int:
-    """Return a number of 64 bits that may be negative; 0 if the field is not a number."""
+    """Return a 64-bit number that may be negative, or 0 if the field is not a number."""
     if not isinstance(value, int):
         return 0
     return value - 2**64 if value >= 2**63 else value

@@ -1,4 +1,4 @@
-"""Read results of rocprofv3 as JSON (``--output-format json``): kernels, copies and calls on AMD GPUs, by process."""
+"""Read rocprofv3 results as JSON (``--output-format json``): kernels, copies and calls on AMD GPUs, by process."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class _Strings(msgspec.Struct):
 
 
 class _Metadata(msgspec.Struct):
-    """The process; its command, configuration and host are not read."""
+    """The process. Its command, configuration and host are not read."""
 
     pid: int = MISSING
 
@@ -119,7 +119,7 @@ _RESULT = msgspec.json.Decoder(_RocprofResult)
 
 
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
-    """Read a file; errors as `perfnb.trace.kineto.read`."""
+    """Read a file. Errors are as in `perfnb.trace.kineto.read`."""
     limits = limits.whole()  # 37 MB hold 44,000 kernels
     text = whole_file(path, limits, progress)
     refuse_many_values(text, str(path), limits)
@@ -140,7 +140,7 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
 
 
 def _add(rows: Rows, process: _Process) -> None:
-    """Add the records of a process."""
+    """Add a process's records."""
     records, pid = process.buffer_records, process.metadata.pid
     numbers = _number_gpus(rows, process.agents)
     names = {
@@ -170,7 +170,7 @@ def _add(rows: Rows, process: _Process) -> None:
 
 
 def _number_gpus(rows: Rows, agents: list[_Agent]) -> Mapping[int, int]:
-    """Return numbers of the GPUs by their handles, as HIP counts them without restrictions."""
+    """Number the GPUs by their handles, in the same way as HIP without restrictions."""
     numbers: dict[int, int] = {}
     for agent in agents:
         if agent.type == _GPU:
@@ -184,7 +184,7 @@ def _number_gpus(rows: Rows, agents: list[_Agent]) -> Mapping[int, int]:
 
 
 def _operation(operations: list[list[str]], record: _Record) -> str:
-    """Return the operation of a record."""
+    """Return a record's operation."""
     if 0 <= record.kind < len(operations):
         words = operations[record.kind]
         if 0 <= record.operation < len(words):

@@ -1,4 +1,4 @@
-"""Build the columns of a trace event by event, for formats that are not decoded in bulk."""
+"""Build a trace's columns event by event, for formats that are not decoded in bulk."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _ALWAYS = ("name", "category", "start_ns", "duration_ns", "process", "thread")
 
 
 class Rows:
-    """The events of a trace, in any order.
+    """The events in a trace, in any order.
 
     Parameters
     ----------
     source : str
-        The name of the trace in errors.
+        The name of the trace, for error messages.
     limits : Limits
 
     Attributes
     ----------
     process_names, thread_names : dict
-        As `TraceColumns` has them.
+        As in `TraceColumns`.
     devices : dict of int to dict
         The known facts about each device.
     caveats : list of str
     kept : Kept
-        Counts events and distinct texts, and whatever else the reader adds to it.
+        Counts events, distinct texts, and any other values that the reader adds to it.
     """
 
     def __init__(self, source: str, limits: Limits) -> None:
@@ -56,7 +56,7 @@ class Rows:
         return len(self._columns["name"])
 
     def code(self, column: str, text: str) -> int:
-        """Return the number of a text in a column of texts."""
+        """Return a text's number in a column of texts."""
         codes = self._codes[column]
         if text not in codes:
             self.kept.add(1, text)
@@ -65,7 +65,9 @@ class Rows:
     def add(
         self, name: str, category: str, start_ns: int, duration_ns: int, process: int, thread: int, **rare: int
     ) -> None:
-        """Add an event; `rare` are other columns of `TraceColumns`, with a text's `code` or a number of an int64.
+        """Add an event.
+
+        `rare` contains other columns of `TraceColumns`. Each value is a text's `code` or an int64.
 
         Raises
         ------
@@ -93,7 +95,7 @@ class Rows:
                 values.append(value)
 
     def columns(self, base_ns: int = 0, **facts: Any) -> TraceColumns:
-        """Return the columns; times are counted from `base_ns`, which may be added to them without overflow."""
+        """Return the columns. Times are relative to `base_ns`, which can be added to them without overflow."""
         timed: dict[str, Any] = {name: np.array(values, dtype=np.int64) for name, values in self._columns.items()}
         texts: dict[str, Any] = {labels: list(self._codes[name]) for name, labels in _TEXTS.items()}
         rare: dict[str, Any] = {name: self._sparse(name) for name in EVENT_COLUMNS if name not in _ALWAYS}

@@ -1,7 +1,7 @@
-"""Read SQLite files from strangers: read only, plain tables only, whole columns at once, within limits.
+"""Read SQLite files from untrusted sources: read-only, only plain tables, whole columns at once, and within limits.
 
-A view can compute for ever, and a damaged tree of pages can lead in circles. Views and triggers are therefore refused
-where a reader could meet them, and a file may cost only so much work for each of its bytes.
+A view can compute forever, and a damaged tree of pages can lead in circles. For this reason, views and triggers are
+refused wherever a reader might encounter them, and the amount of work is limited in proportion to the file's size.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_packed(path: Path) -> bool:
 
 @contextmanager
 def opened(path: Path, limits: Limits, progress: OnProgress | None = None) -> Iterator[SqliteFile]:
-    """Open an SQLite file, plain or compressed with gzip, to read its tables.
+    """Open an SQLite file, either plain or compressed with gzip, to read its tables.
 
     Raises
     ------
@@ -78,29 +78,29 @@ def opened(path: Path, limits: Limits, progress: OnProgress | None = None) -> It
 
 
 class SqliteFile:
-    """The plain tables of an SQLite file.
+    """The plain tables in an SQLite file.
 
     Parameters
     ----------
     path : Path
-        The file's name in errors.
+        The file's name, for error messages.
     connection : sqlite3.Connection
     length : int
-        Bytes of the file, unpacked.
+        The size of the unpacked file in bytes.
     limits : Limits
     progress : callable, optional
 
     Attributes
     ----------
     tables : dict of str to (str, str)
-        Kind and SQL of each table and view by name.
+        The kind and the SQL of each table and view, by name.
     kept : Kept
-        Counts rows and the letters of texts.
+        Counts rows and the characters in texts.
 
     Raises
     ------
     TraceError
-        Here and in every method, if the file is damaged, hostile or too large.
+        If the file is damaged, hostile or too large. This applies to the constructor and to every method.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class SqliteFile:
             self.tables = self._schema()
 
     def columns(self, table: str) -> frozenset[str]:
-        """Return the names of a table's columns; none if the file lacks the table.
+        """Return the names of a table's columns, or nothing if the file does not contain the table.
 
         Raises
         ------
         TraceError
-            If something other than a plain table has the name.
+            If this is the name of something other than a plain table.
         """
         kind, sql = self.tables.get(table, ("", ""))
         if not kind:
@@ -143,9 +143,10 @@ class SqliteFile:
             return frozenset(str(row[1], "utf-8", "replace") for row in rows)
 
     def numbers(self, table: str, names: Sequence[str]) -> dict[str, Ints]:
-        """Return whole columns of integers, with `NULL` for missing values and in columns that the table lacks.
+        """Return whole columns of integers.
 
-        The columns are empty without the table.
+        They contain `NULL` for missing values and for columns that the table does not have. They are empty if the table
+        does not exist.
         """
         if not (there := self.columns(table)):
             return {name: np.array([], dtype=np.int64) for name in names}
@@ -158,9 +159,10 @@ class SqliteFile:
         ----------
         table : str
         numbers : dict of str to str
-            SQL for each column of integers; `NULL` for missing values.
+            The SQL for each column of integers. Missing values become `NULL`.
         texts : dict of str to (str, Texts)
-            SQL for each column of text, and what numbers its texts; the column gets their numbers, -1 for none.
+            The SQL for each column of text, and the object that numbers its texts. The column contains these numbers,
+            or -1 for no text.
         """
         asked = [f"ifnull({sql}, {NULL})" for sql in numbers.values()]
         asked += [f"substr({sql}, 1, {MOST_TEXT})" for sql, _ in texts.values()]
@@ -177,7 +179,10 @@ class SqliteFile:
         return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
     def texts(self, table: str, key: str, text: str) -> dict[int, str]:
-        """Return the texts of a table by their keys, from rows that have one; empty without the table."""
+        """Return a table's texts by their keys, from rows that have a text.
+
+        The result is empty if the table does not exist.
+        """
         if not {key, text} <= self.columns(table):
             return {}
         known = Texts(self.kept)
@@ -186,7 +191,7 @@ class SqliteFile:
         return {number: known.labels[code] for number, code in pairs if code >= 0}
 
     def _schema(self) -> dict[str, tuple[str, str]]:
-        """Return kind and SQL of each table and view by name."""
+        """Return the kind and the SQL of each table and view, by name."""
         schema = {}
         for row in self._connection.execute("SELECT type, name, sql FROM sqlite_master"):
             kind, name, sql = (str(value or b"", "utf-8", "replace") for value in row)
@@ -197,7 +202,7 @@ class SqliteFile:
         return schema
 
     def _look(self) -> int:
-        """Decide whether to stop SQLite, which calls this now and then while it works."""
+        """Decide whether to stop SQLite, which calls this from time to time while it works."""
         try:
             self._cost += _LOOK
             self._report(min(self._cost // _USUAL_COST, self._bytes))
@@ -226,7 +231,7 @@ class SqliteFile:
 
 
 def _require_finished(path: Path) -> None:
-    """Refuse a file of which a part is still in the log next to it, because SQLite would leave that part out."""
+    """Refuse a file if part of it is still in the log next to it, because SQLite would omit that part."""
     for ending in ("-wal", "-journal"):
         log = path.with_name(path.name + ending)
         if log.is_file() and log.stat().st_size:
@@ -237,7 +242,7 @@ def _require_finished(path: Path) -> None:
 
 
 class Texts(dict[Any, int]):
-    """Number texts from 0 in the order they are first looked up, as UTF-8; a missing text is -1.
+    """Assigns numbers to UTF-8 texts, starting at 0, in the order of their first lookup. A missing text is -1.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
-"""Mark steps by user ranges, in traces whose format has no marks of its own, or by names that the user gives.
+"""Mark steps using user ranges, in traces whose format has no step marks, or using names that the user specifies.
 
-Each becomes an event that torch's profiler would have written for it, ``ProfilerStep#3``, next to the range itself.
+Each step becomes an event as torch's profiler would have written it, ``ProfilerStep#3``, next to the range itself.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _MOST_LISTED = 5
 
 
 def with_steps(trace: TraceColumns, name: str | None, source: str, guess: bool = False) -> TraceColumns:
-    """Mark the steps of a trace by a range that repeats.
+    """Mark a trace's steps using a range that repeats.
 
     Parameters
     ----------
     trace : TraceColumns
     name : str, optional
-        The name of the range; a number may follow it. Marks in the trace do not count then.
+        The name of the range, which may be followed by a number. If it is given, marks in the trace do not count.
     source : str
-        Name of the trace for errors.
+        The name of the trace, for error messages.
     guess : bool
-        Whether to look for such a range if no name is given and the trace has no marks.
+        Whether to look for such a range if no name is given and the trace contains no marks.
 
     Raises
     ------
     TraceError
-        If the trace has no range of that name.
+        If the trace does not contain a range with that name.
     """
     if name is None:
         if not guess or not len(trace) or any(step_number(one) >= 0 for one in trace.names):
@@ -66,7 +66,10 @@ def _split(name: str) -> tuple[str, int]:
 
 
 def _numbers(trace: TraceColumns, rows: Ints) -> Ints:
-    """Return the numbers in the names of ranges, or from 0 in order of time if not each has a number of its own."""
+    """Return the numbers in the ranges' names.
+
+    Unless each range has its own number, they are numbered from 0 in chronological order.
+    """
     own = np.array([_split(one)[1] for one in trace.names], dtype=np.int64)[trace.name[rows]]
     if (own != MISSING).all() and len(np.unique(own)) == len(own):
         return own
@@ -76,7 +79,7 @@ def _numbers(trace: TraceColumns, rows: Ints) -> Ints:
 def _guessed(trace: TraceColumns) -> tuple[Ints, Ints, str]:
     """Find the ranges that mark steps, on the thread with the most ranges.
 
-    They are those named like steps, else the most frequent.
+    They are the ranges that are named like steps, or otherwise the most frequent ranges.
     """
     none = np.array([], dtype=np.int64)
     # Without numbered ops, the user's ranges are listed as ops.
@@ -109,7 +112,7 @@ def _guessed(trace: TraceColumns) -> tuple[Ints, Ints, str]:
 
 
 def _marked(trace: TraceColumns, rows: Ints, numbers: Ints) -> TraceColumns:
-    """Add an event for each step, before the others."""
+    """Add an event for each step before the other events."""
     names, codes = [f"{TORCH_STEP}{number}" for number in numbers.tolist()], dict[str, int]()
     of_marks = np.array([codes.setdefault(one, len(codes)) for one in names], dtype=np.int64) + len(trace.names)
     categories = [*trace.categories] if RANGES[0] in trace.categories else [*trace.categories, RANGES[0]]
@@ -137,7 +140,7 @@ def _without_marks(trace: TraceColumns) -> TraceColumns:
 
 
 def _others(trace: TraceColumns) -> str:
-    """Return the ranges that repeat, for an error."""
+    """Return the ranges that repeat, for an error message."""
     rows = np.flatnonzero(is_in(trace, RANGES)) if len(trace) else np.array([], dtype=np.int64)
     if not len(rows):
         return ": it has no user ranges"

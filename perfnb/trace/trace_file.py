@@ -75,18 +75,18 @@ _MAGIC = {
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits beyond which a reader refuses a file; those not given have defaults.
+    """The limits beyond which a reader refuses a file. Limits that are not specified have defaults.
 
-    A format that is read piece by piece may be larger than one whose whole content is in memory at once. The defaults
-    of the latter keep a hostile file below 2 GiB: each value that is kept takes up to 200 bytes, whatever its size in
-    the file.
+    Formats that are read piece by piece have higher limits than formats whose whole content is in memory at once. For
+    the latter, the defaults keep a hostile file's memory below 2 GiB, because each value that is kept takes up to 200
+    bytes, regardless of its size in the file.
 
     Attributes
     ----------
     max_bytes : int, optional
-        The most bytes of the unpacked content.
+        The maximum size of the unpacked content in bytes.
     max_events : int, optional
-        The most events of any kind. In a format that is decoded whole, names and values count too.
+        The maximum number of events of any kind. In a format that is decoded as a whole, names and values also count.
     """
 
     max_bytes: int | None = None
@@ -94,21 +94,21 @@ class Limits:
 
     @property
     def most_bytes(self) -> int:
-        """The limit on bytes, or its default."""
+        """The limit on the number of bytes, or its default."""
         return self.max_bytes or _PIECEWISE[0]
 
     @property
     def most_events(self) -> int:
-        """The limit on events, or its default."""
+        """The limit on the number of events, or its default."""
         return self.max_events or _PIECEWISE[1]
 
     def whole(self) -> Limits:
-        """Return the limits of a format that is decoded whole."""
+        """Return the limits for a format that is decoded as a whole."""
         return Limits(self.max_bytes or _WHOLE[0], self.max_events or _WHOLE[1])
 
 
 def cut(text: str) -> str:
-    """Return a text from a file; a text that is far longer than any name is cut, and ends in "…"."""
+    """Return a text from a file. A text that is far longer than any name is cut and ends in "…"."""
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
 
@@ -118,7 +118,7 @@ class Kept:
     Parameters
     ----------
     source : str
-        The file's name in errors.
+        The file's name, for error messages.
     limits : Limits
     """
 
@@ -128,12 +128,12 @@ class Kept:
         self._count = self._letters = 0
 
     def add(self, count: int = 1, text: str = "") -> None:
-        """Count some more, and the letters of a distinct text.
+        """Count additional values, and the characters in a distinct text.
 
         Raises
         ------
         TraceError
-            If that exceeds the limit.
+            If this exceeds the limit.
         """
         self._count += count
         self._letters += len(text)
@@ -156,16 +156,16 @@ class Reader:
     Attributes
     ----------
     endings : tuple of str
-        Lower-case endings of file names by which traces are found in a folder.
+        The lower-case file name endings by which traces in a folder are found.
     recognise : callable
-        Whether a file has this format, given its path and the first `HEAD` bytes of its content, unpacked.
+        Returns whether a file has this format, given its path and the first `HEAD` bytes of its unpacked content.
     read : callable
-        Reads a file, given its path, `Limits` and a progress callback; a list is the ranks of one job, in order. Raises
-        `TraceError` if the file is damaged or exceeds a limit.
+        Reads a file, given its path, `Limits` and a progress callback. If it returns a list, it contains the ranks of
+        one job, in order. Raises `TraceError` if the file is damaged or exceeds a limit.
     caveats : tuple of str
-        Facts that the format cannot record; a profile's notes list them.
+        Notes on data that the format cannot record. They are included in a profile's notes.
     guess_steps : bool
-        Whether a range that repeats marks the steps, because the format has no marks of its own.
+        Whether to use a repeating range as the mark of a step, because the format has no step marks.
     """
 
     endings: tuple[str, ...]
@@ -177,20 +177,20 @@ class Reader:
 
 @cache
 def readers() -> tuple[Reader, ...]:
-    """Return every reader, in the order they are asked."""
+    """Return all readers, in the order they are tried."""
     return tuple(resolve_name(name) for name in READERS)
 
 
 def reader_of(path: Path) -> Reader | None:
-    """Return the first reader that recognises a file, ``None`` if none does."""
+    """Return the first reader that recognises a file, or ``None`` if none does."""
     head = head_of(path)
     return next((reader for reader in readers() if reader.recognise(path, head)), None)
 
 
 def looks_like(path: Path) -> str:
-    """Describe in parentheses a file that no reader recognises, if its first bytes reveal its kind.
+    """Describe, in parentheses, a file that no reader recognises, if its first bytes reveal its kind.
 
-    Never quote them.
+    The first bytes are never quoted.
     """
     head = head_of(path)
     return next((f" (it is {what})" for magic, what in _MAGIC.items() if head.startswith(magic)), "")
@@ -199,7 +199,7 @@ def looks_like(path: Path) -> str:
 def head_of(path: Path) -> bytes:
     """Return the first bytes of a file's content.
 
-    They are still packed if they cannot be unpacked, and none if they cannot be read.
+    If they cannot be unpacked, they are returned packed, and if they cannot be read, the result is empty.
     """
     head = content = b""
     with suppress(OSError, ValueError, TraceError), open_regular(path) as file:
@@ -213,7 +213,7 @@ def head_of(path: Path) -> bytes:
 
 
 def blocks_of_bytes(data: bytes) -> Iterator[memoryview]:
-    """Return the blocks of a text in memory."""
+    """Return the blocks of a text that is in memory."""
     view = memoryview(data)
     return (view[start : start + _BLOCK] for start in range(0, len(view), _BLOCK))
 
@@ -224,13 +224,13 @@ def blocks_of_file(path: Path, limits: Limits, progress: OnProgress | None = Non
     Raises
     ------
     TraceError
-        If the file cannot be read, is damaged, or is or becomes too large.
+        If the file cannot be read, is damaged, or is too large, either packed or unpacked.
     """
     try:
         with open_regular(path) as file:
             yield from _blocks(file, path, limits.most_bytes, progress)
     except IsADirectoryError as error:
-        raise TraceError(f"{path} cannot be read as a trace: it is a folder; give a file in it.") from error
+        raise TraceError(f"{path} cannot be read as a trace: it is a folder; pass a file in it.") from error
     except FileNotFoundError as error:
         raise TraceError(f"{path} cannot be read as a trace: the file does not exist.") from error
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
@@ -265,7 +265,7 @@ def _blocks(file: BinaryIO, path: Path, most: int, progress: OnProgress | None) 
 
 
 def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Unpack a file of one or more parts compressed with gzip, to at most `_BLOCK` bytes at a time."""
+    """Unpack a file that consists of one or more parts compressed with gzip, at most `_BLOCK` bytes at a time."""
     part: Any = None
     while packed := file.read(_PACKED_BLOCK):
         while packed:
@@ -292,13 +292,13 @@ def _not_unpacked(path: Path, why: str) -> TraceError:
 
 
 class Reports:
-    """Reports progress in a file, a few times a second, once reading it takes long.
+    """Reports progress in a file a few times per second, if reading it takes long.
 
     Parameters
     ----------
     progress : callable, optional
     length : int
-        Bytes of the file.
+        The size of the file in bytes.
     """
 
     def __init__(self, progress: OnProgress | None, length: int) -> None:
@@ -307,7 +307,7 @@ class Reports:
         self._start = self._last = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Report that this many bytes are done, if it is time."""
+        """Report that this many bytes are done, if the next report is due."""
         now = time.monotonic()
         due = now - self._last >= _EVERY_S or done == self._length
         if self._progress is not None and now - self._start >= QUIET_S and due:
@@ -316,7 +316,7 @@ class Reports:
 
 
 def whole_file(path: Path, limits: Limits, progress: OnProgress | None = None) -> bytearray:
-    """Return the content of a file, unpacked, within the limits; raises as `blocks_of_file`."""
+    """Return a file's unpacked content, within the limits. Errors are as in `blocks_of_file`."""
     content = bytearray()
     with closing(blocks_of_file(path, limits, progress)) as blocks:
         for block in blocks:
@@ -325,12 +325,12 @@ def whole_file(path: Path, limits: Limits, progress: OnProgress | None = None) -
 
 
 def lines_of_file(path: Path, limits: Limits) -> Generator[str, None, None]:
-    """Read the lines of a text, without their ends; PowerShell's redirection writes UTF-16.
+    """Read the lines of a text without their line endings. PowerShell's redirection writes UTF-16.
 
     Raises
     ------
     TraceError
-        As `blocks_of_file`, and if a line is too long to be held.
+        As in `blocks_of_file`, and also if a line is too long to be kept in memory.
     """
     rest, decoder = "", None
     with closing(blocks_of_file(path, limits)) as blocks:
@@ -348,7 +348,7 @@ def lines_of_file(path: Path, limits: Limits) -> Generator[str, None, None]:
 
 
 def refuse_many_values(text: bytearray, source: str, limits: Limits) -> None:
-    """Refuse JSON with too many values before it is decoded whole; brackets in texts count as well.
+    """Refuse JSON with too many values before it is decoded as a whole. Brackets in texts also count.
 
     Four numbers or texts take as much memory as one list or object.
     """
@@ -357,7 +357,7 @@ def refuse_many_values(text: bytearray, source: str, limits: Limits) -> None:
 
 
 def too_many(source: str, most: int) -> TraceError:
-    """Return the error about a file that holds too much."""
+    """Return an error about a file that contains too much."""
     return TraceError(
         f"{source} was not read: it holds more than {most:,} events, names and values; if you trust it, raise "
         "max_events."
@@ -365,5 +365,5 @@ def too_many(source: str, most: int) -> TraceError:
 
 
 def too_deep(source: str) -> TraceError:
-    """Return the error about values that are nested too deep."""
+    """Return an error about values that are nested too deeply."""
     return TraceError(f"{source} was not read: it holds more than {MAX_DEPTH} values inside each other.")

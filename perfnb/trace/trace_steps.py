@@ -1,7 +1,7 @@
-"""Find the steps that a trace marks and their events, and refuse what no trace of a real run contains.
+"""Find the steps that a trace marks, and their events, and refuse contents that no trace of a real run has.
 
-A report gives each thread, stream, device, step and level a row, so a small file with millions of them would keep it
-busy for hours or fill the memory. `perfnb.trace.trace_file.Limits` bounds the cost of reading a file.
+A report has a row for each thread, stream, device, step and level, so a small file with millions of them would keep it
+busy for hours or fill the memory. The cost of reading a file is limited by `perfnb.trace.trace_file.Limits`.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ MOST_LETTERS = 32 * 2**20
 
 @dataclass(frozen=True)
 class TraceSteps:
-    """The steps of a trace, in time order; no two overlap.
+    """The steps in a trace, in chronological order. No two steps overlap.
 
     Attributes
     ----------
     rows : ndarray
-        Position in the trace of the event that marks each; -1 for a step that represents the whole trace.
+        The position in the trace of the event that marks each step, or -1 for a step that represents the whole trace.
     numbers : ndarray
-        Numbers from their marks: ``ProfilerStep#12`` is 12.
+        The numbers from the marks. For example, ``ProfilerStep#12`` has the number 12.
     starts, ends : ndarray
         Nanoseconds.
     process, thread : int
-        Where they ran.
+        The process and thread that ran them.
     ignored : int
-        Marks on other threads or inside other marks.
+        The number of marks on other threads or inside other marks.
     """
 
     rows: Ints
@@ -69,7 +69,7 @@ def is_in(trace: TraceColumns, categories: tuple[str, ...]) -> Bools:
 
 
 def numbered_spans(trace: TraceColumns, label: str, categories: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Find events of some categories named `label` and a number: their positions, and their numbers."""
+    """Find events in some categories that are named `label` plus a number. Return their positions and numbers."""
     of_names = np.array([number_behind(label, name) for name in trace.names], dtype=np.int64)
     numbers = of_names[trace.name]
     rows = np.flatnonzero((numbers != MISSING) & is_in(trace, categories))
@@ -77,26 +77,32 @@ def numbered_spans(trace: TraceColumns, label: str, categories: tuple[str, ...])
 
 
 def first_match(key: Ints, wanted: Ints) -> Ints:
-    """Return the position in `key` of the first value equal to each wanted one; -1 if there is none."""
+    """Return the position in `key` of the first value equal to each wanted value, or -1 if there is none."""
     values, first = np.unique(key, return_index=True)
     return np.asarray(np.append(first, MISSING)[pd.Index(values).get_indexer(pd.Index(wanted))])
 
 
 def launched_by(correlation: Ints, on_host: Bools, rows: Ints) -> Ints:
-    """Find the call that launched each event in `rows`: the first on the host with its correlation; -1 if unknown."""
+    """Find the call that launched each event in `rows`, or -1 if it is unknown.
+
+    It is the first call on the host with the event's correlation id.
+    """
     calls = np.flatnonzero(on_host & (correlation != MISSING))
     return np.append(calls, MISSING)[first_match(correlation[calls], correlation[rows])]
 
 
 def moments_of(start: Ints, rows: Ints, call: Ints) -> Ints:
-    """Return the moment that assigns each event in `rows` to a step: the start of its launch, else its own start."""
+    """Return the moment that determines the step of each event in `rows`.
+
+    It is the start of the event's launch, or otherwise its own start.
+    """
     return np.where(call != MISSING, start[call], start[rows])
 
 
 def step_of(moments: Ints, starts: Ints, ends: Ints) -> Ints:
-    """Find the step that contains each moment: its position among the steps; -1 outside all.
+    """Find the step that contains each moment, as a position among the steps, or -1 outside all steps.
 
-    The start of a step is inside it, and its end is not. Steps may be in any order; of two that overlap, the one that
+    The start of a step is inside it, and its end is not. Steps may be in any order. If two steps overlap, the step that
     starts later counts.
     """
     order = np.argsort(starts, kind="stable")
@@ -106,11 +112,11 @@ def step_of(moments: Ints, starts: Ints, ends: Ints) -> Ints:
 
 
 def steps_of(trace: TraceColumns) -> TraceSteps:
-    """Find the steps that a trace marks; without marks, the whole trace is one step.
+    """Find the steps that a trace marks. Without marks, the whole trace is a single step.
 
-    Marks count on the thread with the most of them. A step that represents the whole trace lasts from the start of the
-    first host event to the end of the last, and runs on the thread with the most events outside a backward pass;
-    without host events it spans what ran on devices.
+    Only marks on the thread with the most marks count. A step that represents the whole trace lasts from the start of
+    the first host event to the end of the last, and runs on the thread with the most events outside a backward pass.
+    Without host events, it covers the work on devices.
     """
     for label, categories in STEP_MARKS.items():
         rows, numbers = numbered_spans(trace, label, categories)
@@ -120,10 +126,10 @@ def steps_of(trace: TraceColumns) -> TraceSteps:
 
 
 def steps_of_events(trace: TraceColumns, starts: Ints, ends: Ints) -> Ints:
-    """Find the step to which each event of a trace belongs: its position among the steps; -1 for none.
+    """Find the step to which each event in a trace belongs, as a position among the steps, or -1 if there is none.
 
-    A host event belongs to the step that contains its start; a device event to the step of the call that launched it,
-    or if the trace lacks the call, to the one that contains its own start.
+    A host event belongs to the step that contains its start. A device event belongs to the step of the call that
+    launched it, or if the call is not in the trace, to the step that contains the event's own start.
     """
     on_device = is_in(trace, DEVICE_EVENTS)
     rows, moments = np.flatnonzero(on_device), trace.start_ns.copy()
@@ -132,7 +138,7 @@ def steps_of_events(trace: TraceColumns, starts: Ints, ends: Ints) -> Ints:
 
 
 def belongs_to_steps(trace: TraceColumns, steps: TraceSteps) -> Bools:
-    """Return whether each event is part of a step; without marks, all are."""
+    """Return whether each event is part of a step. Without marks, all events are."""
     if not steps.marked:
         return np.ones(len(trace), dtype=bool)
     part: Bools = steps_of_events(trace, steps.starts, steps.ends) != MISSING
@@ -188,12 +194,12 @@ def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
 
 
 def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
-    """Refuse a trace that has more of something than a real run.
+    """Refuse a trace that contains more threads, streams or other items than a real run.
 
     Raises
     ------
     TraceError
-        With what exceeds the limits; the message names `source`.
+        If the trace exceeds a limit. The message names the item and `source`.
     """
     on_device = is_in(trace, DEVICE_EVENTS)
     host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
@@ -215,9 +221,9 @@ def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
 
 
 def refuse_odd_layers(depth: Sequence[int], letters: int, source: str) -> None:
-    """Refuse layers that are nested too deeply, or whose names have too many letters in all.
+    """Refuse layers that are nested too deeply, or whose names have too many characters in total.
 
-    Errors are those of `refuse_odd_trace`.
+    Errors are as in `refuse_odd_trace`.
     """
     levels = max(depth, default=-1) + 1
     if levels > MOST_LAYERS_NESTED:
@@ -231,7 +237,7 @@ def _odd(source: str, what: str, most: int) -> str:
 
 
 def _numbered(*keys: Ints) -> tuple[Ints, Ints]:
-    """Number each row's combination of keys, in their order, and return the keys of each number."""
+    """Number each row's combination of keys, in key order, and return the keys for each number."""
     table = pd.DataFrame(dict(enumerate(keys)))
     codes = table.groupby(list(table)).ngroup().to_numpy().astype(np.int64)
     first = np.unique(codes, return_index=True)[1]
@@ -239,7 +245,7 @@ def _numbered(*keys: Ints) -> tuple[Ints, Ints]:
 
 
 def _deepest(thread: Ints, start: Ints, duration: Ints) -> int:
-    """Return the most events that are open at once on a thread."""
+    """Return the largest number of events that are open at the same time on a thread."""
     # An end and a start at the same time do not overlap; an event without duration lasts a nanosecond here.
     time = np.concatenate([start, start + np.maximum(duration, 1)])
     opens = np.repeat([1, -1], len(start))

@@ -1,8 +1,8 @@
-"""Translate the events of JAX and TensorFlow into perfnb's words, from XSpace files and from Chrome JSON.
+"""Translate events from JAX and TensorFlow into perfnb's terms, from XSpace files and from Chrome JSON.
 
-Both have the same planes and lines: a plane is a process of the trace viewer (``/device:GPU:0``, ``/host:CPU``), a line
-a thread of it (``Stream #16(Kernel)``, ``XLA Ops``, ``python``), and an event has statistics such as ``hlo_op`` and
-``correlation_id``.
+Both formats have the same planes and lines. A plane is a process in the trace viewer (``/device:GPU:0``,
+``/host:CPU``), and a line is a thread of that process (``Stream #16(Kernel)``, ``XLA Ops``, ``python``). An event has
+statistics such as ``hlo_op`` and ``correlation_id``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SET, _RUNTIME = "gpu_memset", CALLS[0]
 
 
 class XlaPlane:
-    """A plane with the names of its lines, which adds its events to the rows.
+    """A plane, with the names of its lines. It adds its events to the rows.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class XlaPlane:
     process : int
         The number of the plane.
     lines : collection of str
-        Names of its lines.
+        The names of its lines.
     """
 
     def __init__(self, rows: Rows, name: str, process: int, lines: Collection[str]) -> None:
@@ -112,7 +112,7 @@ class XlaPlane:
 
 
 def add_device_steps(rows: Rows, planes: Collection[XlaPlane]) -> None:
-    """Add the steps that the first device marks if the host marks none."""
+    """Add the steps that the first device marks, if the host does not mark any."""
     if not any(plane.marked_steps for plane in planes):
         marked = next((plane.device_steps for plane in planes if plane.device_steps), [])
         for step, start, duration in marked:
@@ -120,7 +120,10 @@ def add_device_steps(rows: Rows, planes: Collection[XlaPlane]) -> None:
 
 
 def framework_op(stats: Mapping[str, Stat]) -> str:
-    """Return the op of JAX or TensorFlow, such as ``jit(f)/transpose(jvp(Dense))/dot_general``; empty if unknown."""
+    """Return the JAX or TensorFlow op, or an empty text if it is unknown.
+
+    An op is, for example, ``jit(f)/transpose(jvp(Dense))/dot_general``.
+    """
     for key in ("name", "tf_op"):
         text = str(stats.get(key, "")).partition(":")[0]
         if "/" in text:
@@ -129,7 +132,7 @@ def framework_op(stats: Mapping[str, Stat]) -> str:
 
 
 def work_category(line: str, name: str, stats: Mapping[str, Stat]) -> str:
-    """Return the category of work on a device."""
+    """Return the category of a piece of work on a device."""
     kinds = line.partition("(")[2]
     if "memset_details" in stats or name.lower().startswith("memset"):
         return _SET
@@ -141,11 +144,11 @@ def work_category(line: str, name: str, stats: Mapping[str, Stat]) -> str:
 
 
 def number_of(value: object) -> int:
-    """Return a number that is given as a number or as text, -1 for anything else."""
+    """Return a number that is given as a number or as text, or -1 for anything else."""
     number = whole_number(value)
     return MISSING if number is None or number < 0 else number
 
 
 def is_plane(name: str) -> bool:
-    """Return whether a process of a Chrome trace is a plane."""
+    """Return whether a process in a Chrome trace is a plane."""
     return name.startswith(("/device:", "/host:"))

@@ -1,6 +1,6 @@
-"""Read XSpace files (``*.xplane.pb``), which JAX, TensorFlow and PyTorch/XLA write: planes of lines of events.
+"""Read XSpace files (``*.xplane.pb``), written by JAX, TensorFlow and PyTorch/XLA: planes of lines of events.
 
-Times are picoseconds from their line's start, and lines of one file start at different times.
+Times are in picoseconds from their line's start, and the lines in a file start at different times.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Paths = dict[tuple[str, str], str]
 
 
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
-    """Read a file; errors as `perfnb.trace.kineto.read`."""
+    """Read a file. Errors are as in `perfnb.trace.kineto.read`."""
     limits = limits.whole()
     data = whole_file(path, limits, progress)
     try:
@@ -66,7 +66,7 @@ def _trace(data: Buffer, rows: Rows) -> TraceColumns:
 
 
 def _add_paths(data: Buffer, start: int, end: int, paths: Paths, kept: Kept) -> None:
-    """Add the paths of the ops of every compiled module: its HLO is next to the events."""
+    """Add the paths of the ops in every compiled module, whose HLO is stored next to the events."""
     for entry in _messages(data, start, end, 4):
         for kind in _messages(data, *entry, 2):
             for stat in _messages(data, *kind, 5):
@@ -90,12 +90,12 @@ def _text_at(data: Buffer, start: int, end: int, wanted: int) -> str:
 
 
 def _messages(data: Buffer, start: int, end: int, wanted: int) -> Iterator[Place]:
-    """Yield the places of the messages in a field, or its texts."""
+    """Yield the positions of the messages in a field, or its texts."""
     return ((a, b) for field, kind, a, b in spans(data, start, end) if field == wanted and kind == BYTES)
 
 
 class _PlaneReader:
-    """Reads a plane: the names of its statistics, then those of its kinds of events, its lines and their events."""
+    """Reads a plane: the names of its statistics and of its kinds of events, followed by its lines and their events."""
 
     def __init__(self, data: Buffer, place: Place, rows: Rows) -> None:
         self._data, self._place, self._rows = data, place, rows
@@ -107,7 +107,7 @@ class _PlaneReader:
         self._own = dict(filter(None, (self._stat(bytes(data[a:b])) for a, b in _messages(data, *place, 6))))
 
     def began(self) -> int:
-        """Return the time when the profile started, in nanoseconds; 0 if the plane does not record it."""
+        """Return the time when the profile started, in nanoseconds, or 0 if the plane does not record it."""
         begun = number_of(self._own.get(_START))
         return begun if 0 < begun < FAR_NS else 0
 
@@ -145,7 +145,7 @@ class _PlaneReader:
         return plane
 
     def _entries(self, field: int) -> Iterator[tuple[int, Buffer]]:
-        """Yield key and value of the entries of a map."""
+        """Yield the keys and values of a map's entries."""
         view = memoryview(self._data)
         for a, b in _messages(self._data, *self._place, field):
             entry = facts_of(view[a:b])
@@ -155,7 +155,7 @@ class _PlaneReader:
                 yield signed(entry.get(1, 0)), value
 
     def _event(self, start: int, end: int) -> tuple[int, int, int, dict[str, Stat]] | None:
-        """Return the kind, offset, duration and statistics of an event, unless it is a number of occurrences."""
+        """Return an event's kind, offset, duration and statistics, unless it is a number of occurrences."""
         kind = offset = duration = 0
         stats: dict[str, Stat] = {}
         for field, wire, a, b in spans(self._data, start, end):
@@ -174,7 +174,7 @@ class _PlaneReader:
 
 
 def _stat(names: dict[int, str], data: bytes) -> tuple[str, Stat] | None:
-    """Return name and value of a statistic that is used; text may be the name of another statistic."""
+    """Return the name and value of a statistic that is used. Text may be the name of another statistic."""
     if len(data) < 2 or data[0] != 8:  # its kind comes first in every known writer's files
         return None
     kind, place = varint(data, 1, len(data))
@@ -201,7 +201,7 @@ def _device(plane: str, facts: dict[str, Stat]) -> dict[str, Any]:
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept a list of planes: the first field of the file is a message whose field 2 is the name of a plane."""
+    """Accept a list of planes: the file's first field is a message, and field 2 of this message is a plane's name."""
     if not head.startswith(b"\x0a"):
         return False
     try:

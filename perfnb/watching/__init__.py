@@ -1,5 +1,5 @@
-"""`watch`: telemetry over time, as frames and charts.
+"""`watch`: record telemetry over time, and show it as tables and charts.
 
-The room is large because charts that grow while they are watched need their own data, pictures and widget; it also
-reads logs of GPUs.
+The room is large because charts that grow while they are being watched need their own data, pictures and widget. It
+also reads GPU logs.
 """

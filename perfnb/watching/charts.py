@@ -1,4 +1,4 @@
-"""Define the charts of a watch, the lines in each, and the points of a line."""
+"""Define the charts of a watch, the lines in each chart, and the points on a line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
 
 @dataclass(frozen=True)
 class ChartLine:
-    """One line of a chart: a metric of a device."""
+    """A line in a chart, which shows one metric of one device."""
 
     device: str
     column: str
@@ -35,7 +35,7 @@ class Chart:
     ceiling_word: str = ""
 
     def near_ceiling(self, most: float) -> bool:
-        """Return whether readings of at most `most` come so close to the ceiling that it belongs on the axis."""
+        """Return whether readings of at most `most` come so close to the ceiling that the axis should include it."""
         return self.ceiling is not None and most >= 0.6 * self.ceiling
 
 
@@ -99,7 +99,7 @@ _CEILINGS = {"cpus": "all cores", "memory_bytes": "installed", "power_limit_w": 
 
 
 def device_word(device: str, facts: Mapping[str, Any]) -> str:
-    """Return the name of a device: ``GPU 0 (NVIDIA H100)``."""
+    """Return a device's name, such as ``GPU 0 (NVIDIA H100)``."""
     if not device.startswith("gpu"):
         return device
     name = facts.get("name")
@@ -109,7 +109,10 @@ def device_word(device: str, facts: Mapping[str, Any]) -> str:
 def charts_of(
     samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], wanted: Sequence[str] | None = None
 ) -> tuple[Chart, ...]:
-    """Return the charts that have something to draw, of those in `wanted` if given; `devices` has the facts of each."""
+    """Return the charts in `wanted` (by default, all charts) that have data to draw.
+
+    `devices` contains the facts about each device.
+    """
     found = {
         str(device): set(own.columns[own.notna().any()]) for device, own in samples.groupby("device", observed=True)
     }
@@ -118,7 +121,7 @@ def charts_of(
 
 
 def columns_of(charts: Iterable[Chart]) -> dict[str, list[str]]:
-    """Return the columns that charts draw, by device."""
+    """Return the columns that the charts draw, by device."""
     columns: dict[str, list[str]] = {}
     for line in (line for chart in charts for line in chart.lines):
         if line.column not in columns.setdefault(line.device, []):
@@ -127,7 +130,7 @@ def columns_of(charts: Iterable[Chart]) -> dict[str, list[str]]:
 
 
 def without_limits(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the cgroup if it limits nothing, because its figures would only repeat others."""
+    """Return the cgroup if it does not limit anything, because its figures would only repeat others."""
     limits = ("cpu_limit", "memory_limit_bytes")
     return [name for name, facts in devices.items() if name == "cgroup" and not any(map(facts.get, limits))]
 
@@ -146,15 +149,15 @@ def _chart(key: str, kind: _Kind, found: Mapping[str, set[str]], devices: Mappin
 
 
 def _idle_cgroup(device: str, column: str, facts: Mapping[str, Any]) -> bool:
-    """Return whether the cgroup has no limit on this, so that its line would only repeat others."""
+    """Return whether the cgroup does not limit this quantity, so that its line would only repeat another."""
     limit = "memory_limit_bytes" if column == "memory_bytes" else "cpu_limit"
     return device == "cgroup" and facts.get(limit) is None
 
 
 def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, str]:
-    """Return the bound of the lines: the cgroup's limit if there is one, else the installed amount.
+    """Return the upper bound of the lines: the cgroup's limit if there is one, or otherwise the installed amount.
 
-    There is none if GPUs differ.
+    If the GPUs differ, no ceiling is returned.
     """
     if not kind.limit:
         return None, ""
@@ -174,9 +177,10 @@ Floats = NDArray[np.float64]
 def on_grid(
     samples: pd.DataFrame, charts: Iterable[Chart], interval_s: float, most: int
 ) -> tuple[Floats, dict[tuple[str, str], Floats]]:
-    """Return at most `most` instants, and the mean around each by device and column; `nan` where nothing was read.
+    """Return at most `most` instants, and the mean around each instant by device and column.
 
-    Devices may be read at times of their own, but the lines of a chart share its places.
+    The mean is `nan` if there were no readings. Devices may be read at different times, but the lines in a chart share
+    the same positions.
     """
     first, last = float(samples["t_s"].min()), float(samples["t_s"].max())
     step = max(interval_s, (last - first) / max(1, most - 1))

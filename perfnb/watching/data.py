@@ -1,4 +1,4 @@
-"""Prepare the data of a watch's live charts, ready for JSON, and the marks of their lines."""
+"""Prepare the data for a watch's live charts, ready to be written as JSON, and the marks on their lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _PLACES = {"process": 0, "host": 1, "cgroup": 2}
 
 
 def line_mark(chart: Chart, line: ChartLine) -> Mark:
-    """Return the mark of a line: that of its device if each has one line, or if there are too many for a mark each."""
+    """Return a line's mark.
+
+    It is the device's mark if each device has a single line, or if there are too many lines for each to have its own
+    mark.
+    """
     if len({line.column for line in chart.lines}) > 1 and len(chart.lines) <= palette.LINES:
         return palette.line(chart.lines.index(line), line.word)
     number = line.device.removeprefix("gpu")
@@ -33,7 +37,7 @@ def line_mark(chart: Chart, line: ChartLine) -> Mark:
 
 
 def bands_of(summary: MachineSummary) -> list[Band]:
-    """Return the named stretches: the passes of a profile, and the marks below them."""
+    """Return the named stretches of time: a profile's passes, and the marks below them."""
     steps = summary.steps
     passes = () if steps is None else steps.passes.itertuples(index=False)
     bands: list[Band] = [
@@ -46,7 +50,7 @@ def bands_of(summary: MachineSummary) -> list[Band]:
 
 
 def watch_facts(summary: MachineSummary) -> list[str]:
-    """Return how the machine was watched: how often, what is missing, and the cost."""
+    """Return how the machine was watched: how often, what is missing, and how much CPU time the sampler used."""
     facts = [f"every {fmt.significant(summary.interval_s, trim=True)} s"]
     if summary.running:
         return facts
@@ -60,7 +64,7 @@ def watch_facts(summary: MachineSummary) -> list[str]:
 
 
 def lasted(seconds: float) -> str:
-    """Return a length of time: ``42.5 s``, ``2:05 min``, ``1:02:03 h``."""
+    """Return a duration, such as ``42.5 s``, ``2:05 min`` or ``1:02:03 h``."""
     if 0 < seconds < 0.1:
         return fmt.duration(1e3 * seconds)
     if seconds < 60:
@@ -79,9 +83,9 @@ _FACTORS = {"_bytes": 2**20, "_bytes_per_s": 1000}
 
 
 def panel_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return everything that the panel of a running watch shows at first.
+    """Return all data that a running watch's panel shows at first.
 
-    The data have every line that may still get readings; lines without any are not drawn.
+    The data includes every line that may still get readings. Lines without readings are not drawn.
 
     Parameters
     ----------
@@ -89,7 +93,7 @@ def panel_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | No
     view_id : str
         Links the panel to its static twin.
     wanted : sequence of str, optional
-        Keys of the charts to draw, all by default.
+        The keys of the charts to draw. The default is all charts.
     """
     return {
         **_charts_data(summary, _possible(summary, wanted)),
@@ -101,7 +105,7 @@ def panel_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | No
 
 
 def history_data(summary: MachineSummary) -> dict[str, Any]:
-    """Return the data for the picture of a watch that has ended, with the steps that ran during it."""
+    """Return the data for a picture of a watch that has ended, with the steps that ran during it."""
     steps = summary.steps
     return {**_charts_data(summary, summary.charts), "steps": None if steps is None else _steps(steps)}
 
@@ -141,7 +145,9 @@ def _line(chart: Chart, line: ChartLine) -> dict[str, str]:
 
 
 def _history(summary: MachineSummary, charts: Sequence[Chart]) -> dict[str, Any]:
-    """Return the readings on one grid: its first instant, its step, and a factor and numbers by device and column."""
+    """Return the readings on a single grid: its first instant, its step, and a factor and numbers by device and
+    column.
+    """
     samples, devices = summary.samples, dict[str, dict[str, Any]]()
     if samples.empty:
         return {"first": 0.0, "step": summary.interval_s, "devices": devices}

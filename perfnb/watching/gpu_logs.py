@@ -1,7 +1,7 @@
-"""Read logs of ``nvidia-smi``, as job scripts keep them: ``--query-gpu=... --format=csv`` and ``dmon``.
+"""Read ``nvidia-smi`` logs as written by job scripts: ``--query-gpu=... --format=csv`` and ``dmon``.
 
-Neither gives the time zone of its clock, and ``dmon`` has no time unless it was requested. Units are those that
-``nvidia-smi`` writes for each column, whether or not they also follow the values.
+Neither format contains its clock's time zone, and ``dmon`` only contains times if they were requested. Each column has
+the unit that ``nvidia-smi`` writes for it, whether or not the unit also appears after the values.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _MASK = r"^0x([0-9a-fA-F]{1,16})$"
 
 
 def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
-    """Read a log: the samples of its GPUs, and the facts of a watch.
+    """Read a log: the samples from its GPUs, and the facts of a watch.
 
     Raises
     ------
     TraceError
-        If it cannot be read, has no readings, does not tell its GPUs apart, or exceeds a limit.
+        If the log cannot be read, has no readings, does not distinguish its GPUs, or exceeds a limit.
     """
     text, count = _table_of(path, limits.whole())
     which = next((name for name in _WHICH if name in text), None)
@@ -96,7 +96,7 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
 
 
 def _table_of(path: Path, limits: Limits) -> tuple[pd.DataFrame, int]:
-    """Return the cells of a log as text, and the number of its lines besides headers."""
+    """Return a log's cells as text, and how many of its lines are not headers."""
     header, rows, count = list[str](), list[list[str]](), 0
     with closing(lines_of_file(path, limits)) as lines:
         for line in filter(str.strip, lines):
@@ -114,7 +114,7 @@ def _table_of(path: Path, limits: Limits) -> tuple[pd.DataFrame, int]:
 
 
 def _header(line: str) -> list[str]:
-    """Return the columns that a line names; none if it is not a header of a log."""
+    """Return the columns that a line names. The result is empty if it is not the header of a log."""
     if line.startswith("#"):
         names = line.lstrip("# ").replace(",", " ").lower().split()
         return names if "gpu" in names and not _COLUMNS.keys().isdisjoint(names) else []
@@ -128,7 +128,7 @@ def _numbers(text: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def _seconds(text: pd.DataFrame) -> Any:
-    """Return seconds of each row's local time since an arbitrary day; missing without one."""
+    """Return each row's local time in seconds since an arbitrary day. It is missing if the row has no time."""
     if "timestamp" in text:
         stamps = pd.to_datetime(text["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
     elif "time" in text:

@@ -1,4 +1,4 @@
-"""Find what was used up while a machine was watched, and which GPUs waited.
+"""Find out which resources were used up while a machine was watched, and which GPUs waited.
 
 All functions here are pure.
 """
@@ -22,17 +22,18 @@ _STARVED_PERCENT, _USED_PERCENT = 50.0, 5.0
 
 @dataclass(frozen=True)
 class Saturation:
-    """A resource that is used up, or a GPU that waits.
+    """A resource that was used up, or a GPU that waited.
 
     Attributes
     ----------
     kind : str
     device : str
-        The device; the cgroup if that sets the limit.
+        The device, or the cgroup if it sets the limit.
     used, limit : float
-        CPU in percent of one core, median; memory in bytes, the most; of a GPU that waits, percent of the time.
+        For a CPU, the median in percent of one core. For memory, the maximum in bytes. For a GPU that waits, the
+        percentage of time.
     own : float or None
-        The usage of the watched process.
+        The watched process's usage.
     """
 
     kind: Literal["cpu", "memory", "starved"]
@@ -43,24 +44,24 @@ class Saturation:
 
 
 def figure_of(summary: MachineSummary, device: str, metric: str, figure: str = "median") -> float | None:
-    """Return a figure of the summary's table; ``None`` if it is not known."""
+    """Return a figure in the summary's table, or ``None`` if it is unknown."""
     table = summary.table
     return fmt.known(table.at[(device, metric), figure]) if (device, metric) in table.index else None
 
 
 def cpu_limit_of(summary: MachineSummary, device: str) -> float | None:
-    """Return how much a host or a cgroup may use, in percent of one core."""
+    """Return how much CPU a host or a cgroup may use, in percent of one core."""
     limit = summary.facts.get(device, {}).get("cpu_limit" if device == "cgroup" else "cpus")
     return 100.0 * limit if limit else None
 
 
 def memory_limit_of(summary: MachineSummary, device: str) -> float | None:
-    """Return the memory that a device has, or that a cgroup may use."""
+    """Return how much memory a device has, or how much a cgroup may use."""
     return summary.facts.get(device, {}).get("memory_limit_bytes" if device == "cgroup" else "memory_bytes")
 
 
 def saturations(summary: MachineSummary) -> Iterator[Saturation]:
-    """Yield what held the process back, most important first."""
+    """Yield the resources that held the process back, most important first."""
     for device in ("cgroup", "host"):
         used, limit = figure_of(summary, device, "cpu_percent"), cpu_limit_of(summary, device)
         if used is not None and limit is not None and used >= _CPU_FULL * limit:

@@ -1,4 +1,4 @@
-"""Save and load a watch: a folder of Parquet files and one JSON file."""
+"""Save and load a watch as a folder of Parquet files and one JSON file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WATCH = SavedKind("watch", WatchFacts, {"samples": SAMPLES, "marks": MARKS})
 
 
 def save_watch(record: WatchRecord, meta: Mapping[str, Any], path: str | Path) -> Path:
-    """Write a watch to the folder `path`, completely or not at all; an earlier watch there is replaced."""
+    """Write a watch to the folder `path`, completely or not at all. An earlier watch in the folder is replaced."""
     return store.save(WATCH, {"samples": record.samples, "marks": record.marks}, meta, path)
 
 
 def load_watch(path: str | Path) -> tuple[WatchRecord, dict[str, Any]]:
-    """Read what `save_watch` wrote.
+    """Read a watch that `save_watch` wrote.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Find which readings fall into which pass and phase of a profile's steps."""
+"""Determine which readings fall into which pass and phase of a profile's steps."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class _Stretch(NamedTuple):
 
 
 def steps_watched(recording: Recording, attribution: Attribution | None) -> StepsWatched | None:
-    """Return the passes and phases of a recording on the clock of its samples; ``None`` if it was not watched.
+    """Return a recording's passes and phases on the clock of its samples, or ``None`` if it was not watched.
 
-    Phases of traced steps come from the trace. Timed steps run without instruments: their wait for data was measured,
-    and the other phases are estimated from the traced step of median length.
+    The phases of traced steps come from the trace. Timed steps run without instruments: their wait for data was
+    measured, and their other phases are estimated from the traced step with the median duration.
     """
     if recording.watch is None:
         return None
@@ -90,7 +90,7 @@ def _stretches(recording: Recording, attribution: Attribution) -> list[_Stretch]
 
 
 def _placed(template: Sequence[_Stretch], start: float, wall: float, data: float) -> list[_Stretch]:
-    """Return the phases of a timed step: its wait for data, then the others in the template's proportions."""
+    """Return the phases of a timed step: its wait for data, and the other phases in the proportions of the template."""
     others = [stretch for stretch in template if stretch.phase != "data"]
     whole = sum(stretch.end_s - stretch.start_s for stretch in others)
     waited = min(data, wall) if any(stretch.phase == "data" for stretch in template) else 0.0
@@ -135,7 +135,7 @@ def _window(metric: str, windows: Floats) -> Floats:
 
 
 def _place(times: Floats, windows: Floats, starts: Floats, ends: Floats) -> NDArray[np.int64]:
-    """Return the stretch that contains the whole window of each reading; -1 if none does."""
+    """Return the stretch that contains each reading's whole window, or -1 if no stretch does."""
     if not len(starts):
         return np.full(len(times), -1)
     place = np.searchsorted(starts, times, side="right") - 1

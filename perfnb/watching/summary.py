@@ -1,4 +1,4 @@
-"""Compute the facts of a watch, from which every view of it is drawn."""
+"""Compute the facts about a watch, which all of its views are drawn from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TABLE = ("median", "p95", "max", "total", "uncertainty", "readings")
 
 @dataclass(frozen=True)
 class StepsWatched:
-    """The steps of a profile on the clock of its samples; times in seconds."""
+    """A profile's steps on the clock of its samples. Times are in seconds."""
 
     passes: pd.DataFrame  # one row per pass: `pass`, `start_s`, `end_s`, `steps`
     #: One row per stretch of a phase: `phase`, `start_s`, `end_s`, `placed` (estimated from a traced step, not traced).
@@ -39,7 +39,7 @@ class StepsWatched:
 
 @dataclass(frozen=True)
 class MachineSummary:
-    """The facts of a watch; views only format and draw them."""
+    """The facts about a watch. Views only format and draw them."""
 
     running: bool  # whether the sampler is still reading
     interval_s: float  # requested, between readings
@@ -64,9 +64,9 @@ class MachineSummary:
 def machine_summary(
     record: WatchRecord, meta: Mapping[str, Any], wanted: Sequence[str] | None = None
 ) -> MachineSummary:
-    """Return the facts of a watch.
+    """Return the facts about a watch.
 
-    `meta` is that of `perfnb.telemetry.watcher.Watcher`, and `wanted` has the keys of its charts.
+    `meta` comes from `perfnb.telemetry.watcher.Watcher`, and `wanted` contains the keys of its charts.
     """
     samples, devices = record.samples, meta["devices"]
     times = samples["t_s"].to_numpy(float)
@@ -91,10 +91,11 @@ def machine_summary(
 
 
 def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] | None = None) -> pd.DataFrame:
-    """Return the median, 95th percentile and maximum of each metric of each device, and totals of rates and energy.
+    """Return the median, 95th percentile and maximum of each device's metrics, and totals of rates and energy.
 
-    A row of `samples` that represents several readings counts as that many. A rate has a total if it was known nearly
-    all of the time. `exact` is from `perfnb.telemetry.history.History`: old rows are means and have lost their maxima.
+    If a row of `samples` represents several readings, it counts that many times. A rate has a total if it was known
+    nearly all of the time. `exact` comes from `perfnb.telemetry.history.History`, because old rows are means and no
+    longer contain their maxima.
     """
     rows: list[dict[str, Any]] = []
     for device, own in samples.groupby("device", observed=True, sort=False):
@@ -110,12 +111,12 @@ def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] 
 
 
 def inside_mark(record: WatchRecord, name: str) -> pd.DataFrame:
-    """Return the samples inside marks of a name.
+    """Return the samples inside all marks with a given name.
 
     Raises
     ------
     ValueError
-        If there is no such mark, or no reading inside it.
+        If there is no such mark, or no reading is inside it.
     """
     samples, marks = record.samples, record.marks
     named = marks[marks["name"] == name]
@@ -153,7 +154,10 @@ def _row(known: pd.DataFrame, metric: str, whole_s: float, exact: Mapping[str, A
 
 
 def _energy(known: pd.DataFrame) -> dict[str, Any]:
-    """Return joules between the first reading and the last; nothing under a second, or if the counter was reset."""
+    """Return the joules between the first reading and the last.
+
+    The result is empty if they are less than a second apart, or if the counter was reset.
+    """
     joules, times = known["energy_j"].to_numpy(float), known["t_s"].to_numpy(float)
     if times[-1] - times[0] < LEAST_ENERGY_S or (np.diff(joules) < 0).any():
         return {}
@@ -164,9 +168,9 @@ def _energy(known: pd.DataFrame) -> dict[str, Any]:
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> float:
-    """Return the value below which a share `q` of the weight lies, or the midpoint if that is between two values.
+    """Return the value below which a share `q` of the weight lies, or the midpoint if it lies between two values.
 
-    Equal weights give numpy's ``averaged_inverted_cdf`` (Hyndman and Fan's second definition).
+    With equal weights, this equals numpy's ``averaged_inverted_cdf`` (Hyndman and Fan's second definition).
     """
     order = np.argsort(values, kind="stable")
     ordered, reached = values[order], np.cumsum(weights[order])
@@ -188,7 +192,10 @@ def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
 
 
 def _caveats(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], unsent: int) -> Iterator[str]:
-    """Yield which GPUs were throttled, the reason, and how often; and whether readings were averaged or lost."""
+    """Yield notes on throttled GPUs and on readings that were averaged or lost.
+
+    The notes on throttled GPUs include the reason and how often it occurred.
+    """
     for device, own in samples[samples["throttle_reasons"].notna()].groupby("device", observed=True):
         counts = Counter[str]()
         for words, readings in own.groupby("throttle_reasons", observed=True)["readings"].sum().items():

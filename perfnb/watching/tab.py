@@ -1,4 +1,4 @@
-"""Show the report's tab of the machine: its telemetry while the steps ran."""
+"""Show the report's machine tab, with the telemetry recorded while the steps ran."""
 
 from __future__ import annotations
 

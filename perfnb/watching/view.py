@@ -1,4 +1,6 @@
-"""Show a watch as a document: what was used up, the history of each quantity, and figures over the whole time."""
+"""Show a watch as a document: which resources were used up, each quantity's history, and figures over the whole
+time.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ _WHOLE_ONLY = "rates such as CPU need phases longer than the reading interval"
 
 
 def watch_document(summary: MachineSummary, kind: str = "watch") -> Document:
-    """Return what was used up, if anything, with the history behind it.
+    """Return a document that shows which resources were used up, if any, and the history.
 
     Parameters
     ----------
@@ -94,7 +96,7 @@ def _levels(summary: MachineSummary) -> Iterator[str]:
 
 
 def _answer(summary: MachineSummary, kind: str, found: Sequence[Saturation]) -> tuple[str, str]:
-    """Return one kind of shortage in a sentence, and a recommendation."""
+    """Return a sentence about one kind of shortage, and a recommendation."""
     first = found[0]
     if kind == "starved":
         gpus = len(_gpus(summary))
@@ -222,7 +224,7 @@ def _value(column: str, number: Any) -> Value:
 
 
 def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[Any, ...]:
-    """Return a metric's figures; empty where a figure has no meaning."""
+    """Return a metric's figures. A figure is empty if it would have no meaning."""
     if metric == "energy_j":
         joules, uncertainty = fmt.known(row["total"]), fmt.known(row["uncertainty"]) or 0.0
         bounds = None  # an interval that rounds to the value itself is not informative
@@ -235,13 +237,13 @@ def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[A
 
 
 def _names(summary: MachineSummary, device: str, metric: str) -> tuple[str, str]:
-    """Return the names of a device, with the GPU's name only if there are different ones, and of a metric."""
+    """Return the names of a device and a metric. The GPU's name is included only if the GPUs have different names."""
     names = {summary.facts[gpu].get("name") for gpu in _gpus(summary)}
     return summary.words.get(device, device) if len(names) > 1 else _name(device), METRIC_WORDS[metric]
 
 
 def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> list[tuple[Any, ...]]:
-    """Return marks in the order of their starts, each with the one around it."""
+    """Return marks in the order of their starts, each with the mark around it."""
     rows: list[tuple[Any, ...]] = []
     around: list[str] = []
     for name, depth, start, end, more in sorted(bands, key=lambda band: (band[2], band[1])):
@@ -253,7 +255,7 @@ def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> li
 
 
 def _by_phase(summary: MachineSummary, steps: StepsWatched) -> Iterator[Section]:
-    """Yield the mean of each metric in each phase; phases and metrics without any are left out."""
+    """Yield each metric's mean in each phase. Phases and metrics without any means are left out."""
     means = steps.by_phase["mean"]
     means = means[np.isfinite(means.to_numpy(float, na_value=np.nan))]
     seen = set(means.index.get_level_values("phase"))
@@ -270,7 +272,7 @@ def _by_phase(summary: MachineSummary, steps: StepsWatched) -> Iterator[Section]
 
 
 def _reading_notes(summary: MachineSummary) -> Iterator[str]:
-    """Yield notes on reading the charts and the tables."""
+    """Yield notes on how to read the charts and the tables."""
     steps = summary.steps
     if steps is not None and len(steps.by_phase):
         few = "phases with too few readings have no mean"

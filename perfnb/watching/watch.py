@@ -41,9 +41,9 @@ MOST_PANELS = 4
 
 
 class Watch(Documented):
-    """Hardware telemetry read by a separate process. A notebook displays it, live while it runs.
+    """Hardware telemetry that a separate process reads. A notebook displays it, live while it runs.
 
-    It is a context manager that ends with its block. `watch` creates one.
+    It is a context manager that ends with its block. Create it with `watch`.
     """
 
     def __init__(
@@ -66,15 +66,16 @@ class Watch(Documented):
 
     @property
     def samples(self) -> pd.DataFrame:
-        """One row per device and reading: `t_s` from the first reading, the device, its metrics, the innermost mark.
+        """One row per device and reading.
 
-        In a long watch, older rows represent several readings (`readings`), as means over their `window_s`.
+        The columns are `t_s` (since the first reading), the device, its metrics, and the innermost mark. In a long
+        watch, each older row represents several readings (`readings`), averaged over their `window_s`.
         """
         return self._record().samples
 
     @property
     def marks(self) -> pd.DataFrame:
-        """The named intervals: the notebook's cells, and the blocks named by `mark`."""
+        """The named intervals: the notebook's cells, and the blocks that you named with `mark`."""
         return self._record().marks
 
     @property
@@ -90,22 +91,22 @@ class Watch(Documented):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Interval, devices and other facts about the run."""
+        """The interval, the devices and other facts about the run."""
         return deepcopy(self._meta())
 
     def summary(self, mark: str | int | None = None) -> pd.DataFrame:
-        """Return the median, 95th percentile and maximum by device and metric, and totals of rates and energy.
+        """Return the median, 95th percentile and maximum for each device and metric, and totals of rates and energy.
 
         Parameters
         ----------
         mark : str or int, optional
-            Only readings inside marks of this name; 5 means ``cell 5``.
+            Only use readings inside marks with this name. The number 5 means ``cell 5``.
 
         Returns
         -------
         DataFrame
-            By ``device`` and ``metric``: ``median``, ``p95``, ``max``, ``total`` (bytes of a rate; joules, with their
-            ``uncertainty``, not given under 1 s), ``readings``.
+            Indexed by ``device`` and ``metric``: ``median``, ``p95``, ``max``, ``total`` (bytes for a rate, or joules
+            with their ``uncertainty``, which are missing for less than 1 s) and ``readings``.
         """
         record = self._record()
         if mark is None:
@@ -114,10 +115,10 @@ class Watch(Documented):
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
-        """Name the code that runs in the block; marks may be nested."""
+        """Name the code that runs in the block. Marks may be nested."""
         __tracebackhide__ = True
         if self._watcher is None or self._kept is not None:
-            warnings.warn(f"The watch has ended: the mark {shown(name)} is not kept.", stacklevel=3)
+            warnings.warn(f"The watch has ended: the mark {shown(name)} is ignored.", stacklevel=3)
         number = self._marks.start(storable(str(name)), self._now())
         try:
             yield
@@ -136,17 +137,19 @@ class Watch(Documented):
         return series_figure(list(watch_series(self._summary(require_metrics(metrics)))), across=2)
 
     def save(self, path: str | Path) -> Path:
-        """Write the watch to the folder `path` (Parquet and JSON), completely or not at all; `perfnb.load` reads it.
+        """Write the watch to the folder `path` (Parquet and JSON), completely or not at all.
+
+        `perfnb.load` reads it back.
 
         Raises
         ------
         RecordingError
-            If `path` holds something other than a saved watch, or cannot be written.
+            If `path` contains something other than a saved watch, or cannot be written.
         """
         return save_watch(self._record(), self._meta() | {"running": False}, path)
 
     def stop(self) -> None:
-        """Take a last reading and end the watch; do nothing if it has ended."""
+        """Take a last reading and end the watch. If it has already ended, do nothing."""
         if self._watcher is None:
             return
         with InterruptGate():  # an interrupt would leave it half stopped
@@ -198,7 +201,7 @@ class Watch(Documented):
             panel.refresh()
 
     def _on_rows(self, rows: Any) -> None:
-        """Pass on rows; called from a thread."""
+        """Pass on rows. This is called from a thread."""
         watcher = self._watcher
         assert watcher is not None
         renamed, self._renamed = self._renamed != watcher.renamed, watcher.renamed
@@ -228,7 +231,10 @@ class Watch(Documented):
 
 
 class CellMarks:
-    """Marks each cell of the notebook by number (``cell 5``), only in IPython, without keeping the watch alive."""
+    """Marks each cell of the notebook with its number (``cell 5``).
+
+    This only works in IPython, and does not keep the watch alive.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -237,7 +243,7 @@ class CellMarks:
         self._ahead = 0
 
     def start(self) -> None:
-        """Mark the cell that is running, and those after it."""
+        """Mark the cell that is running and all later cells."""
         self._shell = running_shell()
         if self._shell is None:
             return
@@ -272,10 +278,10 @@ _MARKS_SHOWN = 100
 
 
 class LivePanel:
-    """One place in a notebook where a running watch is shown.
+    """A place in a notebook where a running watch is displayed.
 
-    `summary` returns the current facts, `wanted` has keys of charts, and `noted` is the number of the watch's notes
-    that are already shown.
+    `summary` returns the current facts, `wanted` contains the charts' keys, and `noted` is the number of the watch's
+    notes that are already displayed.
     """
 
     def __init__(self, summary: Callable[[], MachineSummary], wanted: Sequence[str] | None, noted: int) -> None:
@@ -288,7 +294,7 @@ class LivePanel:
         self._changes, self._noted = -1, noted
 
     def show(self) -> None:
-        """Show the watch here: the static twin, and the panel, which hides the twin while it is live."""
+        """Display the watch here: the static twin, and the panel, which hides the twin while it is live."""
         from IPython.display import DisplayHandle, display
 
         self._twin = DisplayHandle(display_id=f"perfnb-{self._id}")
@@ -298,7 +304,10 @@ class LivePanel:
             display(bundle, raw=True)
 
     def push(self, rows: Sequence[Any], marks: Marks, notes: Sequence[str]) -> None:
-        """Pass on the rows of a tick, none at the end; called from a thread, which may only change traits."""
+        """Pass on a tick's rows, or no rows at the end.
+
+        This is called from a thread, which may only change traits.
+        """
         if self._widget is None:
             return
         self._waiting += rows
@@ -310,17 +319,17 @@ class LivePanel:
             self._widget.push(waiting, marks.all(_MARKS_SHOWN) if changed else None, " ".join(new) or None)
 
     def reload(self) -> None:
-        """Redraw everything after devices were renamed; called from a thread."""
+        """Redraw everything after devices were renamed. This is called from a thread."""
         if self._widget is not None:
             self._widget.reload()
 
     def refresh(self) -> None:
-        """Update the twin, if the last update was long ago."""
+        """Update the twin if the last update was long ago."""
         if time.monotonic() - self._refreshed > _REFRESHED_EVERY_S:
             self._twin.update(self._static(), raw=True)
 
     def finish(self) -> None:
-        """Show the whole watch as a final document, and leave that in the notebook."""
+        """Display the whole watch as a final document, which remains in the notebook."""
         if self._widget is not None:
             self._widget.finish(watch_document(self._summary()), self._id)
         self._twin.update(self._static(), raw=True)
@@ -340,15 +349,15 @@ class LivePanel:
 def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None) -> Watch:
     """Record hardware telemetry until `Watch.stop` or the end of a ``with`` block.
 
-    A separate process reads the sensors, so that code that holds the GIL cannot starve it. It ends with this process,
-    however that ends, or when nobody holds the watch any more.
+    A separate process reads the sensors, so that code that holds the GIL cannot delay the readings. It ends when this
+    process ends for any reason, or when nothing refers to the watch any more.
 
     Parameters
     ----------
     interval_s : float
-        Seconds between readings, 0.02 to 3600.
+        The number of seconds between readings, from 0.02 to 3600.
     metrics : sequence of str, optional
-        What to display, as in `Watch.plot`; everything is recorded anyway.
+        The metrics to display, as in `Watch.plot`. All metrics are recorded in any case.
 
     Returns
     -------
@@ -357,7 +366,7 @@ def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None
     Raises
     ------
     ValueError
-        For an interval out of range, or an unknown metric.
+        If the interval is out of range, or if a metric is unknown.
     CaptureError
         If the sampler's process cannot be started.
     """
@@ -371,12 +380,12 @@ def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None
 
 
 def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None:
-    """Return the option words that select charts; one string may hold several, separated by commas.
+    """Return the option words that select charts. A string may contain several words, separated by commas.
 
     Raises
     ------
     ValueError
-        For an unknown word.
+        If a word is unknown.
     """
     if metrics is None:
         return None

@@ -1,4 +1,4 @@
-"""The widget of a live watch: the history so far, and readings pushed as they arrive."""
+"""The widget that shows a live watch: the history so far, and new readings as they arrive."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FIRST_PUSHES, REPEATED_PUSHES = 20, 4
 
 
 class WatchWidget(DrawnWidget):
-    """A live panel drawn from `perfnb.watching.data.panel_data`, and from readings that are pushed afterwards.
+    """A live panel that draws `perfnb.watching.data.panel_data` and the readings that are pushed afterwards.
 
-    `refreshed` returns that data with the history so far, also for a page that is reloaded.
+    `refreshed` returns this data with the history so far, including for a page that is reloaded.
     """
 
     _esm = script("watching/js/machine.js", "watching/js/panel.js")
@@ -46,9 +46,10 @@ class WatchWidget(DrawnWidget):
         marks: Iterable[tuple[str, int, float, float | None]] | None = None,
         note: str | None = None,
     ) -> None:
-        """Show new readings, at least the newest of the changed marks, and a note; called from a thread.
+        """Display new readings, at least the newest of the changed marks, and a note.
 
-        A row has device, time and window in seconds, and values by metric; a mark has name, depth, start and end.
+        This is called from a thread. A row contains its device, its time and window in seconds, and values by metric. A
+        mark contains its name, depth, start and end.
         """
         with self._pushing:
             if self._refreshed is None:
@@ -64,14 +65,14 @@ class WatchWidget(DrawnWidget):
             self.chunk = f"[{','.join(self._pushes)}]"
 
     def reload(self) -> None:
-        """Redraw everything; called from a thread."""
+        """Redraw everything. This is called from a thread."""
         with self._pushing:
             refreshed, pushed = self._refreshed, self._pushed
         if refreshed is not None:
             self.data = json_of({**refreshed(), "pushed": pushed})
 
     def finish(self, document: Document, view_id: str) -> None:
-        """Show a document in place of the panel, and ignore later pushes."""
+        """Display a document in place of the panel, and ignore later pushes."""
         with self._pushing:
             self._refreshed = None
             self._pushes.clear()
@@ -79,7 +80,10 @@ class WatchWidget(DrawnWidget):
         self.chunk = ""
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
-        """Return the state as every widget does; a page that requests everything gets the history so far."""
+        """Return the state, like every widget.
+
+        A page that requests the whole state also gets the history so far.
+        """
         state = super().get_state(key, drop_defaults)
         if key is None and (refreshed := getattr(self, "_refreshed", None)) is not None:
             with self._pushing:

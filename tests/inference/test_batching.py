@@ -100,7 +100,7 @@ def test_real_batches_are_measured() -> None:
     assert "Batches, measured" in str(found)
     with pytest.raises(ValueError, match="Batches were not measured"):
         perfnb.latency(lambda x: x, [1], budget_s=0.05).batching  # noqa: B018
-    with pytest.raises(TypeError, match="batch must make one input"):
+    with pytest.raises(TypeError, match="batch must be a function that makes one input"):
         perfnb.latency(lambda x: x, [1], batch=3)
 
 
@@ -108,7 +108,7 @@ def test_a_batch_that_leaves_requests_out_is_noticed(clock: FakeClock) -> None:
     def found(batch: Callable[[list[int]], list[int]]) -> Latency:
         return perfnb.latency(lambda _: clock.pass_exactly(50), [1, 2, 3], batch=batch, budget_s=6)
 
-    words = "Nothing in the input that batch= makes of 2 requests has the length 2"
+    words = "Nothing in the input that batch= makes from 2 requests has the length 2"
     assert words in words_of(found(lambda given: given[:1]))
     assert words not in words_of(found(list))
 

@@ -318,14 +318,14 @@ def test_a_model_in_training_mode_is_noticed_wherever_the_function_has_it(traini
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"fn": 3}, "latency needs something to call with each request, not 3."),
+        ({"fn": 3}, "latency needs a function or model that serves one request, not 3."),
         ({"rate_per_s": 0}, "rate_per_s must be a number of requests per second above 0 and at most 1e6, not 0."),
         ({"rate_per_s": float("nan")}, "rate_per_s must be"),
         ({"quantile": 1}, "quantile must be a number between 0 and 1, not 1."),
         ({"bound_ms": -1}, "bound_ms must be a number of milliseconds above 0, not -1."),
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1, not 0."),
         ({"budget_s": "long"}, "budget_s must be"),
-        ({"arrivals": [2.0, 1.0]}, "arrivals must be seconds, ascending, at least one."),
+        ({"arrivals": [2.0, 1.0]}, "arrivals must contain at least one time in seconds, in ascending order."),
         ({"arrivals": [1.0]}, "arrivals must not all be at the same instant."),
         ({"arrivals": [0.0, 1e9]}, "arrivals last 1,000,000,000 s, more than budget_s=30: raise it, or pass fewer."),
         ({"arrivals": [0.0, 1.0], "rate_per_s": 3}, "Pass rate_per_s or arrivals, not both"),

@@ -127,10 +127,10 @@ def test_requests_are_drawn_as_often_as_they_come() -> None:
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("a prompt", r"a str does not: \[request\] if it is one of them"),
-        ({"input_ids": torch.ones(1, 3)}, r"a dict does not: \[request\]"),
-        (UserDict(input_ids=1), "a UserDict does not"),
-        (pd.DataFrame({"text": ["a", "b"]}), r"a DataFrame does not: list\(frame.itertuples\(\)\)"),
+        ("a prompt", r"a str is not: \[request\] if it is one of them"),
+        ({"input_ids": torch.ones(1, 3)}, r"a dict is not: \[request\]"),
+        (UserDict(input_ids=1), "a UserDict is not"),
+        (pd.DataFrame({"text": ["a", "b"]}), r"a DataFrame is not: list\(frame.itertuples\(\)\)"),
     ],
 )
 def test_what_is_one_request_itself_is_not_taken_apart(given: Any, meant: str) -> None:
@@ -189,7 +189,7 @@ def test_what_is_returned_before_it_is_computed_is_refused(
 
 
 def test_a_streamer_that_gets_nothing_is_refused() -> None:
-    with pytest.raises(TypeError, match="takes streamer= and puts nothing into it: hand it to generate"):
+    with pytest.raises(TypeError, match="accepts streamer= but puts nothing into it: pass the streamer to generate"):
         latency(lambda request, streamer: request, [1], tokens=True, budget_s=0.2)
 
 

@@ -35,7 +35,7 @@ class FewEngines:
     ("executor", "error", "said"),
     [
         (3, TypeError, "executor must be an ipyparallel Client or DirectView, not 3"),
-        (FewEngines(), CaptureError, "2 ranks need an engine each, but the executor has 1 engine"),
+        (FewEngines(), CaptureError, "Each of the 2 ranks needs its own engine, but the executor has 1 engine"),
     ],
 )
 def test_what_cannot_carry_a_job(executor: Any, error: type[Exception], said: str) -> None:
@@ -45,7 +45,7 @@ def test_what_cannot_carry_a_job(executor: Any, error: type[Exception], said: st
 
 def test_scripts_are_not_for_engines(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    with pytest.raises(TypeError, match="executor is for functions"):
+    with pytest.raises(TypeError, match="executor only applies to functions"):
         perfnb.profile_ranks(tmp_path / "train.py", executor=FewEngines())
 
 

@@ -191,7 +191,7 @@ def test_the_function_sent_returns_a_step_or_a_step_and_its_batches() -> None:
     assert _set_up(lambda: step, None) == (step, None)
     assert _set_up(lambda: step, [1]) == (step, [1])
     assert _set_up(lambda: (step, [2]), None) == (step, [2])
-    with pytest.raises(CaptureError, match=r"batches are given twice"):
+    with pytest.raises(CaptureError, match=r"batches were passed as an argument and also returned"):
         _set_up(lambda: (step, [2]), [1])
     with pytest.raises(CaptureError, match=r"returned int, not a step"):
         _set_up(lambda: 5, None)
@@ -237,7 +237,7 @@ def test_outermost_models_with_something_to_train_are_wrapped(monkeypatch: pytes
     found = _wrapped(values)
     assert {key: made.module for key, made in found.items()} == {id(whole): whole}
     assert _unwrapped(values) == {id(done): done.module}
-    with pytest.raises(CaptureError, match="in DistributedDataParallel already"):
+    with pytest.raises(CaptureError, match="already wrapped in DistributedDataParallel"):
         _wrapped({"done": done})
     with pytest.raises(CaptureError, match="ddp finds no model to wrap"):
         _wrapped({"frozen": frozen})

@@ -120,9 +120,9 @@ def test_a_batch_too_small_to_split() -> None:
         ({"backend": "smoke"}, ValueError, "backend 'smoke' is unknown: use gloo"),
         ({"backend": 3}, TypeError, "backend must be text"),
         ({"ddp": "yes"}, TypeError, "ddp must be"),
-        ({"args": ["--x"]}, TypeError, "args are for scripts"),
+        ({"args": ["--x"]}, TypeError, "args only apply to scripts"),
         ({"steps": 0}, ValueError, "steps must be"),
-        ({"env": {"A": 1}}, TypeError, "env must be a mapping of text to text"),
+        ({"env": {"A": 1}}, TypeError, "env must be a mapping from strings to strings"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -134,13 +134,15 @@ def test_bad_arguments(options: dict[str, Any], error: type[Exception], message:
 
 @pytest.mark.parametrize("option", [{"batches": [1]}, {"ddp": True}, {"split": True}])
 def test_a_script_makes_its_own(option: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=f"{next(iter(option))} is for functions"):
+    with pytest.raises(TypeError, match=f"{next(iter(option))} only applies to functions"):
         perfnb.profile_ranks(__file__, **option)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_nccl_needs_a_gpu_for_each_rank() -> None:
-    with pytest.raises(CaptureError, match="2 ranks with nccl need a GPU each, but this machine has no GPU"):
+    with pytest.raises(
+        CaptureError, match="With nccl, each of the 2 ranks needs its own GPU, but this machine has no GPU"
+    ):
         perfnb.profile_ranks(lambda: None, backend="nccl")
 
 
@@ -158,7 +160,7 @@ def test_ddp_for_a_model_that_has_it_already_is_refused(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Parallel)
 
-    with pytest.raises(CaptureError, match=r"in DistributedDataParallel already. Leave out ddp"):
+    with pytest.raises(CaptureError, match=r"already wrapped in DistributedDataParallel. Leave out ddp"):
         _wrapped({"model": Parallel(2, 2)})
     with pytest.raises(CaptureError, match=r"ddp finds no model"):
         _wrapped({"x": 1})

@@ -163,7 +163,7 @@ def test_efficiency_is_drawn_over_more_than_two_numbers_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"ranks": (1,)}, ValueError, "ranks must have a number above 1"),
+        ({"ranks": (1,)}, ValueError, "ranks must contain a number above 1"),
         ({"ranks": 2}, TypeError, "ranks must be numbers of ranks"),
         ({"ranks": (0, 2)}, ValueError, "ranks must be"),
         ({"mode": "middling"}, ValueError, "mode must be 'strong' or 'weak'"),

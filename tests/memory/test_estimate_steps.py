@@ -320,7 +320,7 @@ def test_a_step_without_a_batch() -> None:
     estimate = estimate_memory(step=step)
 
     assert (estimate.inputs, estimate.parameters) == (x.nbytes, 256 * 257 * 4)
-    with pytest.raises(CaptureError, match="let your step take it"):
+    with pytest.raises(CaptureError, match="write a step that accepts it"):
         estimate.largest_batch(2**20)
 
 
@@ -499,7 +499,7 @@ def test_the_first_batch_of_a_loader_is_taken() -> None:
         (lambda m, x: estimate_memory(m, iter([x])), r"pass one batch, as in next\(iter\(loader\)\)"),
         (lambda m, x: estimate_memory(m), "The batch is missing"),
         (lambda m, x: estimate_memory(lambda b: m(b), x), "pass a step as step="),
-        (lambda m, x: estimate_memory(m, x, step=lambda b: m(b)), "brings its own model"),
+        (lambda m, x: estimate_memory(m, x, step=lambda b: m(b)), "uses its own model"),
         (lambda m, x: estimate_memory(step=lambda: m(x), batch=x), "takes no batch"),
         (lambda m, x: estimate_memory(step=lambda b: m(b)), r"write estimate_memory\(step=step, batch=batch\)"),
         (lambda m, x: estimate_memory(step=3, batch=x), "step must be a function"),

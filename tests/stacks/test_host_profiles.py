@@ -137,7 +137,7 @@ def test_values_without_a_unit_stay_as_they_were_written(tmp_path: Path) -> None
     )
     notes = " ".join(profile.meta["notes"])
     assert "1 of its 2 profiles are in another unit and were left out." in notes
-    assert "The file gives no unit of its values: times are n/a, only shares are known." in notes
+    assert "The file does not specify the unit of its values: times are n/a, and only shares are known." in notes
 
 
 def test_samples_without_a_stack_are_left_out_and_told(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_samples_without_a_stack_are_left_out_and_told(tmp_path: Path) -> None:
         (lambda profile: profile["events"][0].update(frame=3), "frame that it does not have"),
         (lambda profile: profile["events"][0].update(frame=-1), "frame that it does not have"),
         (lambda profile: profile["events"][3].update(frame=1), "not the innermost"),
-        (lambda profile: profile["events"][2].update(at=1), "order of time"),
-        (lambda profile: profile.update(type="sampled", samples=[[0]], weights=[]), "as many weights"),
+        (lambda profile: profile["events"][2].update(at=1), "chronological order"),
+        (lambda profile: profile.update(type="sampled", samples=[[0]], weights=[]), "different number of weights"),
         (lambda profile: profile.update(type="sampled", samples=[[0]], weights=[-1]), "weight"),
         (lambda profile: profile.update(type="other"), "neither"),
         (lambda profile: profile.update(unit="days"), "unit"),

@@ -232,7 +232,7 @@ def test_what_is_no_law_is_refused(sizes: list[float], costs: list[float], noise
 def test_a_size_of_nothing_is_refused() -> None:
     law = fit_power_law([1, 2, 3], [1.0, 2.0, 3.0])
     for size in (0, -1, math.nan):
-        with pytest.raises(ValueError, match="size is above 0"):
+        with pytest.raises(ValueError, match="size must be above 0"):
             law.predict(size)
 
 

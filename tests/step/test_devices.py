@@ -297,7 +297,7 @@ def test_the_largest_batch_is_by_default_that_of_this_machine(monkeypatch: pytes
     monkeypatch.setattr("perfnb.step.device.capacity_bytes", lambda kind: 2**20 if kind == "cpu" else None)
     assert estimate.largest_batch() == estimate.largest_batch(2**20)
     monkeypatch.setattr("perfnb.step.device.capacity_bytes", lambda kind: None)
-    with pytest.raises(CaptureError, match="cpu memory is unknown: pass how many bytes"):
+    with pytest.raises(CaptureError, match="cpu memory is unknown: pass the number of bytes"):
         estimate.largest_batch()
 
 

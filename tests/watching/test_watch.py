@@ -188,7 +188,7 @@ def test_marks_that_were_dropped_are_told_of() -> None:
 def test_a_mark_after_the_end_is_not_kept_and_that_is_said() -> None:
     with perfnb.watch(0.05) as w:
         read_again(w)
-    with pytest.warns(UserWarning, match="The watch has ended: the mark 'late' is not kept"), w.mark("late"):
+    with pytest.warns(UserWarning, match="The watch has ended: the mark 'late' is ignored"), w.mark("late"):
         pass
     assert w.marks.empty
 

@@ -1,4 +1,4 @@
-"""Simulate an allocator: what ops on fake tensors allocate, who owns it, and when it is freed."""
+"""Simulate an allocator: what operators on fake tensors allocate, who owns it, and when it is freed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SOME_STEP = 1000.0
 
 
 class Change(NamedTuple):
-    """An allocation (``size`` above 0) or its end (below 0)."""
+    """An allocation (positive ``size``) or its end (negative ``size``)."""
 
     allocation: int
     size: int
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """The origin of an allocation."""
+    """Where an allocation came from."""
 
     size: int
     phase: str
@@ -51,7 +51,7 @@ class Allocation(NamedTuple):
 
 
 class SimulatedAllocator(TorchDispatchMode):
-    """Follows the storages that ops create until they are freed, as the allocator of a device would."""
+    """Follows the storages that operators create until they are freed, as a device's allocator would."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,12 +81,12 @@ class SimulatedAllocator(TorchDispatchMode):
         self._between = "other"  # the phase when neither a module, backward nor an optimizer runs
 
     def numbers(self, tensors: Iterable[Any]) -> set[int]:
-        """Return the allocations that hold these tensors."""
+        """Return the allocations that contain these tensors."""
         found = (self._alive.get(id(_storage(t))) for t in tensors if isinstance(t, Tensor))
         return {entry[0] for entry in found if entry is not None}
 
     def alive(self) -> set[int]:
-        """Return the allocations that are alive now."""
+        """Return the allocations that are currently alive."""
         return {number for number, _ in self._alive.values()}
 
     def __torch_dispatch__(
@@ -132,7 +132,7 @@ class SimulatedAllocator(TorchDispatchMode):
         return result
 
     def see(self, tensor: Tensor, op: str = "", untold: int = 0) -> bool:
-        """Return whether a tensor, made by an op or outside one, is a new allocation; it is followed from now on."""
+        """Return whether a tensor, made by an op or outside one, is a new allocation, and follow it from now on."""
         storage = _storage(tensor)
         key = id(storage)
         if key in self._alive or tensor.device.type != self.place.type:
@@ -174,24 +174,24 @@ class SimulatedAllocator(TorchDispatchMode):
             return stack.pop_all()
 
     def steps_again(self) -> None:
-        """Note that the next call is the first that counts."""
+        """Record that the next call is the first call that counts."""
         self.alive_at_begin, self.first_change, self._between = self.alive(), len(self.changes), "other"
         self._first_step = len(self.optimizers)
 
     def late(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-        """Return the optimizers whose parameters have gradients, but that have not stepped."""
+        """Return the optimizers whose parameters have gradients but that have not stepped yet."""
         stepped: set[int] = set()
         for optimizer in self.optimizers[self._first_step :]:
             stepped |= self.numbers(stepped_by(optimizer))
         return [each for each in optimizers if (self.numbers(stepped_by(each)) & self.trained) - stepped]
 
     def accumulated(self, parameter: Tensor) -> None:
-        """Note that a parameter has got its gradient."""
+        """Record that a parameter has received its gradient."""
         self.gradients |= self.numbers([parameter.grad])
         self.trained |= self.numbers([parameter])
 
     def before_op(self) -> None:
-        """Work out the phase of the op."""
+        """Determine the phase of the op."""
         if torch._C._current_autograd_node() is not None:
             if self._between != "backward":
                 self._between, self.trains = "backward", True
@@ -204,9 +204,9 @@ class SimulatedAllocator(TorchDispatchMode):
             self.phase = "optimizer" if self._stepping else self._between
 
     def number_asked_for(self) -> float | None:
-        """Return the value for code that reads an unknown one; ``None`` if it cannot be given.
+        """Return a value for code that reads an unknown value, or ``None`` if no value can be provided.
 
-        An optimizer gets its step count, and a gradient scaler that no gradient overflowed.
+        An optimizer gets its step count, and a gradient scaler gets the answer that no gradient overflowed.
         """
         asker = _asker()
         if asker.endswith("grad_scaler.py"):
@@ -246,12 +246,12 @@ class SimulatedAllocator(TorchDispatchMode):
 
 
 def stepped_by(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters of an optimizer."""
+    """Return the parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
-    """Return the device to simulate: `wanted`, or the first one with data, else the CPU."""
+    """Return the device to simulate: `wanted`, or otherwise the first device that contains data, or the CPU."""
     if wanted is None:
         device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
     else:
@@ -288,7 +288,7 @@ _MAKERS = {"arange", "full", "zeros", "ones", "scalar_tensor"}
 
 
 class KnownNumbers:
-    """Tracks integer and boolean values from the inputs through the ops, at the size of the real batch."""
+    """Follows integer and boolean values from the inputs through the ops, at the size of the real batch."""
 
     def __init__(self) -> None:
         self._of: Any = WeakIdKeyDictionary()
@@ -300,12 +300,12 @@ class KnownNumbers:
         return fake in self._of
 
     def item(self, fake: Tensor) -> Any:
-        """Return the single value in a tensor."""
+        """Return the only value in a tensor."""
         with unset_fake_temporarily():
             return self._of[fake].item()
 
     def tell(self, fake: Any, real: Any) -> None:
-        """Note that `fake` represents `real`."""
+        """Record that `fake` represents `real`."""
         if isinstance(real, Tensor) and real.device.type != "meta" and _small(real):
             with unset_fake_temporarily():
                 self._of[fake] = real.detach().cpu()
@@ -313,7 +313,7 @@ class KnownNumbers:
                 self._sizes = int(fake.shape[0]), int(real.shape[0])
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Repeat, on the known values, the op that ran on their stand-ins."""
+        """Repeat an op on the known values after it ran on the fake tensors that represent them."""
         if not self._of:
             return
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -352,7 +352,7 @@ def _small(tensor: Tensor) -> bool:
 
 
 def _asker() -> str:
-    """Return the file of the code that reads a tensor's value."""
+    """Return the file that contains the code reading a tensor's value."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _DISPATCHING:
         frame = frame.f_back

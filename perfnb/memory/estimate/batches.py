@@ -1,4 +1,4 @@
-"""Make batches of a different size from tensors without memory."""
+"""Make batches of a different size from tensors that have no memory."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _PLAIN, _MOST_ENTRIES = (dict, OrderedDict, defaultdict, list, tuple), 10_000
 
 
 def one_batch(batch: Any) -> Any:
-    """Return the first batch of a loader; anything else is a batch itself.
+    """Return the first batch of a loader. Any other value is itself a batch.
 
     Raises
     ------
     TypeError
-        For an iterator, which would lose its first batch.
+        If it is an iterator, because taking a batch would remove it from the iterator.
     """
     __tracebackhide__ = True
     if hasattr(type(batch), "__next__"):
@@ -57,7 +57,7 @@ def samples_in(batch: Any) -> int | None:
 
 
 def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
-    """Return a resized tensor on ``meta`` if its first dimension counts samples; otherwise the tensor itself."""
+    """Return a resized tensor on ``meta`` if its first dimension counts samples, and otherwise the tensor itself."""
     given: Any = size
     if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
         raise ValueError(f"batch_size must be a whole number of at least 1, not {shown(given)}.")
@@ -76,16 +76,19 @@ def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
 def with_tensors(
     value: Any, change: Callable[[Tensor], Tensor], depth: int = _MOST_LEVELS, known: Copies | None = None
 ) -> Any:
-    """Return a copy of a batch with each tensor replaced by one other, in containers and objects of the same classes.
+    """Return a copy of a batch where each tensor is replaced by another tensor.
+
+    Containers and objects keep their classes.
 
     Parameters
     ----------
     value : object
     change : callable
     depth : int
-        Levels of containers that are searched.
+        How many levels of nested containers are searched.
     known : dict, optional
-        The copies so far. If given, only plain containers are copied, and anything else is kept.
+        The copies made so far. If this is given, only plain containers are copied, and other objects are kept
+        unchanged.
     """
     of_batch, copies = known is None, Copies() if known is None else known
 

@@ -37,37 +37,37 @@ _MOST = 2**40
 
 @dataclass(frozen=True, repr=False)
 class MemoryEstimate(Documented):
-    """Estimated memory of one step. A notebook displays it.
+    """The estimated memory of one step. A notebook displays it.
 
-    To find the largest batch that fits, displaying it estimates a few more batch sizes, once, unless an estimate takes
-    more than 5 seconds.
+    When it is first displayed, it estimates a few more batch sizes to find the largest batch that fits, unless an
+    estimate takes more than 5 seconds.
 
     Attributes
     ----------
     model : str
-        Class of the model.
+        The model's class.
     device : str
         The device whose allocator is simulated.
     batch_size : int or None
-        Samples in the batch; ``None`` if they cannot be counted.
+        The number of samples in the batch, or ``None`` if they cannot be counted.
     training : bool
         Whether this is a training step.
     optimizer : str or None
-        Class of the optimizer.
+        The optimizer's class.
     parameters, gradients, optimizer_state, activations, inputs, temporaries : int
-        Most bytes of each category alive at once. Parameters include buffers.
+        The most bytes in each category that are alive at the same time. Parameters include buffers.
     buffers : int
-        Bytes of buffers among the parameters.
+        How many bytes of the parameters are buffers.
     by_category : mapping of str to int
-        Bytes of each category at the peak; they add up to `peak_bytes`.
+        The bytes in each category at the peak. They add up to `peak_bytes`.
     peak_bytes : int
-        Most bytes alive at once, in a step after the first.
+        The most bytes that are alive at the same time, in a step after the first.
     peak_phase : str
-        Phase of the peak.
+        The phase where the peak occurs.
     peak_op : str or None
-        The op whose allocation reaches the peak.
+        The operator whose allocation reaches the peak.
     caveat : str or None
-        The limits of the estimate, in a sentence.
+        A sentence about the limits of the estimate.
     options : DataFrame
         Changes that would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated),
         ``detail``.
@@ -95,14 +95,14 @@ class MemoryEstimate(Documented):
     _took_s: float = field(compare=False)
 
     def largest_batch(self, bytes: int | float | None = None) -> int:
-        """Return the largest batch whose step fits into so many bytes; 0 if not even one sample fits.
+        """Return the largest batch whose step fits into a number of bytes, or 0 if not even one sample fits.
 
         Parameters
         ----------
         bytes : int or float, optional
-            Memory available, for instance ``8 * 2**30``. By default the memory of this machine's device for this
-            process: on a GPU the memory that is free or already held by torch, on the CPU the installed memory or the
-            container's limit.
+            The available memory, for example ``8 * 2**30``. The default is the memory that this machine's device has
+            for this process: on a GPU, the memory that is free or already reserved by torch, and on the CPU, the
+            installed memory or the container's limit.
 
         Raises
         ------
@@ -116,14 +116,14 @@ class MemoryEstimate(Documented):
             if bytes is None:
                 kind = self.device.partition(":")[0]
                 raise CaptureError(
-                    f"This machine's {kind} memory is unknown: pass how many bytes there are, such as 8 * 2**30."
+                    f"This machine's {kind} memory is unknown: pass the number of bytes, such as 8 * 2**30."
                 )
         room = math.inf if bytes == math.inf else finite(bytes)
         if room is None or room < 0:
             raise ValueError(f"bytes must be a non-negative number, not {shown(bytes)}.")
         if self.batch_size is None:
             raise CaptureError(
-                "The step has no batch whose size could be changed: pass a batch, and let your step take it."
+                "The step has no batch whose size could be changed: pass a batch, and write a step that accepts it."
             )
         found = _largest_fitting(self._need, bytes, self.batch_size)
         if found is None:
@@ -142,7 +142,7 @@ class MemoryEstimate(Documented):
 
     @cached_property
     def _largest(self) -> int | None:
-        """The largest batch for this machine, if it can be found without making the reader wait."""
+        """The largest batch for this machine, if it can be found quickly enough."""
         if self._took_s > _PATIENT_S:
             return None
         with suppress(Exception), redirect_stdout(io.StringIO()):
@@ -182,46 +182,50 @@ def estimate_memory(
     device: str | torch.device | None = None,
     autocast: torch.dtype | None = None,
 ) -> MemoryEstimate:
-    """Estimate the memory of one step without running it: nothing is computed, and nothing of that size is allocated.
+    """Estimate a step's memory without running it.
 
-    Pass either a model, or the step that you train with. With a model, the step is ``zero_grad``, forward, loss,
-    backward and the optimizer's step; it is not the first one, so the optimizer's state exists. Model and optimizer may
-    be on any device, ``meta`` included, and stay unchanged.
+    Nothing is computed, and no memory of that size is allocated.
+
+    Pass either a model, or the step that you train with. With a model, the step consists of ``zero_grad``, forward,
+    loss, backward and the optimizer's step. It is not the first step, so the optimizer's state exists. The model and
+    the optimizer may be on any device, including ``meta``, and stay unchanged.
 
     ``estimate_memory(step=step, batch=batch)`` simulates your own step with everything that it keeps alive. Its Python
-    code really runs, twice for each batch size, on fake tensors, which have a shape but no data. If it accumulates
-    gradients over several calls, it runs until its optimizers have stepped twice, and the peak is the highest in the
-    calls up to the second time. It runs at most 16 times for each; `caveat` names an optimizer that never stepped.
-    Afterwards parameters, buffers, gradients, optimizers, schedulers, random number generators, and the variables,
-    lists and dicts that it uses are restored. Files that it writes and data that it sends elsewhere are not undone.
+    code is executed twice for each batch size, on fake tensors, which have a shape but no data. If the step accumulates
+    gradients over several calls, it is called until its optimizers have stepped twice, and the peak is the highest one
+    in the calls up to the second time. It is called at most 16 times for each, and `caveat` names any optimizer that
+    never stepped. Afterwards, perfnb restores parameters, buffers, gradients, optimizers, schedulers, random number
+    generators, and the variables, lists and dicts that the step uses. It cannot undo files that the step writes or data
+    that it sends elsewhere.
 
-    Only tensors are modelled: the process itself, the CUDA context and library workspaces come on top.
+    Only tensors are modelled. The process itself, the CUDA context and library workspaces need additional memory.
 
     Parameters
     ----------
     model : Module, optional
         Required without a `step`.
     batch : tensor, tuple, mapping or DataLoader
-        A tensor is the model's input. In a tuple, the last element is the target and the others are the model's inputs.
-        A mapping holds the model's keyword arguments. A small batch is enough, even on the device ``meta``. From a
-        DataLoader, the first batch is taken. A `step` gets the batch unchanged.
+        A tensor is the model's input. In a tuple, the last element is the target, and the other elements are the
+        model's inputs. A mapping contains the model's keyword arguments. A small batch is enough, even on the device
+        ``meta``. If you pass a DataLoader, perfnb uses its first batch. A `step` is called with the batch unchanged.
     optimizer : str, Optimizer, callable, optional
-        A name from ``torch.optim`` (``"adam"``), an optimizer of this model, or a class or function that makes one from
-        parameters.
+        A name from ``torch.optim`` (such as ``"adam"``), an optimizer for this model, or a class or function that makes
+        an optimizer from parameters.
     step : callable, optional
-        Your own step: ``step(batch)``, or ``step()`` without a batch, as for `profile_step`. It brings its own model,
-        loss, optimizer and autocast, which are found when they are called, as the profiler finds them.
+        Your own step: ``step(batch)``, or ``step()`` without a batch, as for `profile_step`. It uses its own model,
+        loss, optimizer and autocast, which perfnb detects when they are called, as the profiler does.
     loss : callable, optional
-        ``loss(output, target)``; ``loss(output, batch)`` if the batch is a mapping, ``loss(output)`` if it is a lone
-        tensor. By default ``output.loss`` if there is one (the output is then held until the next step has its own, as
-        in a training loop), else the sum of the outputs. With a `loss`, nothing holds the output, as in
-        ``loss(model(x), y).backward()``: if your loop holds it, pass `step`.
+        Called as ``loss(output, target)``, as ``loss(output, batch)`` if the batch is a mapping, or as ``loss(output)``
+        if it is a single tensor. The default is ``output.loss`` if it exists (the output then stays alive until the
+        next step has its own, as in a training loop), and otherwise the sum of the outputs. If you pass a `loss`,
+        nothing keeps the output alive, as in ``loss(model(x), y).backward()``. If your loop keeps the output, pass
+        `step` instead.
     training : bool
-        ``False``: forward only, without gradients.
+        Whether to simulate training. If ``False``, only forward runs, without gradients.
     batch_size : int, optional
-        Number of samples to estimate for; by default as many as `batch` holds.
+        The number of samples to estimate the memory for. The default is the number of samples in `batch`.
     device : str or device, optional
-        ``cpu`` or ``cuda``; by default the device of the parameters.
+        ``cpu`` or ``cuda``. The default is the device of the parameters.
     autocast : dtype, optional
         Run forward and loss under ``torch.autocast`` with this dtype.
 
@@ -232,7 +236,7 @@ def estimate_memory(
     Raises
     ------
     TypeError
-        If `step` is given together with something that it brings itself, or if an argument has the wrong type.
+        If `step` is given together with an argument that it would replace, or if an argument has the wrong type.
     CaptureError
         If the step depends on the values in a tensor, or uses an op that cannot be simulated.
     Exception
@@ -255,7 +259,7 @@ def estimate_memory(
     if step is not None:
         own = {"model": model, "optimizer": optimizer, "loss": loss, "autocast": autocast}
         for name in [name for name, value in own.items() if value is not None]:
-            raise TypeError(f"A step brings its own {name}: leave out {name}, or pass the model without a step.")
+            raise TypeError(f"A step uses its own {name}: leave out {name}, or pass the model without a step.")
         require_steps({"step": step}, None if batch is None else [batch], "estimate_memory(step=step, batch=batch)")
     elif not hasattr(modelled, "named_parameters"):
         advice = "; pass a step as step=" if callable(modelled) else ""
@@ -317,17 +321,17 @@ def _estimated(
 
 
 def _capacity_of(device: str) -> int | None:
-    """Return the memory that the device has for this process, now."""
+    """Return how much memory the device currently has for this process."""
     from perfnb.step.device import capacity_bytes
 
     return capacity_bytes(device.partition(":")[0])
 
 
 def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> int | None:
-    """Return the largest batch size whose need is within a limit, given one to start with.
+    """Return the largest batch size that needs no more than a limit, starting from a given size.
 
-    The need is nearly linear and never decreases. It is 0 if not even one sample fits, and ``None`` if every batch
-    does. Few sizes are tried.
+    The memory needed is nearly linear in the size and never decreases, so only a few sizes are tried. The result is 0
+    if not even one sample fits, and ``None`` if every batch fits.
     """
     fits, too_large, size, known = 0, _MOST + 1, start, dict[int, float]()
     while too_large - fits > 1:
@@ -338,9 +342,9 @@ def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> 
 
 
 def _next_size(known: dict[int, float], limit: float, fits: int, too_large: int) -> int:
-    """Return where the line through the two largest known sizes meets the limit.
+    """Return the size at which the line through the two largest known sizes meets the limit.
 
-    If that is not informative, bisect or double.
+    If the line is not informative, bisect or double instead.
     """
     *_, first, last = [0, 0, *sorted(size for size, bytes_ in known.items() if bytes_ < math.inf)]
     slope = (known[last] - known[first]) / (last - first) if first else 0.0

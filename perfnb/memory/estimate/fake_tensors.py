@@ -1,6 +1,7 @@
-"""Run a step on fake tensors: their mode, stand-ins for a model's own tensors, and reasons why a step cannot run so.
+"""Run a step on fake tensors.
 
-Everything that is replaced is put back, so that afterwards nothing has changed.
+This module has the tensor mode, fake tensors that replace a model's own tensors, and the reasons why a step cannot run
+on them. Everything that is replaced is put back, so that nothing has changed afterwards.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _ABSENT = object()
 
 @contextmanager
 def pretending() -> Iterator[None]:
-    """Make ops create fake tensors in this context; random number generators are restored at its end."""
+    """Make operators create fake tensors in this context. Random number generators are restored when it ends."""
     log, layers = logging.getLogger("torch._subclasses.fake_tensor"), torch.backends.mha
     with ExitStack() as stack:
         stack.enter_context(room_to_nest())
@@ -62,9 +63,9 @@ def pretending() -> Iterator[None]:
 
 @contextmanager
 def explained(model: nn.Module | None) -> Iterator[None]:
-    """Explain in one sentence why a step cannot be simulated; any other error is the user's own.
+    """Explain in one sentence why a step cannot be simulated. Any other error was caused by the user's own code.
 
-    Without a `model`, the place is given as a line of user code.
+    Without a `model`, the location is given as a line of user code.
     """
     __tracebackhide__ = True
     try:
@@ -82,7 +83,7 @@ def explained(model: nn.Module | None) -> Iterator[None]:
     except RuntimeError as error:
         text = str(error)
         if any(words in text for words in _TOO_LARGE):
-            raise OverflowError("A tensor of this batch would have more bytes than can be counted.") from None
+            raise OverflowError("A tensor in this batch would have more bytes than can be counted.") from None
         if any(words in text for words in _ASKS_FOR_NUMBERS):
             raise CaptureError(_needs_numbers("its code", _where(error.__traceback__, model))) from None
         raise
@@ -96,7 +97,7 @@ def _needs_numbers(what: str, where: str) -> str:
 
 
 def _where(traceback: TracebackType | None, model: nn.Module | None) -> str:
-    """Return the innermost module of the model that was running when an error was raised.
+    """Return the model's innermost module that was running when an error was raised.
 
     Without a model, return the innermost line of user code, and the library module that was running in it, if any.
     """
@@ -116,14 +117,14 @@ def _where(traceback: TracebackType | None, model: nn.Module | None) -> str:
 
 
 class StandIns:
-    """Makes one fake tensor per real one; tensors that share memory get stand-ins that share it.
+    """Makes one fake tensor for each real tensor. Tensors that share memory get fake tensors that share memory.
 
-    Use it under a fake tensor mode.
+    It must be used within a fake tensor mode.
 
     Parameters
     ----------
     device : torch.device
-        Device that the stand-ins pretend to be on.
+        The device on which the fake tensors pretend to be.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -139,7 +140,7 @@ class StandIns:
     def of(self, real: Tensor) -> Tensor:
         """Return the stand-in for `real`.
 
-        A fake tensor represents itself, and so does one that cannot have a stand-in.
+        A fake tensor represents itself, as does a tensor that cannot have a stand-in.
         """
         if isinstance(real, FakeTensor):
             return real
@@ -154,7 +155,7 @@ class StandIns:
     def within(self, value: Any) -> Any:
         """Return `value` with its tensors replaced by stand-ins.
 
-        Plain containers are copied once, anything else is kept.
+        Plain containers are copied once, and other objects are kept.
         """
         return with_tensors(value, self.of, _NESTING, self._copies)
 
@@ -173,9 +174,10 @@ class StandIns:
 
 @contextmanager
 def replaced(modules: Iterable[nn.Module], stand_ins: StandIns) -> Iterator[None]:
-    """Make modules and their submodules hold stand-ins in this context; anything set on them is undone at its end.
+    """Make modules and their submodules use stand-ins in this context.
 
-    Scripted modules are left alone, because they hold their tensors outside Python. A step that calls one is refused.
+    Attributes that are set on them in the meantime are undone at the end. Scripted modules are left alone, because
+    their tensors live outside Python. A step that calls a scripted module is refused.
     """
     inside = {id(m): m for module in modules for m in module.modules()}.values()
     with ExitStack() as stack:
@@ -187,7 +189,7 @@ def replaced(modules: Iterable[nn.Module], stand_ins: StandIns) -> Iterator[None
 
 @contextmanager
 def stepping(optimizer: Any, stand_ins: StandIns) -> Iterator[None]:
-    """Make the optimizer step stand-ins in this context."""
+    """Make the optimizer update stand-ins in this context."""
     with _stood_in(vars(optimizer), None, stand_ins):
         of_parameters = [
             (stand_ins.of(key) if isinstance(key, Tensor) else key, kept) for key, kept in optimizer.state.items()
@@ -198,9 +200,9 @@ def stepping(optimizer: Any, stand_ins: StandIns) -> Iterator[None]:
 
 @contextmanager
 def variables_replaced(values: Iterable[Any], stand_ins: StandIns) -> Iterator[None]:
-    """Make functions' variables (globals and closures) and objects' attributes hold stand-ins in this context.
+    """Make functions' variables (globals and closures) and objects' attributes refer to stand-ins in this context.
 
-    Plain containers in them are copied, so that anything a step appends to a list is gone afterwards.
+    Plain containers in them are copied, so that items that a step appends to a list are gone afterwards.
     """
     with ExitStack() as stack:
         for value in values:
@@ -217,7 +219,7 @@ def variables_replaced(values: Iterable[Any], stand_ins: StandIns) -> Iterator[N
 
 @contextmanager
 def _stood_in(space: dict[str, Any], names: Iterable[str] | None, stand_ins: StandIns) -> Iterator[None]:
-    """Make some names of a namespace, or all, hold stand-ins in this context."""
+    """Make some or all names in a namespace refer to stand-ins in this context."""
     kept = {name: space[name] for name in (list(space) if names is None else names) if name in space}
     try:
         for name, value in kept.items():

@@ -1,4 +1,4 @@
-"""Run a training or inference step around a model, for real or in a simulation."""
+"""Run a training or inference step for a model, either for real or in a simulation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfnb.step.data_waits import tensors_in
 
 @contextmanager
 def left_as_they_were(models: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
-    """Put models in training or evaluation mode; restore modes and buffers (running means) at the end."""
+    """Put models in training or evaluation mode, and restore modes and buffers (running means) at the end."""
     modules = [module for model in models for module in model.modules()]
     modes = [module.training for module in modules]
     buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
@@ -36,26 +36,27 @@ def left_as_they_were(models: Iterable[nn.Module], *, training: bool) -> Iterato
 
 
 class ModelStep:
-    """``step(batch)``: forward, loss, backward and the optimizer's step of a model, or only forward.
+    """``step(batch)`` for a model: either forward, loss, backward and the optimizer's step, or only forward.
 
     Parameters
     ----------
     model : Module
     loss : callable or None
-        ``loss(output, target)``; ``loss(output, batch)`` for a mapping, ``loss(output)`` for a lone tensor. Without
-        one, ``output.loss`` if there is one, else the sum of the outputs.
+        Called as ``loss(output, target)``, as ``loss(output, batch)`` for a mapping, or as ``loss(output)`` for a
+        single tensor. If it is ``None``, the loss is ``output.loss`` if that exists, and otherwise the sum of the
+        outputs.
     training : bool
-        Whether to train: gradients are cleared first. Otherwise the step is forward only, without gradients.
+        Whether to train, clearing the gradients first. Otherwise, the step only runs forward, without gradients.
     optimizer : Optimizer, callable or None
-        A function makes the optimizer from the model's parameters in the first step.
+        If it is a function, the first step calls it to make the optimizer from the model's parameters.
     autocast : dtype or None
         Run forward and loss under ``torch.autocast`` with this dtype.
 
     Attributes
     ----------
     output : object
-        The last output if a training loop holds it in a variable until the next step, as is usual in
-        ``out = model(**batch); out.loss.backward()`` but not in ``loss(model(x), y).backward()``.
+        The last output, if a training loop keeps it in a variable until the next step, as is usual in ``out =
+        model(**batch); out.loss.backward()`` but not in ``loss(model(x), y).backward()``.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class ModelStep:
     def _forward(self, batch: Any) -> Any:
         """Run the forward pass.
 
-        In a tuple the last element is the target, if there is another; a mapping holds keywords.
+        In a tuple with several elements, the last one is the target. A mapping contains keyword arguments.
         """
         __tracebackhide__ = True
         if isinstance(batch, Mapping):
@@ -150,12 +151,12 @@ def model_step(
 
 
 def chosen_optimizer(wanted: Any) -> Any:
-    """Return an optimizer, or the function that makes one, given either or a name in ``torch.optim``.
+    """Return an optimizer, or a function that makes one, given either of these or a name in ``torch.optim``.
 
     Raises
     ------
     TypeError, ValueError
-        If it is none of these.
+        If the value is none of these.
     CaptureError
         For LBFGS.
     """

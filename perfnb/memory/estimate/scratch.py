@@ -1,8 +1,8 @@
-"""Estimate the scratch memory of CPU kernels beyond their results, which fake kernels do not show.
+"""Estimate the scratch memory that CPU kernels use in addition to their results, which fake kernels do not show.
 
-A oneDNN convolution holds copies of its tensors in its own layouts; many backward kernels first copy a gradient that is
-not contiguous. The sizes here were found by watching torch's CPU allocator. Memory that a convolution holds
-independently of the batch, up to about 0.2 MiB per thread, is left out.
+A oneDNN convolution makes copies of its tensors in its own layouts, and many backward kernels first copy a gradient
+that is not contiguous. The sizes in this module were determined by watching torch's CPU allocator. Memory that a
+convolution uses independently of the batch, up to about 0.2 MiB per thread, is not included.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BUFFERS = {"mse_loss": 1, "binary_cross_entropy_with_logits": 2, "huber_loss": 
 
 
 def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Return the bytes that a CPU kernel holds at its own peak beyond its results.
+    """Return how many bytes a CPU kernel uses at its own peak in addition to its results.
 
     `op` has no namespace: ``convolution``.
     """
@@ -68,7 +68,8 @@ def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> in
 def untold_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
     """Return the bytes of the last result that the fake kernel does not report.
 
-    An LSTM layer keeps more for backward; a mean squared error stays in the memory of the squares that it sums.
+    An LSTM layer keeps additional data for backward, and a mean squared error keeps the memory of the squares that it
+    sums.
     """
     if op in _KEEPS_SQUARES:
         return max(0, int(args[0].nbytes) - results[-1].nbytes)
@@ -101,9 +102,9 @@ def _block() -> int:
 
 
 def _blocked(t: Tensor, block: int, *, first: bool = False) -> int:
-    """Return the bytes of `t` in oneDNN's layout, with channels in full blocks.
+    """Return the bytes of `t` in oneDNN's layout, whose channels are in full blocks.
 
-    Few input channels (`first`) stay unblocked.
+    A small number of input channels (`first`) remains unblocked.
     """
     channels = t.shape[1]
     if first and channels < block:
@@ -119,7 +120,7 @@ def _blocked_weight(weight: Tensor, groups: int) -> int:
 
 
 class _Call:
-    """The properties of a convolution that its memory depends on."""
+    """The properties of a convolution that determine its memory."""
 
     def __init__(self, args: Sequence[Any]) -> None:
         self.x, self.weight, _, stride, _, dilation, self.transposed, _, self.groups = args
@@ -131,12 +132,12 @@ class _Call:
 
     @property
     def last(self) -> torch.memory_format | None:
-        """Channels last, for tensors of a rank that has it."""
+        """The channels-last format, for tensors whose rank supports it."""
         return {4: torch.channels_last, 5: torch.channels_last_3d}.get(self.x.dim())
 
     @property
     def plan(self) -> str:
-        """The way that torch computes it: ``blocked``, ``dense`` (channels last), ``columns`` or ``transposed``."""
+        """How torch computes the convolution: ``blocked``, ``dense`` (channels last), ``columns`` or ``transposed``."""
         x, weight, last = self.x, self.weight, self.last
         if self.transposed:
             return "transposed"
@@ -153,7 +154,7 @@ class _Call:
 
     @property
     def block(self) -> int:
-        """Channels per block; 0: oneDNN takes the tensors unblocked."""
+        """The number of channels per block, or 0 if oneDNN takes the tensors unblocked."""
         if self.groups == 1 or self.depthwise:
             return _block()
         return next((size for size in (_block(), 8, 4) if self.into % size == self.out % size == 0), 0)
@@ -170,7 +171,10 @@ def _onednn_takes(kind: torch.dtype) -> bool:
 
 
 def has_tiles(kind: torch.dtype) -> bool:
-    """Return whether the CPU multiplies tiles of this dtype (AMX). oneDNN then has strided kernels that are dilated."""
+    """Return whether the CPU multiplies tiles of this dtype (AMX).
+
+    If it does, oneDNN has strided kernels that are dilated.
+    """
     known = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return kind == torch.bfloat16 and known is not None and bool(known())
 
@@ -204,7 +208,7 @@ def _convolution_backward(args: Sequence[Any], results: Sequence[Tensor]) -> int
 
 
 def _data(call: _Call, grad: Tensor) -> int:
-    """Return the bytes held while oneDNN computes the input gradient, including that gradient."""
+    """Return the bytes in use while oneDNN computes the input gradient, including that gradient."""
     into = int(call.x.nbytes)
     wide = call.groups == 1 or call.out > _block() or (call.depthwise and call.x.dtype != torch.float32)
     if call.strided and wide and (not call.dilated or has_tiles(call.x.dtype)):
@@ -218,7 +222,7 @@ def _data(call: _Call, grad: Tensor) -> int:
 
 
 def _weights(call: _Call, grad: Tensor) -> int:
-    """Return the bytes held while oneDNN computes the weight gradient, including that gradient."""
+    """Return the bytes in use while oneDNN computes the weight gradient, including that gradient."""
     if call.block < 8 or (call.strided and call.dilated):
         return 2 * int(call.weight.nbytes)
     source = _blocked(call.x, call.block, first=call.groups == 1)
@@ -226,13 +230,13 @@ def _weights(call: _Call, grad: Tensor) -> int:
 
 
 def _weight_copy(call: _Call) -> int:
-    """Return the bytes of the copy of a weight whose channels are not last although those of the input are."""
+    """Return the size of a weight's copy, made if the input's channels are last but the weight's channels are not."""
     last = call.last
     return 0 if last is None or call.weight.is_contiguous(memory_format=last) else int(call.weight.nbytes)
 
 
 def _columns(call: _Call, y: Tensor) -> int:
-    """Return the bytes of the input unfolded into columns."""
+    """Return the size of the input unfolded into columns, in bytes."""
     kernel = math.prod(call.weight.shape[2:])
     if kernel == 1 and not call.strided:
         return 0

@@ -1,7 +1,7 @@
 """Simulate a step on fake tensors, recording every allocation.
 
-The step's Python runs unchanged. Models, optimizers, and the tensors reachable from its variables are replaced by
-stand-ins, and what it changes in its variables is undone.
+The step's Python code runs unchanged. Models, optimizers and the tensors reachable from its variables are replaced by
+stand-ins, and changes that it makes to its variables are undone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_PART = {*sys.stdlib_module_names, "IPython", "ipykernel", "ipywidgets", "per
 
 @dataclass(frozen=True)
 class Simulation:
-    """The memory of a step in steady state, and the classes of its objects."""
+    """A step's memory in steady state, and the classes of its objects."""
 
     model: str
     optimizer: str | None
@@ -67,31 +67,33 @@ def simulate_step(
 ) -> tuple[Simulation, torch.device]:
     """Run a step on fake tensors until it is in steady state.
 
-    Return the results of that call, and the simulated device. The first call creates the optimizer's state and the
-    second one counts. If gradients are accumulated over several calls, the step is called until each optimizer has
-    stepped, and then all calls count until they step again.
+    Return the results of that call and the simulated device. The first call creates the optimizer's state, and the
+    second call counts. If gradients are accumulated over several calls, the step is called until each optimizer has
+    stepped, and all later calls count until every optimizer has stepped again.
 
-    Parameters, buffers, gradients, optimizer state, random number generators, and the variables and plain containers
-    reachable from the step are restored afterwards. Other effects of its Python stay: files, counters elsewhere.
+    Afterwards, parameters, buffers, gradients, optimizer state, random number generators, and the variables and plain
+    containers reachable from the step are restored. Other effects of the step's Python code remain, such as files and
+    counters elsewhere.
 
     Parameters
     ----------
     step : callable
     batch : object
-        ``None`` if the step takes none.
+        ``None`` if the step does not take a batch.
     samples, size : int or None
-        Samples in the batch, and samples to simulate.
+        The number of samples in the batch, and the number to simulate.
     device : str, device or None
-        The device whose allocator is simulated; ``None``: that of the step's models.
+        The device whose allocator is simulated. ``None`` means the device of the step's models.
     model : Module or None
-        The model that perfnb itself made the step for: everything it uses is then reachable from its variables.
+        The model, if perfnb itself made the step from it. In this case, everything that the step uses is reachable from
+        its variables.
 
     Raises
     ------
     CaptureError
         If the step depends on the values in a tensor, or uses an op that cannot be simulated.
     Exception
-        Whatever the step raises.
+        Any exception that the step raises.
     """
     __tracebackhide__ = True
     near = list(reachable([step]))  # from its variables, nearest first
@@ -153,7 +155,10 @@ def _tensors(found: Iterable[Any], batch: Any) -> Iterator[Tensor]:
 def _call_until_stepped(
     step: Callable[..., Any], batch: tuple[Any, ...], allocator: SimulatedAllocator, optimizers: list[Optimizer]
 ) -> list[Optimizer]:
-    """Call the step until these optimizers have stepped. Return those that have not after `_MOST_CALLS` calls."""
+    """Call the step until these optimizers have stepped.
+
+    Return the optimizers that have not stepped after `_MOST_CALLS` calls.
+    """
     __tracebackhide__ = True
     for _ in range(_MOST_CALLS):
         step(*batch)
@@ -171,7 +176,7 @@ def _seen(
     late: Iterable[Optimizer],
     model: nn.Module | None,
 ) -> Simulation:
-    """Return the calls that count, and who owns what was allocated, given the optimizers that never stepped."""
+    """Return the calls that count and the owners of all allocations, given the optimizers that never stepped."""
     batch, stood_in = allocator.numbers(inputs), allocator.numbers(stand_ins)
     parameters: set[int] = set()
     buffers: set[int] = set()
@@ -231,7 +236,7 @@ def _seen(
 def _kind_of(made: Allocation, saved: bool, training: bool) -> str:
     """Return the category of an allocation that no live object owns.
 
-    It follows from where it was made and whether backward needs it.
+    The category depends on where the allocation was made and whether backward needs it.
     """
     if made.scratch or made.phase == "optimizer":
         return "temporaries"
@@ -241,7 +246,9 @@ def _kind_of(made: Allocation, saved: bool, training: bool) -> str:
 
 
 def _has_variables(value: Any) -> bool:
-    """Return whether a step may keep something in a value: a user's function, or an object that is not a model."""
+    """Return whether a step may store tensors in a value. This applies to user functions and to objects that are not
+    models.
+    """
     kind = type(value)
     if kind is FunctionType:
         return not is_installed(value.__code__.co_filename)

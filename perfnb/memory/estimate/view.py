@@ -1,4 +1,4 @@
-"""Show the estimated memory of a step as a document."""
+"""Show a step's estimated memory as a document."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _AVAILABLE = replace(palette.mark("loss"), word="available")
 
 
 def estimate_document(estimate: MemoryEstimate, capacity: int | None, largest: int | None) -> Document:
-    """Return whether a step fits, what it needs at its peak, and what would need less.
+    """Return the document that shows whether a step fits, how much it needs at its peak, and what would need less.
 
     Parameters
     ----------
     estimate : MemoryEstimate
     capacity : int or None
-        The memory that this machine's device has for the process; ``None`` if unknown.
+        How much memory this machine's device has for the process, or ``None`` if this is unknown.
     largest : int or None
-        The largest batch that fits into it; ``None`` if it is unknown or does not depend on the batch.
+        The largest batch that fits into that memory, or ``None`` if it is unknown or does not depend on the batch.
     """
     at = f"in {palette.mark(estimate.peak_phase).word}" + (f", by {estimate.peak_op}" if estimate.peak_op else "")
     figures = [Figure("peak", estimate.peak_bytes, "bytes", basis=at)]

@@ -1,1 +1,1 @@
-"""Find memory that grows from step to step, and the cause of the leak."""
+"""Find memory that grows from step to step, and what causes the leak."""

@@ -1,4 +1,4 @@
-"""`find_leaks`: find out whether memory grows from step to step, and what leaks it."""
+"""`find_leaks`: find out whether memory grows from step to step, and what causes it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ WARMUP = 10
 
 
 class Leaks(Documented, LeakFigures):
-    """The leaks of many steps. A notebook displays it; its tables are pandas frames."""
+    """The leaks found in many steps. A notebook displays them, and the tables are pandas DataFrames."""
 
     @property
     def sentence(self) -> str:
-        """The verdict in words, with its reason and a recommendation."""
+        """The verdict as a sentence, with its reason and a recommendation."""
         verdict = leak_verdict(self)
         return " ".join(filter(None, (verdict.sentence, verdict.why, verdict.next)))
 
@@ -45,11 +45,12 @@ def find_leaks(
     model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module] | None = None,
     name: str | None = None,
 ) -> Leaks:
-    """Run a step many times and find out whether memory grows, and what leaks it.
+    """Run a step many times to find out whether memory grows, and what causes it.
 
-    After warm-up, the step runs `steps` times with only the process's memory read, then `steps` times with every
-    allocation recorded (fewer, but at least 15, if the process grows by more than 256 MiB meanwhile). If the process
-    grew in the first round, its memory is read again in as many steps: only growth that continues is a leak.
+    After warm-up, the step runs `steps` times while only the process's memory is read. It then runs `steps` times while
+    every allocation is recorded (fewer times, but at least 15, if the process grows by more than 256 MiB in the
+    meantime). If the process grew in the first round, its memory is read again over the same number of steps, because
+    only growth that continues is a leak.
 
     A leak is reported only if the 95 % interval of the growth excludes 0. If only the process grows while batches
     arrive in new shapes, that is not reported as a leak.
@@ -59,15 +60,16 @@ def find_leaks(
     step : callable
         One step: ``step()``, or ``step(batch)`` with `batches`.
     batches : iterable, optional
-        Batches for the steps; they start again when they run out.
+        Batches for the steps. When they run out, they start again from the beginning.
     steps : int
-        Steps to watch: at least 15, and 40 or more to see a leak if memory varies between steps.
+        The number of steps to watch. It must be at least 15. If memory varies between steps, 40 or more are needed to
+        detect a leak.
     warmup : int, optional
-        Steps to run before watching, 10 by default.
+        The number of steps to run before watching. The default is 10.
     model : Module, list of Module, or dict of name to Module, optional
-        The models to break down into layers; by default every module that the step calls.
+        The models to break down into layers. The default is every module that the step calls.
     name : str, optional
-        Title.
+        The title.
 
     Returns
     -------
@@ -76,11 +78,11 @@ def find_leaks(
     Raises
     ------
     TypeError
-        If `step` is not callable, `batches` is a single batch, or one does not fit the other.
+        If `step` is not callable, if `batches` is a single batch, or if they do not fit together.
     CaptureError
         Inside another profiler, if `batches` run out, or if the step runs a profiler itself.
     Exception
-        Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
+        Any exception that `step` or `batches` raise, after perfnb has removed everything that it installed.
     """
     from perfnb.step.checks import require_name, require_steps
     from perfnb.step.namespace import chosen_models, step_variables

@@ -1,4 +1,4 @@
-"""Judge whether memory grows from step to step, and what each step leaves behind."""
+"""Judge whether memory grows from step to step, and determine what each step leaves behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORTH_A_LOOK = 1024
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LeakFigures:
-    """The memory that many steps leave behind.
+    """How much memory many steps leave behind.
 
     Attributes
     ----------
@@ -42,25 +42,27 @@ class LeakFigures:
         survives), ``hidden`` (allocations survive, but memory varies too much to tell whether they add up), ``few``
         (too few steps) or ``steady``.
     allocator : Slope or None
-        Growth per step of the memory handed out by torch's allocators; ``None`` below two steps.
+        How much the memory handed out by torch's allocators grows per step, or ``None`` if there are fewer than two
+        steps.
     process : Slope or None
-        Growth per step of the process's resident memory, in the last round that read it; ``None`` if unknown.
+        How much the process's resident memory grows per step in the last round that read it, or ``None`` if this is
+        unknown.
     survivors : DataFrame
-        Owners of allocations that outlive their step, most bytes first: device, layer, phase, op, `bytes_per_step`,
-        `count_per_step`, `steps` (how many steps made them), and `kind`: ``kept`` or ``growing``.
+        The owners of allocations that outlive their step, in descending order of bytes: device, layer, phase, op,
+        `bytes_per_step`, `count_per_step`, `steps` (how many steps made them), and `kind`: ``kept`` or ``growing``.
     steps : DataFrame
-        Memory after each watched step: `step`, `allocated_bytes` (relative to the start of the first step, so possibly
-        negative) and `process_bytes`.
+        The memory after each watched step: `step`, `allocated_bytes` (relative to the start of the first step, so
+        possibly negative) and `process_bytes`.
     beyond_bytes : float or None
-        Growth of the process per step beyond torch's CPU allocator; ``None`` if uncertain.
+        How much the process grows per step in addition to torch's CPU allocator, or ``None`` if this is uncertain.
     garbage_bytes : float
-        Bytes per watched step that a garbage collection after the last step freed.
+        How many bytes per watched step were freed by a garbage collection after the last step.
     early : Slope or None
-        Growth of the process before allocations were recorded, if `process` is its growth after that.
+        How much the process grew before allocations were recorded, if `process` is its growth after that.
     after : int
-        How many steps had run in the end, including warm-up; 0 if unknown.
+        How many steps had run in total, including warm-up, or 0 if this is unknown.
     name : str
-        Title.
+        The title.
     """
 
     verdict: str
@@ -77,7 +79,7 @@ class LeakFigures:
 
 
 def process_grows(process_bytes: Sequence[Any]) -> bool:
-    """Return whether resident memory after each step certainly grows by more than bookkeeping."""
+    """Return whether resident memory after each step certainly grows by more than bookkeeping explains."""
     slope = memory_slope(process_bytes)
     return slope is not None and slope.ci_low is not None and slope.ci_low > PROCESS_FLOOR_BYTES
 
@@ -85,7 +87,7 @@ def process_grows(process_bytes: Sequence[Any]) -> bool:
 def leak_figures(
     allocations: pd.DataFrame, process_bytes: Sequence[Any], *, steps: int, later_bytes: Sequence[Any] = ()
 ) -> LeakFigures:
-    """Judge the steps that were watched after warm-up.
+    """Judge the steps that were watched after the warm-up.
 
     Parameters
     ----------
@@ -93,13 +95,14 @@ def leak_figures(
         One row per allocation: `bytes`, `device`, `layer`, `phase`, `op`, `made_in_step` (``NA``: before the first),
         `freed_in_step` (``NA``: still alive; `steps` or above: by a garbage collection after the last step).
     process_bytes : sequence of number
-        Resident memory after each step, not necessarily of the same steps: a profiler's own memory grows while it
-        records.
+        Resident memory after each step. These are not necessarily the same steps, because a profiler's own memory grows
+        while it records.
     steps : int
-        Number of steps whose allocations were watched.
+        The number of steps whose allocations were watched.
     later_bytes : sequence of number
-        Resident memory after each step of a later round, where growth must have continued to be a leak. Two
-        rounds alone cannot tell: a cache of tensors that fills in the first one grows in the process and not in torch.
+        Resident memory after each step of a later round. Growth only counts as a leak if it continued in this round.
+        The first two rounds are not sufficient: when a cache of tensors fills in the first round, the process grows but
+        torch's allocator does not.
     """
     process, early = memory_slope(process_bytes), None
     if len(later_bytes):
@@ -128,17 +131,18 @@ def leak_figures(
 
 
 def levels_by_step(allocations: pd.DataFrame, steps: int) -> Ints:
-    """Return bytes alive at the end of each step, relative to the start of the first."""
+    """Return how many bytes are alive at the end of each step, relative to the start of the first."""
     return _levels(allocations, np.zeros(len(allocations), dtype=np.int64), 1, steps).ravel()
 
 
 def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) -> pd.DataFrame:
-    """Return who makes allocations that survive, step after step.
+    """Return the owners whose allocations survive, step after step.
 
-    Allocations are left out if each step replaces them (the last gradients, a loss held in a variable), if a step made
-    them once (a cache, an optimizer's state), or if they come from the last fifth of the steps, since they may still be
-    freed. An owner whose allocations are all replaced, each time by larger ones, is ``growing``. Without `recurring`,
-    owners that made survivors in a single step are listed too, for steps that each have their own layer.
+    Allocations are left out if each step replaces them (such as the last gradients, or a loss stored in a variable), if
+    a step made them only once (such as a cache or an optimizer's state), or if they come from the last fifth of the
+    steps, because they may still be freed. An owner whose allocations are all replaced, each time by larger ones, is
+    ``growing``. Without `recurring`, owners that made survivors in a single step are listed too, for steps that each
+    have their own layer.
     """
     owners, keys = _owners(allocations)
     kept = _kept(allocations, owners, steps, recurring)
@@ -149,7 +153,7 @@ def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) 
 
 
 def left_by_every_step(allocations: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """Return who left something behind in every one of a few steps, most bytes first.
+    """Return the owners that left memory behind in each of a few steps, in descending order of bytes.
 
     Memory is left out if a step makes it once (an optimizer's state, a cache), if the next step replaces it (an output
     held in a variable, whatever its size), or if it waits for the garbage collector.
@@ -157,7 +161,7 @@ def left_by_every_step(allocations: pd.DataFrame, steps: int) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Device, layer, phase, op, and `bytes_per_step`: the least that any step left.
+        Device, layer, phase, op, and `bytes_per_step`, which is the smallest amount that any step left behind.
     """
     owners, keys = _owners(allocations)
     made = _steps_of(allocations["made_in_step"])
@@ -173,7 +177,7 @@ def _most_first(owners: pd.DataFrame) -> pd.DataFrame:
 
 
 def _owners(allocations: pd.DataFrame) -> tuple[Ints, pd.DataFrame]:
-    """Return each allocation's owner number, and the owners."""
+    """Return the owners, and the number of each allocation's owner."""
     names = allocations[_OWNER].astype(object).where(allocations[_OWNER].notna(), np.nan)  # one kind of missing
     numbers = names.groupby(_OWNER, dropna=False, sort=False, observed=True).ngroup()
     first = ~numbers.duplicated()
@@ -217,7 +221,7 @@ def _growing(allocations: pd.DataFrame, owners: Ints, count: int, steps: int, bu
 
 
 def _levels(allocations: pd.DataFrame, owners: Ints, count: int, steps: int) -> Ints:
-    """Return one row per owner, one column per step: bytes alive at its end, relative to before the first."""
+    """Return one row per owner and one column per step, with the bytes alive at its end relative to the start."""
     size = allocations["bytes"].to_numpy(dtype=np.int64)
     change = np.zeros((count, steps), dtype=np.int64)
     for column, sign in (("made_in_step", 1), ("freed_in_step", -1)):
@@ -228,7 +232,7 @@ def _levels(allocations: pd.DataFrame, owners: Ints, count: int, steps: int) -> 
 
 
 def _steps_of(column: pd.Series) -> Ints:
-    """Return step numbers, `NONE` if unknown."""
+    """Return step numbers, or `NONE` where they are unknown."""
     return np.asarray(column.astype("Int64").to_numpy(na_value=NONE), dtype=np.int64)
 
 
@@ -239,7 +243,7 @@ def _garbage_bytes(allocations: pd.DataFrame, steps: int) -> float:
 
 
 def _new_shapes_keep_coming(allocations: pd.DataFrame, steps: int) -> bool:
-    """Return whether later steps allocated in amounts not seen before, counting only what they freed."""
+    """Return whether later steps allocated amounts not seen before. Only allocations that they freed count."""
     passing = allocations[allocations["freed_in_step"].notna() & allocations["made_in_step"].notna()]
     totals = passing.groupby(passing["made_in_step"].astype("int64"))["bytes"].sum()
     totals = totals[(totals.index >= 0) & (totals.index < steps - 1)]
@@ -283,7 +287,8 @@ def _explained(survivors: pd.DataFrame, allocator: Slope) -> bool:
 def _contradicted(cpu: Slope | None, process: Slope | None, settled: bool) -> bool:
     """Return whether the process contradicts the growth that torch's CPU allocator shows.
 
-    It does if it certainly grows by less than half of that, or grew but no longer does for certain.
+    This is the case if the process certainly grows by less than half of that amount, or if it grew but certainly no
+    longer does.
     """
     if cpu is None or process is None or process.ci_high is None or cpu.bytes_per_step < 2 * PROCESS_FLOOR_BYTES:
         return False
@@ -291,7 +296,7 @@ def _contradicted(cpu: Slope | None, process: Slope | None, settled: bool) -> bo
 
 
 def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
-    """Return the process growth not explained by torch's CPU allocator, if the intervals do not overlap."""
+    """Return the process growth that torch's CPU allocator does not explain, if the intervals do not overlap."""
     if process is None or process.ci_low is None or cpu is None or cpu.ci_high is None:
         return None
     apart = process.ci_low > cpu.ci_high + PROCESS_FLOOR_BYTES

@@ -1,4 +1,4 @@
-"""Show what many steps leave behind, as a document."""
+"""Show what many steps leave behind as a document."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ _WORDS: dict[str, tuple[str, ...]] = {
 
 
 def leaks_document(leaks: LeakFigures) -> Document:
-    """Return the document: whether memory grows, by how much, and what made the memory that stays."""
+    """Return the document that shows whether memory grows, by how much, and where the remaining memory was
+    allocated.
+    """
     slopes = {"torch's allocator": leaks.allocator, "process": leaks.process}
     figures = [
         Figure(name, slope.bytes_per_step, "bytes", fmt.known_bounds((slope.ci_low, slope.ci_high)), "growth per step")
@@ -108,7 +110,7 @@ def leaks_document(leaks: LeakFigures) -> Document:
 
 
 def leak_verdict(leaks: LeakFigures) -> Verdict:
-    """Return the verdict with its reason, and what to do if something grows or nothing is certain."""
+    """Return the verdict with its reason and, if memory grows or the result is uncertain, a recommendation."""
     torch, process = slope_words(leaks.allocator), slope_words(leaks.process)
     count, beyond = len(leaks.steps), leaks.beyond_bytes
     grows = leaks.process is not None and leaks.process.grows
@@ -134,7 +136,7 @@ def leak_verdict(leaks: LeakFigures) -> Verdict:
 
 
 def slope_words(slope: Slope | None) -> str:
-    """Return a slope with its interval, ``1.00 MiB [0.99, 1.01] per step``; empty if it is unknown."""
+    """Return a slope with its interval, ``1.00 MiB [0.99, 1.01] per step``, or an empty text if it is unknown."""
     if slope is None:
         return ""
     bytes_ = slope.bytes_per_step
@@ -142,7 +144,7 @@ def slope_words(slope: Slope | None) -> str:
 
 
 def _owner_words(row: Any) -> str:
-    """Return the owner of memory, as in ``allocated in encoder (forward) by aten::add``."""
+    """Return the owner of memory in words, such as ``allocated in encoder (forward) by aten::add``."""
     layer = "outside any layer" if pd.isna(row["layer"]) else f"in {row['layer']}"
     phase = "" if pd.isna(row["phase"]) else f" ({palette.mark(str(row['phase'])).word})"
     return f"allocated {layer}{phase}" + ("" if pd.isna(row["op"]) else f" by {row['op']}")

@@ -1,1 +1,1 @@
-"""Read snapshots of the CUDA allocator, as any program dumps them."""
+"""Read snapshots of the CUDA allocator that any program dumped."""

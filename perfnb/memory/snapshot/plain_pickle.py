@@ -1,10 +1,11 @@
-"""Decode pickles of plain data without `pickle`: nothing in the file can be looked up, called or built.
+"""Decode pickles of plain data without using `pickle`: nothing in the file can be imported, called or constructed.
 
-This small stack machine knows only the instructions that make dicts, lists, tuples, text, bytes, numbers, booleans and
-``None``; any other ends the reading, and memory is counted as it grows. `pickle.Unpickler` with a ``find_class`` that
-refuses everything cannot promise as much: nothing limits the memory that its instructions allocate (a memo index of two
-billion takes its memory at once), and hashing a deeply nested key overflows the stack. A scan for such things before
-unpickling would be a second reader, which may see the file differently.
+This small stack machine only accepts the instructions that make dicts, lists, tuples, text, bytes, numbers, booleans
+and ``None``. Any other instruction stops the reading, and memory is counted as it grows. A `pickle.Unpickler` with a
+``find_class`` that refuses everything would not be equally safe: the memory that its instructions allocate is unlimited
+(a memo index of two billion allocates its memory immediately), and hashing a deeply nested key overflows the stack.
+Scanning for such instructions before unpickling would amount to a second reader, which might interpret the file
+differently.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ class _Damaged(Exception):
 
 
 def decode(data: bytes, source: str = "the pickle", limits: PickleLimits = LIMITS) -> Plain:
-    """Decode a pickle of protocol 2 to 5 that holds plain data.
+    """Decode a pickle of protocol 2 to 5 that contains plain data.
 
     Raises
     ------
     TraceError
-        If it holds anything else, is truncated or damaged, or requests more than `limits`; the message names `source`.
+        If it contains anything else, is truncated or damaged, or requests more than `limits`. The message names
+        `source`.
     """
     try:
         return _decoded(data, limits)
@@ -64,9 +66,9 @@ def decode(data: bytes, source: str = "the pickle", limits: PickleLimits = LIMIT
 
 
 def _decoded(data: bytes, limits: PickleLimits) -> Plain:
-    """Run the instructions in one loop over local names, because a snapshot has millions of them."""
+    """Run the instructions in a single loop with local names, because a snapshot has millions of them."""
     if data[:1] != b"\x80" or len(data) < 2 or data[1] not in PROTOCOLS:
-        raise _Damaged("it does not start like a pickle of protocol 2 to 5; give the file as torch dumped it")
+        raise _Damaged("it does not start like a pickle of protocol 2 to 5; pass the unmodified file that torch dumped")
     end = len(data)
     stack: list[Plain] = []
     memo: list[Plain] = []

@@ -1,7 +1,8 @@
 """Decode snapshots of the CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes them, into columns.
 
 They are untrusted pickles, decoded by `perfnb.memory.snapshot.plain_pickle` without running anything. Only the fields
-of the format, as of torch 2.2, are read, to a fixed depth, and each value must have the right type and range.
+that the format has as of torch 2.2 are read, to a fixed depth, and each value must have the right type and be within
+range.
 """
 
 from __future__ import annotations
@@ -53,19 +54,19 @@ class SnapshotColumns:
     Attributes
     ----------
     segments : DataFrame
-        Memory that the allocator got from the device: ``device``, ``address`` (unsigned), ``size``, ``stream``,
-        ``type``, ``pool`` and ``expandable``, the last three missing if unknown.
+        The memory that the allocator obtained from the device: ``device``, ``address`` (unsigned), ``size``,
+        ``stream``, ``type``, ``pool`` and ``expandable``. The last three are missing if they are unknown.
     blocks : DataFrame
-        The blocks of the segments: ``segment`` (its row), ``address``, ``size``, ``requested`` (at most `size`),
+        The blocks in the segments: ``segment`` (its row), ``address``, ``size``, ``requested`` (at most `size`),
         ``state`` (``active_allocated``, ``active_awaiting_free`` or ``inactive``) and ``stack`` (its number, `MISSING`
         if none).
     events : DataFrame
-        The actions of the allocator, by device and in time order: ``device``, ``action``, ``address`` (0 for an
+        The allocator's actions, by device and in chronological order: ``device``, ``action``, ``address`` (0 for an
         out-of-memory error), ``size`` (as requested), ``stream``, ``time_us`` (since 1970) and ``stack``.
     ops, made_at : list of str or None
-        By stack number: the operator that asked for the memory, and the user's line that led there.
+        For each stack number, the operator that requested the memory, and the line of user code that called it.
     settings : dict
-        The allocator's settings, only texts and numbers.
+        The allocator's settings, limited to texts and numbers.
     """
 
     segments: pd.DataFrame
@@ -84,7 +85,8 @@ def read(
     Raises
     ------
     TraceError
-        If it cannot be read, is too large, or is not a snapshot; the message names the file. Nothing in it is run.
+        If the file cannot be read, is too large, or is not a snapshot. The message names the file. Nothing in the file
+        is executed.
     """
     try:
         with open_regular(path) as file:
@@ -104,12 +106,12 @@ def read(
 def decode(
     data: bytes, source: str = "the snapshot", limits: plain_pickle.PickleLimits = plain_pickle.LIMITS
 ) -> SnapshotColumns:
-    """Decode the pickle of a snapshot: a dict with ``segments``, or a bare list of segments.
+    """Decode a snapshot's pickle: a dict with ``segments``, or just a list of segments.
 
     Raises
     ------
     TraceError
-        If `data` is not such a pickle; the message names `source`.
+        If `data` is not such a pickle. The message names `source`.
     """
     collecting = gc.isenabled()
     try:
@@ -121,7 +123,7 @@ def decode(
 
 
 def looks_like_snapshot(path: str | Path) -> bool:
-    """Return whether the file at `path` starts like a pickle; this reads two bytes and runs nothing."""
+    """Return whether the file at `path` starts like a pickle. This reads two bytes and does not execute anything."""
     try:
         with open_regular(path) as file:
             head = file.read(2)
@@ -131,7 +133,7 @@ def looks_like_snapshot(path: str | Path) -> bool:
 
 
 class SnapshotReader:
-    """Walks the decoded snapshot, never deeper than the format."""
+    """Walks through the decoded snapshot, never deeper than the format."""
 
     def __init__(self, source: str, size: int) -> None:
         self.source = source
@@ -202,7 +204,7 @@ class SnapshotReader:
         return value
 
     def joined(self, lists: list[Any], name: str) -> tuple[list[Any], Ints]:
-        """Return the rows of some lists, and the number of the list that each row is from."""
+        """Return the rows of several lists, and for each row, the number of the list that it comes from."""
         rows: list[Any] = []
         counts = []
         for value in lists:
@@ -222,7 +224,7 @@ class SnapshotReader:
         return np.array(numbers, dtype=np.int64)
 
     def whole(self, rows: list[Any], key: str, what: str, least: int = 0, most: int = _LARGEST_SIZE) -> Any:
-        """Return whole numbers, unsigned if they can be larger than those with a sign."""
+        """Return whole numbers, as unsigned integers if they can exceed the range of signed integers."""
         values = [row.get(key) for row in rows]
         kinds = {*map(type, values)}
         if type(None) in kinds:
@@ -234,7 +236,7 @@ class SnapshotReader:
         return np.array(values, dtype=np.int64 if most < 2**63 else np.uint64)
 
     def words(self, values: list[Any], key: str, what: str, *, required: bool = False) -> pd.Categorical:
-        """Return a column of few different texts."""
+        """Return a column that contains only a few different texts."""
         if not {*map(type, values)} <= {str, type(None)}:
             self.refuse(f"{key} of {what} is not text")
         if required and None in values:
@@ -259,7 +261,10 @@ def _clean(text: Any) -> str:
 
 
 def _clean_value(value: Any, depth: int = 2) -> Any:
-    """Clean a text; keep booleans and ordinary numbers, and the start of a dict of such; ``None`` for anything else."""
+    """Clean a text, and keep booleans, ordinary numbers and the start of a dict of such values.
+
+    Return ``None`` for any other value.
+    """
     if type(value) is dict and depth:
         return {_clean(name): _clean_value(item, depth - 1) for name, item in list(value.items())[:100]}
     if type(value) is str:
@@ -270,15 +275,15 @@ def _clean_value(value: Any, depth: int = 2) -> Any:
 
 
 class Stacks:
-    """Numbers the distinct stacks, and finds the operator and line of each.
+    """Numbers the distinct stacks, and finds the operator and the line for each of them.
 
     Attributes
     ----------
     ops : list of str or None
-        The operator, such as ``aten::mm``: the outermost one below the last Python function. Only stacks recorded with
-        C++ frames have it.
+        The operator, such as ``aten::mm``. It is the outermost operator below the last Python function. Only stacks
+        recorded with C++ frames have it.
     made_at : list of str or None
-        ``file:line function`` of the innermost Python function in user code, or else of a library's.
+        ``file:line function`` for the innermost Python function in user code, or otherwise in a library.
     """
 
     def __init__(self) -> None:
@@ -289,9 +294,9 @@ class Stacks:
         self._kinds: dict[int, str] = {}
 
     def number(self, frames: list[Any]) -> int:
-        """Number a stack, innermost frame first. The frames must live as long as this object.
+        """Number a stack, innermost frame first. The frames must exist for as long as this object.
 
-        Each list is walked once, however many rows share it.
+        Each list is traversed once, regardless of how many rows share it.
         """
         found = self._of_list.get(id(frames))
         if found is None:
@@ -323,7 +328,7 @@ class Stacks:
 
 
 def _kind_of(frame: Any) -> str:
-    """Return whose frame it is, or the name of the operator that it runs."""
+    """Return whether a frame belongs to the user or a library, or the name of the operator that it runs."""
     if type(frame) is not dict or not type(frame.get("name")) is type(frame.get("filename")) is str:
         return _NOTHING
     file = frame["filename"][-MAX_TEXT:].replace("\\", "/")

@@ -1,4 +1,4 @@
-"""`MemorySnapshot`: the memory in a snapshot of the CUDA allocator that any program dumped."""
+"""`MemorySnapshot`: the memory in a snapshot of the CUDA allocator, dumped by any program."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from perfnb.recording.loadable import Loadable
 
 
 class MemorySnapshot(Documented):
-    """Memory of the CUDA allocator at one instant, and as far back as its history goes.
+    """The CUDA allocator's memory at one instant, and for as far back as its history reaches.
 
-    A notebook displays it; each access to a table returns a new frame. Names in them come from the file: do not
-    trust them.
+    A notebook displays it. Each access to a table returns a new DataFrame. Names in the tables come from the file, so
+    do not trust them.
     """
 
     def __init__(self, columns: SnapshotColumns, name: str = "snapshot") -> None:
@@ -40,15 +40,15 @@ class MemorySnapshot(Documented):
 
     @property
     def allocations(self) -> pd.DataFrame:
-        """Every allocation that is alive or in the history: its size, where it was made, and its lifetime.
+        """Every allocation that is alive or in the history, with its size, where it was made, and its lifetime.
 
-        ``start_ns`` and ``end_ns`` count from the first entry of the history (``meta["base_ns"]``).
+        ``start_ns`` and ``end_ns`` are relative to the first entry in the history (``meta["base_ns"]``).
         """
         return allocation_table(self._columns)
 
     @property
     def memory(self) -> pd.DataFrame:
-        """Allocated (``total``) and reserved bytes of each device after each change in the history."""
+        """Each device's allocated (``total``) and reserved bytes after each change in the history."""
         return memory_table(self._columns)
 
     @property
@@ -58,12 +58,12 @@ class MemorySnapshot(Documented):
 
     @property
     def fragmentation(self) -> pd.DataFrame:
-        """Per device: reserved, allocated, active and free bytes, and how fragmented the free ones are."""
+        """For each device, the reserved, allocated, active and free bytes, and how fragmented the free memory is."""
         return fragmentation_table(self._columns)
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Name of the file, the allocator's settings, number of history entries, and notes on what is missing."""
+        """The file's name, the allocator's settings, the number of history entries, and notes on missing data."""
         span = span_us(self._columns)
         return {
             "name": self._name,
@@ -75,7 +75,7 @@ class MemorySnapshot(Documented):
 
     @cached_property
     def _live(self) -> tuple[pd.DataFrame, list[str]]:
-        """The live allocations, and notes on what is missing."""
+        """The live allocations, and notes on missing data."""
         live = self.allocations.loc[lambda table: table["state"].isin(ACTIVE)]
         return live, [*notes_on(self._columns, live)]
 
@@ -91,13 +91,13 @@ class MemorySnapshot(Documented):
 
 
 def load_snapshot(path: str | Path) -> MemorySnapshot:
-    """Load a snapshot that ``torch.cuda.memory._dump_snapshot`` wrote. Nothing in the file is run.
+    """Load a snapshot that ``torch.cuda.memory._dump_snapshot`` wrote. Nothing in the file is executed.
 
     Raises
     ------
     TraceError
-        If it cannot be read, holds anything other than plain data, is truncated or asks for too much; the message names
-        it.
+        If the file cannot be read, contains anything other than plain data, is truncated, or requests too much memory.
+        The message names the file.
     """
     return MemorySnapshot(reader.read(path), Path(path).name)
 

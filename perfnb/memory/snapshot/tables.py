@@ -1,8 +1,8 @@
-"""Compute the tables of a snapshot: who holds memory, how it came to that, and how fragmented the rest is.
+"""Compute a snapshot's tables: who holds memory, how this came about, and how fragmented the remaining memory is.
 
-The final state is known block by block; earlier states are reconstructed backwards from it through the allocator's
-history, as far as it reaches. The history has requested sizes, not block sizes: memory that was freed counts as the
-least the allocator gives for the request.
+The final state is known block by block. Earlier states are reconstructed by going backwards from it through the
+allocator's history, as far as it reaches. The history contains requested sizes and no block sizes, so memory that was
+freed counts as the smallest block that the allocator would provide for the request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _SHRINKS = ("segment_free", "segment_unmap")
 
 
 def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """Return one row per segment: sizes in bytes, largest free block, and ``fragmentation`` (1 - allocated / total)."""
+    """Return one row per segment.
+
+    It contains the segment's sizes in bytes, its largest free block, and ``fragmentation`` (1 - allocated / total).
+    """
     segments, blocks = snapshot.segments, snapshot.blocks
     size, state = blocks["size"], blocks["state"]
     parts = pd.DataFrame(
@@ -66,10 +69,11 @@ _SIZES = ("total_bytes", "allocated_bytes", "active_bytes", "free_bytes", "large
 
 
 def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """Return one row per device: reserved memory, and how much of it is in use.
+    """Return one row per device: how much memory is reserved, and how much of it is in use.
 
-    ``fragmentation`` is 1 - allocated / reserved; ``inactive_split_bytes`` are free blocks that share a segment with
-    others and so cannot be returned to the device; ``ooms`` counts out-of-memory errors in the history.
+    ``fragmentation`` is 1 - allocated / reserved. ``inactive_split_bytes`` is the size of free blocks that share a
+    segment with others and therefore cannot be returned to the device. ``ooms`` is the number of out-of-memory errors
+    in the history.
     """
     segments, blocks, events = snapshot.segments, snapshot.blocks, snapshot.events
     numbers = _devices(snapshot)
@@ -97,11 +101,11 @@ def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """Return one row per allocation alive in the snapshot or seen in its history.
+    """Return one row per allocation that is alive in the snapshot or appears in its history.
 
-    ``start_ns`` and ``end_ns`` count from the first history entry, with ``NA`` for allocations made before it and for
-    live ones. ``bytes`` is the size of the block, or the least it had if it was freed. A snapshot knows no categories,
-    layers, phases or names: these are ``NA``.
+    ``start_ns`` and ``end_ns`` are relative to the first history entry. They are ``NA`` for allocations made before it
+    and for live allocations. ``bytes`` is the block's size, or the smallest size that the block can have had if it was
+    freed. A snapshot contains no categories, layers, phases or names, so these are ``NA``.
     """
     lives, _ = lifetimes(snapshot)
     stack = lives["stack"].to_numpy()
@@ -121,8 +125,8 @@ def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     """Return one row per change of a device's allocated or reserved memory, with the bytes after it.
 
-    A device without history has one row, its final state, with ``t_ms`` ``NA``. Figures are ``NA`` if the history
-    contradicts the final state (they would be negative).
+    A device without history has a single row with its final state, and ``t_ms`` is ``NA``. Figures are ``NA`` if the
+    history contradicts the final state. Otherwise they would be negative.
     """
     events, final = snapshot.events, segment_table(snapshot)
     size, action = events["size"], events["action"]
@@ -154,14 +158,14 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 def span_us(snapshot: SnapshotColumns) -> tuple[int, int] | None:
     """Return the times of the first and the last history entry in microseconds since 1970.
 
-    The result is ``None`` without a history.
+    The result is ``None`` if there is no history.
     """
     times = snapshot.events["time_us"]
     return (int(times.min()), int(times.max())) if len(times) else None
 
 
 def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
-    """Yield what the tables of a snapshot cannot tell, given its live allocations."""
+    """Yield notes on what a snapshot's tables cannot show, given its live allocations."""
     nowhere = int(live[["op", "made_at"]].isna().all(axis=1).sum())
     if not len(snapshot.events):
         yield (
@@ -183,10 +187,10 @@ def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
 def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
     """Return the allocations, and how each entry of the history changes the allocated bytes.
 
-    Allocations in the history come first, in its order, and then the others. Each allocation is paired with its end,
-    and with its block if that still exists. An allocation that is followed by another one at its address without a free
-    has ended by then. Numbers are `MISSING` if unknown, ``start`` and ``end`` are entries of the history, and ``size``
-    is that of the block, or the least it had if it no longer exists.
+    Allocations in the history come first, in the same order, followed by the others. Each allocation is paired with its
+    end, and with its block if the block still exists. If another allocation follows at the same address without a free,
+    the earlier allocation has ended by then. Numbers are `MISSING` if they are unknown. ``start`` and ``end`` are
+    history entries, and ``size`` is the block's size, or the smallest size that it can have had if it no longer exists.
     """
     events, blocks = snapshot.events, snapshot.blocks
     seen = _seen_lives(events)
@@ -224,7 +228,7 @@ def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
 
 
 def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the allocations that the history shows, in its order; one older than the history shows only as its end."""
+    """Return the allocations that the history shows, in order. An allocation older than the history only has an end."""
     rows = events[events["action"].isin(("alloc", "free_requested"))]
     changes = pd.DataFrame(
         {
@@ -244,7 +248,9 @@ def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _backwards(final: int, changes: Ints) -> Ints:
-    """Return the amount after each change, the last of which led to `final`; only `final` without changes."""
+    """Return the amount after each change, where the last change led to `final`. Without changes, return only
+    `final`.
+    """
     if not len(changes):
         return np.array([final], dtype=np.int64)
     after = np.cumsum(changes)
@@ -252,7 +258,7 @@ def _backwards(final: int, changes: Ints) -> Ints:
 
 
 def _since_first(snapshot: SnapshotColumns, entries: Ints) -> pd.arrays.IntegerArray:
-    """Return nanoseconds from the first entry of the history to others."""
+    """Return the nanoseconds from the first history entry to other entries."""
     (first, _), unknown = span_us(snapshot) or (0, 0), entries == MISSING
     times = np.append(snapshot.events["time_us"].to_numpy(), first)[entries]
     return pd.arrays.IntegerArray((times - first) * 1000, unknown)
@@ -267,28 +273,30 @@ def _devices(snapshot: SnapshotColumns) -> Ints:
 
 
 def _device_names(numbers: pd.Series | Ints) -> pd.Series:
-    """Return the devices' names as torch writes them."""
+    """Return the devices' names in torch's notation."""
     series = pd.Series(numbers)
     names = series.map({number: f"cuda:{number}" for number in series.unique().tolist()})
     return names.astype(object).astype(TEXT)
 
 
 def origins(snapshot: SnapshotColumns) -> list[str]:
-    """Return where each stack requests memory, by its number, and last for no stack.
+    """Return where each stack requested memory, by its number. The last entry is for allocations without a stack.
 
-    That is a line of Python with the operator.
+    Each origin is a line of Python with the operator.
     """
     asked = zip((*snapshot.made_at, None), (*snapshot.ops, None), strict=True)
     return [line_words(made_at, op) + (f" ({op})" if op else "") for made_at, op in asked]
 
 
 def line_words(made_at: Any, op: Any) -> str:
-    """Return the line that requested memory, or the reason why it is not known."""
+    """Return the line that requested memory, or the reason why it is unknown."""
     return str(made_at) if isinstance(made_at, str) else "(no Python line)" if isinstance(op, str) else "(not recorded)"
 
 
 class OriginHistory(NamedTuple):
-    """The bytes of some origins on a device from each instant on; all others are the last row of `alive`."""
+    """For each instant, the bytes that some origins have on a device. All other origins are in the last row of
+    `alive`.
+    """
 
     times_ms: np.ndarray[Any, Any]
     alive: Ints
@@ -298,18 +306,18 @@ class OriginHistory(NamedTuple):
 def history_by_origin(
     snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int, instants: int
 ) -> OriginHistory:
-    """Return how much each origin had allocated on a device over its history.
+    """Return how much memory each origin had allocated on a device over its history.
 
     Parameters
     ----------
     snapshot : SnapshotColumns
     lives : DataFrame
-        Its allocations, as `lifetimes` has them.
+        The snapshot's allocations, from `lifetimes`.
     device : int
     most : int
-        The number of origins to distinguish: those with most memory when most was allocated.
+        The number of origins to distinguish. They are the origins with the most memory at the time of the peak.
     instants : int
-        Most instants; the fullest ones are kept.
+        The maximum number of instants. The instants with the most allocated memory are kept.
     """
     words = np.array(origins(snapshot), dtype=object)
     lives = lives[lives["device"] == device]
@@ -336,9 +344,9 @@ def history_by_origin(
 def largest_segments(
     snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int
 ) -> Iterator[tuple[int, int, list[tuple[str | None, int]]]]:
-    """Yield the largest segments of a device: address, size, and the blocks in order.
+    """Yield a device's largest segments: the address, the size, and the blocks in order.
 
-    Each block has its origin, none if it is free.
+    Each block has its origin, or none if it is free.
     """
     words = origins(snapshot)
     made = lives[lives["state"].isin(ACTIVE)].set_index(["segment", "address"])["stack"]
@@ -355,7 +363,7 @@ def largest_segments(
 
 
 def holders(live: pd.DataFrame) -> pd.DataFrame:
-    """Return who holds memory, the largest first.
+    """Return where the allocated memory was requested, in descending order of bytes.
 
     The columns are ``device``, ``made_at``, ``op``, ``bytes``, ``count`` and ``largest_bytes``.
     """

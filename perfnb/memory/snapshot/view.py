@@ -30,7 +30,9 @@ _INSTANTS, _SEGMENTS = 240, 24
 def snapshot_document(
     snapshot: SnapshotColumns, name: str, devices: pd.DataFrame, live: pd.DataFrame, notes: Sequence[str]
 ) -> Document:
-    """Return the document: what holds the memory, how that came about, and how it lies in the segments.
+    """Return a snapshot's document.
+
+    It shows who holds the memory, how this came about, and how the memory lies in the segments.
 
     Parameters
     ----------
@@ -39,7 +41,7 @@ def snapshot_document(
     devices : DataFrame
         As `MemorySnapshot.fragmentation`.
     live : DataFrame
-        The live ones of `MemorySnapshot.allocations`.
+        The live allocations in `MemorySnapshot.allocations`.
     notes : sequence of str
     """
     largest = holders(live)

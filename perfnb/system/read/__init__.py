@@ -1,4 +1,4 @@
-"""Read the facts about the machine that the checks judge. Reading changes nothing."""
+"""Read the facts about the machine that the checks judge. Reading does not change anything."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["Unread", "read_system"]
 def read_system(data: str = ".", root: str = "/", platform: str = sys.platform) -> dict[str, Any]:
     """Read the facts that `perfnb.system_check` judges.
 
-    Return by name a value, or an `Unread` with the reason why there is none. `data` is a file or folder; `root` holds
-    ``sys``, ``proc`` and ``dev``; `platform` is as in `sys.platform`.
+    For each name, return a value, or an `Unread` with the reason why there is no value. `data` is a file or folder,
+    `root` contains ``sys``, ``proc`` and ``dev``, and `platform` is as in `sys.platform`.
     """
     tree = SystemTree(root, platform)
     readers: dict[str, Reader] = {

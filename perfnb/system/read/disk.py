@@ -1,4 +1,4 @@
-"""Read the facts about the disk that holds the data, and how fast a short read of it was."""
+"""Read the facts about the disk that holds the data, and measure a short read from it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def disk_readers(tree: SystemTree, data: str) -> dict[str, Reader]:
 
 
 def mount_of(tree: SystemTree, data: str) -> dict[str, str]:
-    """Return the file system that holds a path: its mount point, kind, source and device number."""
+    """Return the file system that contains a path: its mount point, kind, source and device number."""
     place = os.path.realpath(data)
     best: dict[str, str] | None = None
     for line in tree.text("proc/self/mountinfo").splitlines():
@@ -55,7 +55,7 @@ def mount_of(tree: SystemTree, data: str) -> dict[str, str]:
 
 
 def block_device(tree: SystemTree, mount: dict[str, str]) -> dict[str, Any]:
-    """Return the disk below a file system: its name, and whether it is rotational (``None`` if unknown)."""
+    """Return the disk below a file system: its name, and whether it is rotational (``None`` if this is unknown)."""
     folder = _block_folder(tree, mount)
     if folder is None:
         raise Unreadable(f"a {mount['kind']} file system is not on a visible disk of this machine")
@@ -75,7 +75,7 @@ def block_device(tree: SystemTree, mount: dict[str, str]) -> dict[str, Any]:
 
 
 def _block_folder(tree: SystemTree, mount: dict[str, str]) -> str | None:
-    """Return the system's folder for the block device below a file system."""
+    """Return the system folder that describes the block device below a file system."""
     places = [os.path.join("sys/dev/block", mount["device"])] if re.fullmatch(r"\d+:\d+", mount["device"]) else []
     source = mount["source"]
     if source.startswith("/dev/"):  # btrfs has a device number of its own
@@ -86,23 +86,23 @@ def _block_folder(tree: SystemTree, mount: dict[str, str]) -> str | None:
 
 
 def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -> dict[str, Any]:
-    """Read files for a moment and measure how fast that was.
+    """Read files for a short time and measure how fast this was.
 
-    Linux can recognise reads from the page cache, which are not informative about the disk. Existing files are only
-    read; if they are too small or cached, an unnamed temporary file is written, read and deleted. The page cache is not
-    emptied: that needs root and would slow down all other programs.
+    Linux can recognise reads from the page cache, which do not show how fast the disk is. Existing files are only read.
+    If they are too small or cached, an unnamed temporary file is written, read and deleted. The page cache is not
+    emptied, because that needs root and would slow down all other programs.
 
     Returns
     -------
     dict
-        ``files`` (how many were read), ``temporary`` (whether a temporary one was), ``disk_bytes``, ``disk_s`` and
-        ``disk_requests`` (of at most 1 MiB each), ``cached_bytes``, ``cached_s``, ``cache_known`` (whether
-        the system tells cache from disk), ``failed`` (files that could not be read).
+        ``files`` (how many were read), ``temporary`` (whether a temporary file was read), ``disk_bytes``, ``disk_s``
+        and ``disk_requests`` (of at most 1 MiB each), ``cached_bytes``, ``cached_s``, ``cache_known`` (whether the
+        system distinguishes the cache from the disk), ``failed`` (files that could not be read).
 
     Raises
     ------
     Unreadable
-        If nothing could be read.
+        If no file could be read.
     """
     if not os.path.exists(data):
         raise Unreadable(f"there is no {data!r}")
@@ -138,7 +138,7 @@ def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -
 
 
 def _files(data: str) -> Iterator[str]:
-    """Yield the files to read: the path itself, or those below a folder, largest first."""
+    """Yield the files to read: the path itself, or the files below a folder, largest first."""
     if not os.path.isdir(data):
         yield data
         return
@@ -159,7 +159,7 @@ def _files(data: str) -> Iterator[str]:
 
 
 def _open(path: str) -> int:
-    """Open a file for reading, without changing its access time if that is allowed."""
+    """Open a file for reading, without changing its access time if the system allows this."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         descriptor = os.open(path, flags | getattr(os, "O_NOATIME", 0))
@@ -190,7 +190,10 @@ def _read(descriptor: int, most_bytes: int, until: float, result: dict[str, Any]
 
 
 def _chunk(descriptor: int, buffer: bytearray, place: int, result: dict[str, Any]) -> tuple[int, bool]:
-    """Read a chunk. Return its size and whether it was cached: Linux can refuse to wait for uncached data."""
+    """Read a chunk. Return its size and whether it was cached.
+
+    Linux can refuse to wait for data that is not cached.
+    """
     if result["cache_known"]:
         try:
             count = os.preadv(descriptor, [buffer], place, os.RWF_NOWAIT)

@@ -1,4 +1,4 @@
-"""Read the configuration of NVIDIA GPUs, through NVML."""
+"""Read the configuration of NVIDIA GPUs through NVML."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from perfnb.telemetry.sampler.nvml import (
 
 
 def gpu_readers(visible: str | None) -> dict[str, Reader]:
-    """Return a reader of everything; `visible` is the value of CUDA_VISIBLE_DEVICES, ``None`` if unset."""
+    """Return a reader for all GPU facts. `visible` is the value of CUDA_VISIBLE_DEVICES, or ``None`` if it is unset."""
     return {"gpus": lambda: read_gpus(visible)}
 
 
 def read_gpus(visible: str | None) -> dict[str, Any]:
-    """Return the driver and the configuration of each visible GPU; single values that cannot be read are `Unread`.
+    """Return the driver and each visible GPU's configuration. Single values that cannot be read are `Unread`.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def _device(place: int) -> dict[str, Any] | Unread:
 
 
 def _asked(read: Callable[[], Any]) -> Any:
-    """Return NVML's answer, or the reason why there is none."""
+    """Return NVML's answer, or the reason why there is no answer."""
     try:
         value = read()
     except pynvml.NVMLError as error:
@@ -86,7 +86,7 @@ def _ecc(handle: Any) -> dict[str, bool]:
 
 
 def _uncorrected(handle: Any) -> int:
-    """Return uncorrectable memory errors since the driver was loaded."""
+    """Return the number of uncorrectable memory errors since the driver was loaded."""
     return int(
         pynvml.nvmlDeviceGetTotalEccErrors(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
     )

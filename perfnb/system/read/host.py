@@ -1,4 +1,4 @@
-"""Read CPU, its limits, NUMA, memory and shared memory; the builds of Python and torch, and torch's threads."""
+"""Read the CPU and its limits, NUMA, memory, shared memory, the builds of Python and torch, and torch's threads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Host:
         self._tree = tree
 
     def _policies(self) -> list[str]:
-        """Return the frequency control folders, one per group of CPUs that share a clock."""
+        """Return the frequency control folders. Each represents a group of CPUs that share a clock."""
         try:
             return self._tree.folders(f"{_CPU}/cpufreq", "policy")
         except Unreadable:
@@ -58,12 +58,12 @@ class _Host:
         return found
 
     def _of_policies(self, name: str) -> dict[str, int]:
-        """Return the values of a setting, each with the number of policies that have it."""
+        """Return a setting's values, each with the number of policies that have it."""
         words = [self._tree.word(f"{folder}/{name}") for folder in self._policies()]
         return {word: words.count(word) for word in sorted(set(words))}
 
     def frequency_limits(self) -> list[tuple[float, float]]:
-        """Return, for each policy, the highest frequency allowed and the CPU's own, in MHz."""
+        """Return, for each policy, the highest allowed frequency and the CPU's own maximum, in MHz."""
         names = ("scaling_max_freq", "cpuinfo_max_freq")
         limits = [tuple(self._tree.whole(f"{folder}/{name}") / 1e3 for name in names) for folder in self._policies()]
         return sorted({(allowed, most) for allowed, most in limits})
@@ -76,7 +76,7 @@ class _Host:
             return self._tree.whole(f"{_CPU}/cpufreq/boost") != 0
 
     def _heat(self, name: str) -> int:
-        """Return a counter of how heat slowed the CPUs since boot, summed over them."""
+        """Return a counter of how much heat has slowed the CPUs since boot, summed over the CPUs."""
         files = [f"{folder}/thermal_throttle/{name}" for folder in self._tree.folders(_CPU, "cpu")]
         counts = [self._tree.whole(file) for file in files if os.path.exists(self._tree.path(file))]  # some may be off
         if not counts:
@@ -84,7 +84,7 @@ class _Host:
         return sum(counts)
 
     def virtual(self) -> bool:
-        """Return whether this is a virtual machine, whose disks are virtual too."""
+        """Return whether this is a virtual machine, whose disks are also virtual."""
         rows = [line.partition(":") for line in self._tree.text("proc/cpuinfo").splitlines()]
         flags = [value.split() for name, _, value in rows if name.strip() == "flags"]
         if not flags:
@@ -96,7 +96,7 @@ class _Host:
         return len(self._allowed())
 
     def cores(self) -> int:
-        """Return how many physical cores these CPUs belong to."""
+        """Return how many physical cores contain these CPUs."""
         if not self._tree.is_linux:
             cores = psutil.cpu_count(logical=False)
             if not cores:
@@ -115,7 +115,7 @@ class _Host:
             return numbers_of(self._tree.text(f"{folder}/topology/core_cpus_list"))
 
     def nodes(self) -> list[tuple[int, int]]:
-        """Return, for each NUMA node with CPUs, how many it has and how many of them the process may use."""
+        """Return, for each NUMA node with CPUs, how many CPUs it has and how many of them the process may use."""
         allowed = self._allowed()
         lists = [_list_of(self._tree, folder) for folder in self._tree.folders(_NODES, "node")]
         found = [(len(numbers), len(numbers & allowed)) for numbers in lists if numbers]
@@ -132,18 +132,21 @@ class _Host:
         return self._tree.path("proc/self"), self._tree.path("sys/fs/cgroup")
 
     def cpu_limit(self) -> float | None:
-        """Return how many CPUs the cgroups allow; ``None`` for no limit."""
+        """Return how many CPUs the cgroups allow, or ``None`` if there is no limit."""
         return cpu_limit(*self._places())
 
     def throttled(self) -> tuple[int, float]:
-        """Return how often the limit throttled the cgroup, and for how many milliseconds."""
+        """Return how many times the limit throttled the cgroup, and for how many milliseconds."""
         stopped = throttled(*self._places())
         if stopped is None:
             raise Unreadable("no cgroup reports it")
         return stopped
 
     def cpu_of_others(self) -> dict[str, float]:
-        """Return the usage of other processes for `_SEEN_S` seconds, in percent of one core, and the number of CPUs."""
+        """Return the CPU usage of other processes over `_SEEN_S` seconds, and the number of CPUs.
+
+        The usage is in percent of one core.
+        """
         own = psutil.Process()
 
         def used() -> tuple[float, float]:
@@ -158,12 +161,12 @@ class _Host:
         return {"percent": 100 * others / seconds, "cpus": psutil.cpu_count() or 1}
 
     def memory(self) -> dict[str, int]:
-        """Return total bytes, and bytes available without swapping."""
+        """Return the total bytes, and the bytes available without swapping."""
         memory = psutil.virtual_memory()
         return {"total": int(memory.total), "available": int(memory.available)}
 
     def memory_limit(self) -> tuple[int, float | None] | None:
-        """Return bytes that the cgroups allow, and bytes in use; ``None`` for no limit."""
+        """Return how many bytes the cgroups allow and how many are in use, or ``None`` if there is no limit."""
         limit = memory_limit_bytes(*self._places())
         if limit is None:
             return None
@@ -177,14 +180,14 @@ class _Host:
             source.close()
 
     def swap(self) -> dict[str, int]:
-        """Return the bytes of swap, and bytes of it in use."""
+        """Return the size of the swap and how much of it is in use, in bytes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # psutil warns if it cannot count pages swapped in and out
             swap = psutil.swap_memory()
         return {"total": int(swap.total), "used": int(swap.used)}
 
     def shared_memory(self) -> dict[str, int]:
-        """Return total and free bytes of the shared memory file system."""
+        """Return the total and the free bytes of the shared memory file system."""
         place = self._tree.path("dev/shm")
         try:
             space: Any = os.statvfs(place)
@@ -198,7 +201,7 @@ def _number(folder: str) -> int:
 
 
 def _list_of(tree: SystemTree, folder: str) -> frozenset[int]:
-    """Return the CPUs of a node; a node with only memory has none."""
+    """Return a node's CPUs. A node that only has memory has none."""
     try:
         return numbers_of(tree.text(f"{folder}/cpulist"))
     except Unreadable as error:
@@ -234,7 +237,7 @@ def build_readers(tree: SystemTree) -> dict[str, Reader]:
 
 
 def python_build() -> dict[str, Any]:
-    """Return the facts that affect the speed of Python's own code."""
+    """Return the facts that affect how fast Python's own code runs."""
     options = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
     return {
         "version": platform.python_version(),
@@ -265,11 +268,11 @@ def torch_build() -> dict[str, Any]:
 
 
 def _blas() -> str | None:
-    """Return the BLAS library that torch reports it was built with."""
+    """Return the BLAS library that torch was built with, as torch reports it."""
     found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     return None if found is None else found[1].lower()
 
 
 def loaded_openmp(tree: SystemTree) -> list[str]:
-    """Return the files of the OpenMP runtimes that the process has loaded; each has its own threads."""
+    """Return the files of the OpenMP runtimes that the process has loaded. Each runtime has its own threads."""
     return sorted({found[0] for found in _OPENMP_FILE.finditer(tree.text("proc/self/maps"))})

@@ -1,4 +1,4 @@
-"""Read small system files, each of which may be missing or contain anything."""
+"""Read small system files, each of which may be missing or may contain anything."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Unread(NamedTuple):
 
 
 class Unreadable(Exception):
-    """Raised if something cannot be read; the message has the reason."""
+    """Raised if a fact cannot be read. The message contains the reason."""
 
 
 def read_all(readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """Return the result of each reader, or the reason why it failed; one failure does not affect the others."""
+    """Return each reader's result, or the reason why it failed. A failure does not affect the other readers."""
     facts: dict[str, Any] = {}
     for name, read in readers.items():
         try:
@@ -33,7 +33,7 @@ def read_all(readers: Mapping[str, Reader]) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """Return the reason why something could not be read."""
+    """Return the reason why a fact could not be read."""
     if isinstance(error, Unreadable):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -42,18 +42,18 @@ def reason(error: Exception) -> str:
 
 
 class SystemTree:
-    """The files where Linux describes itself, below `root`; nothing can be read on another `platform`."""
+    """The files below `root` that describe a Linux system. On any other `platform`, nothing can be read."""
 
     def __init__(self, root: str, platform: str) -> None:
         self.root, self.platform = root, platform
 
     @property
     def is_linux(self) -> bool:
-        """Whether there are such files."""
+        """Whether such files exist."""
         return self.platform.startswith("linux")
 
     def path(self, name: str) -> str:
-        """Return the path of a file such as ``proc/meminfo``.
+        """Return a file's path, for example for ``proc/meminfo``.
 
         Raises
         ------
@@ -66,12 +66,12 @@ class SystemTree:
         return os.path.join(self.root, name)
 
     def text(self, name: str) -> str:
-        """Return the content of a file, stripped.
+        """Return a file's content, stripped.
 
         Raises
         ------
         Unreadable
-            If it cannot be read, or is empty.
+            If the file cannot be read, or is empty.
         """
         try:
             text = file_bytes(self.path(name))
@@ -96,7 +96,7 @@ class SystemTree:
         return text
 
     def chosen(self, name: str) -> str:
-        """Return the word in brackets in a file such as ``always [madvise] never``."""
+        """Return the word in brackets in a file, as in ``always [madvise] never``."""
         text = self.text(name)
         before, _, after = text.partition("[")
         word, bracket, _ = after.partition("]")
@@ -107,7 +107,10 @@ class SystemTree:
         raise Unreadable(f"/{name} contains {text[:40]!r}, with no option in brackets")
 
     def folders(self, name: str, prefix: str) -> list[str]:
-        """Return the entries of a folder named `prefix` plus a number, ordered by number; at least one."""
+        """Return the entries of a folder that are named `prefix` plus a number, ordered by number.
+
+        There is at least one.
+        """
         try:
             entries = os.listdir(self.path(name))
         except OSError as error:

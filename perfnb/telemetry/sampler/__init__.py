@@ -1,6 +1,6 @@
 """The sampler's process: a loop that reads sensors, and one source for each kind of device.
 
-Nothing in here may load torch, numpy or pandas. The kernel's side is one folder up.
+No module in this folder may load torch, numpy or pandas. The kernel's side is one folder up.
 """
 
 #: The module that the process runs. It is part of the command line, by which samplers recognise each other.

@@ -1,7 +1,7 @@
 """Read AMD GPUs through amdsmi, AMD's Python package for its driver.
 
-The names and units are those of ROCm 6.2 and later. Missing values come as the text ``N/A`` or as the largest number of
-their type; those and implausible ones are missing here.
+The names and units are those in ROCm 6.2 and later. amdsmi returns missing values as the text ``N/A`` or as the largest
+number of their type. This module treats these values, and implausible values, as missing.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ _UNSUPPORTED = ("AMDSMI_STATUS_NOT_SUPPORTED", "AMDSMI_STATUS_NOT_YET_IMPLEMENTE
 
 
 def is_likely() -> bool:
-    """Return whether this machine has AMD's driver or its package."""
+    """Return whether AMD's driver or its package is on this machine."""
     return os.path.exists(_DRIVER) or importlib.util.find_spec("amdsmi") is not None
 
 
 class AmdSource(Source):
-    """AMD GPUs, or the partitions of those that are partitioned, as amdsmi sees them.
+    """AMD GPUs as reported by amdsmi. If a GPU is partitioned, its partitions are reported instead.
 
-    ``busy_percent`` is the activity of the graphics and compute engines, and memory that of all processes. PCIe traffic
-    and throttle reasons are not read: amdsmi would take a tenth of a second or more for each.
+    ``busy_percent`` is the activity of the graphics and compute engines, and memory is the memory used by all
+    processes. PCIe traffic and throttle reasons are not read, because amdsmi would take a tenth of a second or more for
+    each.
 
-    `visible` is the value of HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, ``None`` if unset: HIP's numbers, or UUIDs.
+    `visible` is the value of HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, or ``None`` if they are unset. It contains
+    HIP's numbers or UUIDs.
 
     Raises
     ------
@@ -70,7 +72,7 @@ class AmdSource(Source):
             raise Absent(f"no GPU is visible{hidden}")
 
     def devices(self) -> list[str]:
-        """Return the UUIDs of the devices, in HIP's order."""
+        """Return the devices' UUIDs, in HIP's order."""
         return list(self._gpus)
 
     def facts(self, device: str) -> DeviceFacts:
@@ -78,7 +80,7 @@ class AmdSource(Source):
         return dict(self._gpus[device].facts)
 
     def read(self, device: str, now_ns: int) -> Values:
-        """Read a GPU; see `perfnb.telemetry.sampler.source.Source`."""
+        """Read a GPU, as described in `perfnb.telemetry.sampler.source.Source`."""
         gpu = self._gpus[device]
         values: Values = dict.fromkeys([*FIELDS, *PCIE_THROUGHPUT])
         for metric, read in _METRICS.items():
@@ -87,7 +89,7 @@ class AmdSource(Source):
         return values
 
     def close(self) -> None:
-        """Shut amdsmi down, once."""
+        """Shut down amdsmi once."""
         if self._open:
             self._open = False
             with suppress(Exception):
@@ -110,7 +112,7 @@ class AmdSource(Source):
 
 
 class _Gpu:
-    """A GPU or a partition of one."""
+    """A GPU, or one of its partitions."""
 
     def __init__(self, smi: Any, handle: Any, index: int) -> None:
         self.smi, self.handle, self.index = smi, handle, index
@@ -138,24 +140,24 @@ class _Gpu:
         self.facts: DeviceFacts = {fact: value for fact, value in facts.items() if value is not None}
 
     def used_bytes(self) -> float | None:
-        """Return the memory in use by all processes."""
+        """Return how much memory all processes use."""
         used = _plausible(self.smi.amdsmi_get_gpu_vram_usage(self.handle)["vram_used"], _MOST_MIB)
         return None if used is None else used * _MIB
 
     def power_w(self) -> float | None:
-        """Return the present power, or the average on GPUs that report only that."""
+        """Return the current power, or the average power on GPUs that only report the average."""
         power = self.smi.amdsmi_get_power_info(self.handle)
         names = ("current_socket_power", "average_socket_power")
         return next((watts for name in names if (watts := _plausible(power.get(name), _WATTS))), None)
 
     def energy_j(self) -> float | None:
-        """Return the energy from the accumulator, which counts in steps of some microjoules."""
+        """Return the energy from the accumulator, which counts in steps of a few microjoules."""
         counted = self.smi.amdsmi_get_energy_count(self.handle)
         steps = _plausible(counted["energy_accumulator"], _STEPS)
         return None if steps is None else steps * float(counted["counter_resolution"]) / 1e6
 
     def temperature_c(self) -> float | None:
-        """Return the hottest spot, or the edge on GPUs without that sensor."""
+        """Return the temperature of the hottest spot, or of the edge on GPUs without that sensor."""
         kinds, now = self.smi.AmdSmiTemperatureType, self.smi.AmdSmiTemperatureMetric.CURRENT
         hottest = _plausible(_known(self.smi, "amdsmi_get_temp_metric", self.handle, kinds.HOTSPOT, now), _DEGREES)
         if hottest is not None:
@@ -163,7 +165,7 @@ class _Gpu:
         return _plausible(self.smi.amdsmi_get_temp_metric(self.handle, kinds.EDGE, now), _DEGREES)
 
     def clock_mhz(self, kind: str) -> float | None:
-        """Return a clock, as its mean over the last second."""
+        """Return a clock's mean over the last second."""
         clock = self.smi.amdsmi_get_clock_info(self.handle, getattr(self.smi.AmdSmiClkType, kind))
         return _plausible(clock["clk"], _MHZ)
 
@@ -195,7 +197,7 @@ def _binding() -> Any:
 
 
 def _let_through(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
-    """Return the GPUs that an environment variable, ``None`` if unset, makes visible, in its order.
+    """Return the GPUs that an environment variable (``None`` if it is unset) makes visible, in its order.
 
     An unknown entry ends the list.
     """
@@ -211,7 +213,7 @@ def _let_through(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
 
 
 def _known(smi: Any, function: str, *arguments: Any) -> Any:
-    """Return the result of a function; ``None`` if it fails or this version does not have it."""
+    """Return a function's result, or ``None`` if it fails or if this version does not have it."""
     try:
         return getattr(smi, function)(*arguments)
     except Exception:
@@ -219,7 +221,7 @@ def _known(smi: Any, function: str, *arguments: Any) -> Any:
 
 
 def _plausible(value: Any, most: float) -> float | None:
-    """Return a number up to `most`; ``None`` for anything else."""
+    """Return a number up to `most`, or ``None`` for any other value."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if number and 0 <= value <= most else None
 

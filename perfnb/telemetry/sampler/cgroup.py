@@ -1,6 +1,6 @@
 """Read the process's cgroup: its limits, its usage, and how long its CPU limit throttled it.
 
-The files have two versions, and "hybrid" machines have both; any file may be missing or contain anything.
+The files exist in two versions, and "hybrid" machines have both. Any file may be missing or may contain anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Reader = Callable[[str, str], bytes]
 
 
 class _Mount(NamedTuple):
-    """The mount of a hierarchy of groups."""
+    """Where a hierarchy of groups is mounted."""
 
     unified: bool
     controllers: frozenset[str]
@@ -33,7 +33,7 @@ class _Mount(NamedTuple):
 
 
 class _Hierarchy(NamedTuple):
-    """The process's place in a hierarchy."""
+    """The process's position in a hierarchy."""
 
     unified: bool
     folders: tuple[str, ...]  # the process's own group first, the outermost visible one last; empty if none is known
@@ -43,16 +43,20 @@ _UNKNOWN = _Hierarchy(True, ())
 
 
 def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
-    """Return how many cores the process's cgroups let it use; ``None`` if there is no limit or it is unknown.
+    """Return how many cores the process's cgroups let it use.
 
-    `proc` is the folder that describes the process; `root` is read instead of ``/sys/fs/cgroup``.
+    Return ``None`` if there is no limit or if it is unknown. `proc` is the folder that describes the process, and
+    `root` is read instead of ``/sys/fs/cgroup``.
     """
     limits = _cpu_limits(_places(proc, root)["cpu"])
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
-    """Return how many bytes the process's cgroups let it use; parameters and ``None`` as for `cpu_limit`."""
+    """Return how many bytes the process's cgroups let it use.
+
+    The parameters, and the meaning of ``None``, are the same as for `cpu_limit`.
+    """
     place = _places(proc, root)["memory"]
     name = "memory.max" if place.unified else "memory.limit_in_bytes"
     limits = [_whole(_text(folder, name)) for folder in place.folders]
@@ -63,21 +67,21 @@ def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
 
 
 def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
-    """Return how often the CPU limit throttled the process's cgroup, and for how many milliseconds.
+    """Return how many times the CPU limit throttled the process's cgroup, and for how many milliseconds.
 
-    The time is summed over the CPUs. Both count from the group's creation. ``None`` if they cannot be read; parameters
-    as for `cpu_limit`.
+    The time is summed over the CPUs. Both are counted from the creation of the group. The result is ``None`` if they
+    cannot be read. The parameters are the same as for `cpu_limit`.
     """
     return _first_throttled(_throttling_folders(_places(proc, root)["cpu"]), _text)
 
 
 class CgroupSource(Source):
-    """The usage of the process's cgroup; see `Source`. Parameters are as for `cpu_limit`.
+    """The usage of the process's cgroup (see `Source`). The parameters are the same as for `cpu_limit`.
 
     Raises
     ------
     Absent
-        If neither a limit nor the usage of any cgroup can be read.
+        If neither the limit nor the usage of any cgroup can be read.
     """
 
     name = "cgroup"
@@ -115,7 +119,7 @@ class CgroupSource(Source):
         self._kept.close()
 
     def _counters(self) -> tuple[int | None, float | None, int | None]:
-        """Return CPU time in nanoseconds, throttled time in milliseconds, memory in bytes."""
+        """Return the CPU time in nanoseconds, the throttled time in milliseconds, and the memory in bytes."""
         held = _first_throttled(self._throttling, self._text)
         return _used_ns(self._usage, self._text), held and held[1], _used_bytes(self._memory, self._text)
 
@@ -140,9 +144,9 @@ def _cpu_limits(place: _Hierarchy) -> list[float | None]:
 
 
 def _throttling_folders(place: _Hierarchy) -> tuple[str, ...]:
-    """Return where to look for throttling, tightest limit first.
+    """Return where to look for throttling, with the tightest limit first.
 
-    A group counts only the effect of its own limit.
+    A group only counts the effect of its own limit.
     """
     limits = [(limit, folder) for limit, folder in zip(_cpu_limits(place), place.folders, strict=True) if limit]
     return (*(folder for _, folder in sorted(limits)[:1]), *place.folders)
@@ -167,7 +171,7 @@ def _used_ns(place: _Hierarchy, text: _Reader) -> int | None:
 
 
 def _used_bytes(place: _Hierarchy, text: _Reader) -> int | None:
-    """Return used bytes without the file cache that the kernel would give up first."""
+    """Return the used bytes without the file cache that the kernel would release first."""
     version_1 = ("memory.usage_in_bytes", "total_inactive_file")
     usage, cache = ("memory.current", "inactive_file") if place.unified else version_1
     for folder in place.folders if place.unified else place.folders[:1]:  # version 2: or a group above
@@ -178,7 +182,10 @@ def _used_bytes(place: _Hierarchy, text: _Reader) -> int | None:
 
 
 def _places(proc: str, root: str) -> dict[str, _Hierarchy]:
-    """Return the process's place in the hierarchies of ``cpu``, ``cpuacct`` (version 1's accounting) and ``memory``."""
+    """Return the process's position in three hierarchies: ``cpu``, ``cpuacct`` and ``memory``.
+
+    ``cpuacct`` is the accounting in version 1.
+    """
     mounts, groups = _mounts(proc, root), _groups(proc)
     places = dict.fromkeys(("cpu", "cpuacct", "memory"), _UNKNOWN)
     for controller in places:
@@ -209,7 +216,7 @@ def _chain(mount: _Mount, group: str) -> tuple[str, ...]:
 
 
 def _groups(proc: str) -> dict[str, str]:
-    """Return the process's group by controller, version 2's by ``""``."""
+    """Return the process's group for each controller. The key for version 2 is ``""``."""
     groups: dict[str, str] = {}
     for line in os.fsdecode(_text(proc, "cgroup")).split("\n"):
         number, _, rest = line.partition(":")
@@ -234,7 +241,7 @@ def _mounts(proc: str, root: str) -> list[_Mount]:
 
 
 def _text(folder: str, name: str) -> bytes:
-    """Return the content of a file; empty if it cannot be read."""
+    """Return a file's content, or an empty text if it cannot be read."""
     try:
         return file_bytes(os.path.join(folder, name), 1 << 20)
     except (OSError, ValueError):  # the path may come from a file that contains anything

@@ -1,4 +1,4 @@
-"""Read the hardware counters of NVIDIA GPUs from Hopper on, through NVML's GPM ("GPU performance monitoring")."""
+"""Read hardware counters on NVIDIA GPUs since Hopper, through NVML's GPM ("GPU performance monitoring")."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LEAST_NS = 100_000_000
 
 
 class GpmCounters:
-    """Means of a GPU's counters between readings.
+    """The mean values of a GPU's counters between readings.
 
     Attributes
     ----------
     usable : bool
-        False on GPUs and drivers without them, and once they could not be read.
+        Whether the counters can be read. It is False for GPUs and drivers without them, and after a reading has failed.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -36,7 +36,10 @@ class GpmCounters:
                 self.usable = True
 
     def read(self, now_ns: int) -> Values:
-        """Return percent by metric since the last reading; ``None`` for the first, or if the last one is too recent."""
+        """Return the percentage for each metric since the last reading.
+
+        Return ``None`` for the first reading, or if the last reading was too recent.
+        """
         if not self.usable:
             return {}
         values: Values = dict.fromkeys(GPM_METRICS)
@@ -53,7 +56,7 @@ class GpmCounters:
         return values
 
     def close(self) -> None:
-        """Free the samples, once."""
+        """Free the samples once."""
         self.usable = False
         for sample in self._samples:
             with suppress(pynvml.NVMLError):

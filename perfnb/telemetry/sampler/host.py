@@ -1,4 +1,4 @@
-"""Read the whole machine: CPU, memory, load, disks, network."""
+"""Read the whole machine: CPU, memory, load, disks and network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BLOCK = "/sys/block"
 
 
 class _Files:
-    """Linux's files, which cost a quarter of the time of psutil."""
+    """Reads Linux's files, which takes a quarter of the time that psutil takes."""
 
     def __init__(self, proc: str) -> None:
         self._proc = proc
@@ -103,16 +103,17 @@ def _some(traffic: Traffic, counts: Callable[[str], bool], otherwise: str) -> Tr
 
 @functools.cache
 def _is_whole_disk(name: str) -> bool:
-    """Return whether this is a disk rather than a partition of one."""
+    """Return whether this is a whole disk and not a partition."""
     listed = not os.path.isdir(_BLOCK) or os.path.exists(f"{_BLOCK}/" + name.replace("/", "!"))
     return listed and not _STACKED.match(name)
 
 
 class HostSource(Source):
-    """The whole machine; see `Source`.
+    """The whole machine (see `Source`).
 
-    A sensor that cannot be read gives ``None`` and one note; the others continue. Linux counts CPU time in steps of
-    10 ms per core, so that at 10 Hz a single reading is coarse and only the mean of several is exact.
+    If a sensor cannot be read, its value is ``None`` and there is one note. The other sensors continue. Linux counts
+    CPU time in steps of 10 ms per core, so a single reading at 10 Hz is coarse, and only the mean of several readings
+    is exact.
     """
 
     name = "host"
@@ -148,11 +149,11 @@ class HostSource(Source):
         self._files.close()
 
     def disks(self) -> Traffic:
-        """Return the bytes read from and written to each whole disk."""
+        """Return how many bytes were read from and written to each whole disk."""
         return _some(self._disks(), _is_whole_disk, "the system lists no disk")
 
     def interfaces(self) -> Traffic:
-        """Return the bytes received and sent by each interface except loopback."""
+        """Return how many bytes each interface except loopback received and sent."""
         outside = self._interfaces()
         return _some(outside, lambda name: not _LOOPBACK.fullmatch(name), "the system lists no interface but loopback")
 
@@ -166,7 +167,10 @@ class HostSource(Source):
             return None
 
     def _both(self, what: str, read: Callable[[], Traffic], now_ns: int) -> tuple[float | None, float | None]:
-        """Return bytes per second each way, over the disks or interfaces seen before whose counters were not reset."""
+        """Return the bytes per second in each direction.
+
+        They are summed over the disks or interfaces that existed before and whose counters were not reset.
+        """
         now = self._try(what, read)
         before_ns, before = self._traffic.pop(what, (now_ns, {}))
         if now is None:

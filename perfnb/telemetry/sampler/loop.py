@@ -1,7 +1,7 @@
-"""The sampler's loop: read every device at each tick and send the result down a pipe, until stopped or orphaned.
+"""The sampler's loop: read every device at each tick and send the result through a pipe, until stopped or orphaned.
 
-Lines of JSON go out; the only input is one line, ``stop``. Times are `time.perf_counter_ns`, a clock that all processes
-on a machine share and that also times the trace's steps.
+The output consists of lines of JSON, and the only input is the line ``stop``. Times are from `time.perf_counter_ns`, a
+clock that all processes on a machine share and that also times the trace's steps.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _FLUSH_S = 2.0
 
 
 def main(config: dict[str, Any]) -> None:
-    """Run the sampler; its process does nothing else.
+    """Run the sampler. Its process does nothing else.
 
-    `config` has ``interval_s``, ``parent`` and ``watched`` (ids of the process that started this one, and of the
-    watched one), and ``visible`` and ``hip_visible`` (the environment variables that hide NVIDIA and AMD GPUs, or
-    ``None``).
+    `config` contains ``interval_s``, ``parent`` and ``watched`` (the ids of the process that started this one, and of
+    the watched process), and ``visible`` and ``hip_visible`` (the environment variables that hide NVIDIA and AMD GPUs,
+    or ``None``).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting the notebook signals the whole process group
     outbox = Outbox(1)
@@ -47,7 +47,7 @@ def main(config: dict[str, Any]) -> None:
 
 
 def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
-    """Return the sources that this machine has, and the reasons why the others are missing."""
+    """Return the sources on this machine, and the reasons why other sources are missing."""
     from perfnb.telemetry.sampler import amd
     from perfnb.telemetry.sampler.cgroup import CgroupSource
     from perfnb.telemetry.sampler.host import HostSource
@@ -78,8 +78,8 @@ def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
 class Sampler:
     """Reads every device at each tick.
 
-    Ticks are whole multiples of the interval after the first reading, so that delays do not add up. A tick that passes
-    during a reading is skipped and counted.
+    Ticks are at whole multiples of the interval after the first reading, so delays do not accumulate. A tick that
+    occurs during a reading is skipped and counted.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Sampler:
         self._zero = 0
 
     def run(self) -> None:
-        """Read until requested to stop."""
+        """Read until a stop is requested."""
         facts = {device: _plain(source.facts(device)) for source, device in self._devices}
         self._zero = time.perf_counter_ns()
         self._outbox.send({"hello": {"zero_ns": self._zero, "devices": facts, "absent": self._absent}})
@@ -111,7 +111,10 @@ class Sampler:
             missed, tick = following - tick - 1, following
 
     def _read(self, due: int, missed: int, start_cpu: int) -> None:
-        """Read all devices; send when the tick was due, and each device's values with the times before and after."""
+        """Read all devices.
+
+        Send when the tick was due, and each device's values with the times before and after reading them.
+        """
         rows: list[tuple[str, int, int, Values]] = []
         for source, device in list(self._devices):
             before = time.perf_counter_ns()
@@ -132,7 +135,7 @@ class Sampler:
             self._outbox.lost += 1
 
     def _wait(self, until: int) -> bool:
-        """Wait until a time. Return false if the sampler has to stop before."""
+        """Wait until a time. Return false if the sampler has to stop earlier."""
         while True:
             if os.getppid() != self._parent:
                 return False
@@ -152,12 +155,12 @@ def _plain(facts: DeviceFacts) -> DeviceFacts:
 
 
 def _text(words: str) -> str:
-    """Return text that can be sent, because the name of a process, for instance, may not be valid text."""
+    """Return text that can be sent. This is needed because, for example, a process's name may not be valid text."""
     return words.encode("utf-8", "replace").decode()
 
 
 class Outbox:
-    """Messages on their way to the kernel; sending never waits."""
+    """Messages on their way to the kernel. Sending never waits."""
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
@@ -166,7 +169,7 @@ class Outbox:
         os.set_blocking(pipe, False)
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send a message, or keep it until there is room. Return false if too much is already waiting."""
+        """Send a message, or store it until there is room. Return false if too much is already waiting."""
         if len(self.waiting) > MOST_WAITING_BYTES:
             return False
         if self.lost and "rows" in message:
@@ -176,7 +179,7 @@ class Outbox:
         return True
 
     def push(self) -> None:
-        """Write as much as the pipe takes."""
+        """Write as much as the pipe accepts."""
         while self.waiting:
             try:
                 done = os.write(self.pipe, self.waiting[:65536])

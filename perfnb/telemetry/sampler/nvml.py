@@ -1,4 +1,4 @@
-"""Read NVIDIA GPUs through NVML: those and their MIG slices that CUDA_VISIBLE_DEVICES makes visible."""
+"""Read the NVIDIA GPUs and MIG slices that CUDA_VISIBLE_DEVICES makes visible, through NVML."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ def absence(error: pynvml.NVMLError) -> str:
 
 
 class NvmlSource(Source):
-    """NVIDIA GPUs, and the MIG slices of those that are partitioned, as NVML sees them.
+    """NVIDIA GPUs as reported by NVML. If a GPU is partitioned, its MIG slices are reported instead.
 
-    Memory is that of all processes on the device, and ``busy_percent`` the share of the last 1/6 to 1 s when any
-    kernel ran. Nothing is broken down by process: NVML gives the host's process ids, useless in a container.
+    Memory is the memory used by all processes on the device, and ``busy_percent`` is the share of the last 1/6 to 1 s
+    during which any kernel ran. The values are not broken down by process, because NVML reports the host's process ids,
+    which are useless in a container.
 
-    `visible` is the value of CUDA_VISIBLE_DEVICES, ``None`` if unset; see `let_through` for its integers.
+    `visible` is the value of CUDA_VISIBLE_DEVICES, or ``None`` if it is unset. `let_through` describes its integers.
 
     Raises
     ------
@@ -88,7 +89,7 @@ class NvmlSource(Source):
         self._asked_ns: dict[str, int] = {}
 
     def devices(self) -> list[str]:
-        """Return the UUIDs of the devices, in the order of CUDA_VISIBLE_DEVICES."""
+        """Return the devices' UUIDs, in the order of CUDA_VISIBLE_DEVICES."""
         return list(self._devices)
 
     def facts(self, device: str) -> DeviceFacts:
@@ -96,7 +97,7 @@ class NvmlSource(Source):
         return dict(self._devices[device].facts)
 
     def read(self, device: str, now_ns: int) -> Values:
-        """Read a GPU; see `perfnb.telemetry.sampler.source.Source`."""
+        """Read a GPU, as described in `perfnb.telemetry.sampler.source.Source`."""
         asked = self._devices[device]
         values: Values = dict.fromkeys([*FIELDS, *PCIE_THROUGHPUT])
         for metric in SLICE_FIELDS if asked.mig else FIELDS:
@@ -106,7 +107,7 @@ class NvmlSource(Source):
         return values
 
     def close(self) -> None:
-        """Shut NVML down, once."""
+        """Shut down NVML once."""
         if self._open:
             self._open = False
             for counters in self._gpm.values():
@@ -131,7 +132,7 @@ class NvmlSource(Source):
         return {metric: self._read(device, metric, how) for metric, how in PCIE_THROUGHPUT.items()}
 
     def _ask(self, device: NvmlDevice, metric: str, how: Field) -> int | None:
-        """Return NVML's answer; ``None`` and a note if it fails."""
+        """Return NVML's answer, or if it fails, return ``None`` and add a note."""
         try:
             return how.read(device.handle)
         except pynvml.NVMLError as error:
@@ -148,7 +149,7 @@ NONE_32, NONE_64 = 2**32 - 1, 2**64 - 1
 
 
 class Field(NamedTuple):
-    """The way to read a metric."""
+    """How to read a metric."""
 
     read: Callable[[Any], int]
     unit: float = 1
@@ -156,7 +157,10 @@ class Field(NamedTuple):
 
 
 def _newest(handle: Any, *calls: tuple[str, *tuple[int, ...]]) -> int:
-    """Make the first call that binding and driver support; each is a name and the arguments after the handle."""
+    """Make the first call that the binding and the driver support.
+
+    Each call is a name and the arguments after the handle.
+    """
     for name, *arguments in calls[:-1]:
         try:
             if function := getattr(pynvml, name, None):
@@ -206,7 +210,7 @@ PCIE_THROUGHPUT: dict[str, Field] = {
 
 @dataclass(eq=False)
 class NvmlDevice:
-    """A GPU, or a MIG slice of one."""
+    """A GPU, or one of its MIG slices."""
 
     key: str  # its UUID, or its index if NVML gives none
     words: str  # its name in messages: "GPU 1 (NVIDIA H100)"
@@ -217,13 +221,13 @@ class NvmlDevice:
 
     @property
     def mig(self) -> bool:
-        """Whether it is a slice."""
+        """Whether this is a MIG slice."""
         return bool(self.facts.get("mig"))
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A whole GPU, and the devices to read: itself, or its slices."""
+    """A whole GPU, and the devices to read, which are the GPU itself or its slices."""
 
     uuid: str
     devices: list[NvmlDevice]
@@ -235,7 +239,10 @@ def error_words(error: pynvml.NVMLError) -> str:
 
 
 def read_memory(handle: Any) -> Any:
-    """Return NVML's memory structure; version 2, if the driver has it, does not count the driver's own part as used."""
+    """Return NVML's memory structure.
+
+    If the driver supports version 2, the driver's own part does not count as used.
+    """
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError as error:
@@ -245,22 +252,22 @@ def read_memory(handle: Any) -> Any:
 
 
 def find_gpus() -> list[Gpu]:
-    """Return all GPUs that NVML lists, in its order.
+    """Return all GPUs that NVML lists, in the same order.
 
     Raises
     ------
     pynvml.NVMLError
-        If they cannot be counted.
+        If the GPUs cannot be counted.
     """
     return [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
 
 
 def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
-    """Return the devices that CUDA_VISIBLE_DEVICES, ``None`` if unset, makes visible, in its order.
+    """Return the devices that CUDA_VISIBLE_DEVICES (``None`` if it is unset) makes visible, in its order.
 
-    An entry that names nothing, or what was named before, ends the list. Integers count in NVML's order, as in
-    ``nvidia-smi``. CUDA's default puts the fastest GPU first (``CUDA_DEVICE_ORDER``), so with unlike GPUs an integer
-    may mean another one: map CUDA's devices by UUID.
+    The list ends at an entry that does not name a device, or names one again. Integers refer to NVML's order, as in
+    ``nvidia-smi``. By default, CUDA puts the fastest GPU first (``CUDA_DEVICE_ORDER``). If the GPUs differ, an integer
+    may therefore refer to another GPU in CUDA, so use UUIDs to identify CUDA's devices.
     """
     if visible is None:
         return [device for gpu in gpus for device in gpu.devices]
@@ -274,7 +281,10 @@ def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
 
 
 def _named(gpus: list[Gpu], entry: str) -> list[NvmlDevice]:
-    """Return the devices of an index or of a UUID, which may be cut short; none if it does not name exactly one."""
+    """Return the devices with an index or a UUID, which may be abbreviated.
+
+    The result is empty if it does not identify exactly one device.
+    """
     if entry.isascii() and entry.isdecimal():
         return gpus[int(entry)].devices if len(entry) < 5 and int(entry) < len(gpus) else []
     named = {gpu.uuid: gpu.devices for gpu in gpus}
@@ -335,7 +345,7 @@ def _text(read: Callable[[Any], str], handle: Any) -> str | None:
 
 
 def decoded(read: Callable[..., str], *arguments: Any) -> str:
-    """Return text from NVML: the binding decodes strictly, but the driver may give any bytes as a name."""
+    """Return text from NVML. The binding decodes strictly, but the driver may return arbitrary bytes as a name."""
     try:
         return read(*arguments)
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Read the watched process and all processes below it, such as a data loader's workers."""
+"""Read the watched process and all of its descendants, such as a data loader's workers."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ _CORES = os.cpu_count() or 1
 
 
 class ProcessSource(Source):
-    """The joint usage of a process and all below it; see `Source`.
+    """The joint usage of a process and all of its descendants (see `Source`).
 
-    The sums keep what a worker used after it ends: on Linux its parent takes over its CPU time and disk bytes,
-    elsewhere its last reading is kept. Memory is resident memory: a page that processes share counts for each of them.
+    The sums include a worker's usage even after the worker has ended. On Linux, its parent takes over its CPU time and
+    disk bytes, and on other systems, its last reading is kept. Memory is resident memory, so a page that several
+    processes share is counted for each of them.
 
-    Samplers of other watches do not count, nor do their figures that their parent takes over.
+    Samplers of other watches are not counted, and neither are the figures that a parent takes over from them.
 
-    The process `without`, the sampler's own, is left out with all below it; `proc` is read instead of ``/proc``.
+    The process `without`, which is the sampler itself, is left out together with its descendants. `proc` is read
+    instead of ``/proc``.
 
     Raises
     ------
     Absent
-        If there is no such process, or none that the user may see.
+        If there is no such process, or the user is not allowed to see it.
     """
 
     name = "process"
@@ -98,7 +100,7 @@ class ProcessSource(Source):
         self._table.close()
 
     def _members(self, now_ns: int) -> list[int]:
-        """Return the processes to read; finding new ones costs far more than reading known ones."""
+        """Return the processes to read. Finding new processes costs far more than reading known processes."""
         known = [pid for pid in self._last if pid != self._pid]
         since_ns, last_pid = now_ns - self._searched_ns, self._table.last_pid()
         started = last_pid is not None and last_pid != self._last_pid
@@ -114,7 +116,7 @@ class ProcessSource(Source):
     def _is_other(self, pid: int) -> bool:
         """Return whether a process is another watch's sampler.
 
-        A sampler that has only been forked is recognised by the next search.
+        A sampler that has only been forked so far is recognised by the next search.
         """
         if pid not in self._others and SAMPLER in self._table.command(pid):
             sampler = self._table.see(pid)
@@ -134,9 +136,9 @@ class ProcessSource(Source):
                 self._keep(last, -1.0)
 
     def _see(self, pids: list[int]) -> dict[int, Seen]:
-        """Read the processes, parents first, and again if one ended in the meantime.
+        """Read the processes, parents first, and read them again if one ended in the meantime.
 
-        Its parent may have been read before it took over that one's figures.
+        Its parent may have been read before it took over the figures of the process that ended.
         """
         for _ in range(3):
             seen: dict[int, Seen] = {}
@@ -163,7 +165,7 @@ class ProcessSource(Source):
         return seen
 
     def _keep(self, process: Seen, share: float) -> None:
-        """Add a share of a process's usage to the sums; a negative one is taken off."""
+        """Add a share of a process's usage to the sums. A negative share is subtracted."""
         self._kept = [kept + share * had for kept, had in zip(self._kept, _counters(process), strict=True)]
 
     def _sums(self, seen: dict[int, Seen], now_ns: int) -> _Sums:
@@ -186,7 +188,7 @@ def _counters(process: Seen) -> tuple[float, float, float]:
 
 
 class Seen(NamedTuple):
-    """The state of one process at one moment."""
+    """A process's state at one moment."""
 
     started_s: float  # distinguishes it from a later process with the same id
     parent: int
@@ -197,18 +199,12 @@ class Seen(NamedTuple):
 
 
 class Portable:
-    """Processes through psutil, on any system.
-
-    Attributes
-    ----------
-    inherits : bool
-        Whether a parent's figures take over what a child used when the child ends.
-    """
+    """Reads processes through psutil, on any system."""
 
     inherits = sys.platform.startswith("linux")
 
     def see(self, pid: int) -> Seen | None:
-        """Return a process; ``None`` if there is none, or none that the user may see."""
+        """Return a process, or ``None`` if it does not exist or the user is not allowed to see it."""
         try:
             process = psutil.Process(pid)
             with process.oneshot():
@@ -228,7 +224,7 @@ class Portable:
             return None
 
     def below(self, pid: int, without: int) -> list[int]:
-        """Return the processes below one, parents first, except `without` and what is below that."""
+        """Return a process's descendants, parents first, except `without` and its descendants."""
         found, left_out = [], {without}
         with suppress(psutil.Error, OSError):
             for process in psutil.Process(pid).children(recursive=True):  # parents come before their children
@@ -240,27 +236,27 @@ class Portable:
         return found
 
     def command(self, pid: int) -> bytes:
-        """Return the command line of a process; empty if it cannot be seen."""
+        """Return a process's command line, or an empty text if it cannot be seen."""
         try:
             return "\0".join(psutil.Process(pid).cmdline()).encode(errors="replace")
         except (psutil.Error, OSError):
             return b""
 
     def last_pid(self) -> bytes | None:
-        """Return something that changes whenever a process starts; ``None`` if the system has no such thing."""
+        """Return a value that changes whenever a process starts, or ``None`` if the system has no such value."""
         return None
 
     def forget(self, pid: int) -> None:
-        """Release the resources held for a process."""
+        """Release the resources used for a process."""
 
     def close(self) -> None:
-        """Release everything."""
+        """Release all resources."""
 
 
 class ProcFiles(Portable):
-    """Processes through Linux's files, with CPU time to the nanosecond where the kernel gives it.
+    """Reads processes through Linux's files, with CPU time to the nanosecond if the kernel provides it.
 
-    psutil would double what the sampler costs at 10 Hz, and counts CPU time in ticks of 10 ms.
+    With psutil, the sampler would cost twice as much at 10 Hz, and CPU time would be counted in ticks of 10 ms.
     """
 
     inherits = True
@@ -333,7 +329,7 @@ class ProcFiles(Portable):
             return None
 
     def _clock_agrees(self, pid: int) -> bool:
-        """Return whether the kernel gives another process's CPU time to the nanosecond rather than in ticks."""
+        """Return whether the kernel reports another process's CPU time to the nanosecond and not in ticks."""
         try:
             exact = _exact_cpu_ns(pid) / 1e9
             times = psutil.Process(pid).cpu_times()
@@ -343,7 +339,7 @@ class ProcFiles(Portable):
 
 
 def _exact_cpu_ns(pid: int) -> int:
-    """Return the CPU clock of a process; its id is computed as Linux's ``clock_getcpuclockid`` does."""
+    """Return a process's CPU clock. Its id is computed in the same way as in Linux's ``clock_getcpuclockid``."""
     return time.clock_gettime_ns((~pid << 3) | 2)
 
 

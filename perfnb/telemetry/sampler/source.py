@@ -1,4 +1,4 @@
-"""The base of all sources of telemetry."""
+"""The base class of all telemetry sources."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ DeviceFacts = dict[str, str | int | float | bool | None]
 
 
 class Absent(Exception):
-    """Raised if this machine lacks a source; the message has the reason, such as ``no NVIDIA driver``."""
+    """Raised if this machine lacks a source. The message contains the reason, such as ``no NVIDIA driver``."""
 
 
 class Lost(Exception):
-    """Raised if a device can no longer be read; the message has the reason. The others continue."""
+    """Raised if a device can no longer be read. The message contains the reason. The other devices continue."""
 
 
 class Source:
-    """Some devices and their sensors.
+    """A group of devices and their sensors.
 
-    Creating one raises `Absent` if there is nothing to read.
+    Creating a source raises `Absent` if there is nothing to read.
 
     Attributes
     ----------
     name : str
-        The name of the source when it is missing, such as ``GPU``; also the name of its only device, unless `devices`
-        has others.
+        The name that is used when the source is missing, such as ``GPU``. It is also the name of its only device,
+        unless `devices` returns others.
     notes : list of str
-        Messages for the user, each at most once, such as a sensor that cannot be read. Whoever reads the source
-        empties it.
+        Messages for the user, such as a sensor that cannot be read. Each appears at most once. The code that reads the
+        source empties the list.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Source:
         self._unreadable = set[tuple[str, str]]()
 
     def note_unreadable(self, device: str, metric: str, why: str) -> None:
-        """Note once that a metric of a device, given by its words, cannot be read."""
+        """Add a note, once, that a device's metric cannot be read. The metric is given by its words."""
         if (device, metric) not in self._unreadable:
             self._unreadable.add((device, metric))
             self.notes.append(f"{device}: {METRIC_WORDS.get(metric, 'throttle reasons')} cannot be read: {why}.")
@@ -57,7 +57,9 @@ class Source:
         raise NotImplementedError
 
     def read(self, device: str, now_ns: int) -> Values:
-        """Read a device at a time (`time.perf_counter_ns`); rates cover the time since its last reading.
+        """Read a device at a time given by `time.perf_counter_ns`.
+
+        Rates cover the time since the device's last reading.
 
         Raises
         ------
@@ -67,11 +69,11 @@ class Source:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what the source holds."""
+        """Release the source's resources."""
 
 
 class Rates:
-    """Rates from counters that only grow."""
+    """Computes rates from counters that only grow."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, float]] = {}
@@ -79,8 +81,8 @@ class Rates:
     def per_second(self, counter: str, value: float | None, now_ns: int) -> float | None:
         """Return the counter's growth per second since the last call.
 
-        The result is ``None`` on the first call, if `value` is unknown, and if the counter fell, because it was reset
-        or a part of it is gone.
+        The result is ``None`` on the first call, if `value` is unknown, or if the counter fell because it was reset or
+        a part of it is gone.
         """
         before = self._last.pop(counter, None)
         if value is None:
@@ -92,14 +94,14 @@ class Rates:
 
 
 def file_bytes(path: str, most: int = 1 << 22) -> bytes:
-    """Return the content of a small system file; never wait, whatever kind of file is there.
+    """Return the content of a small system file, without ever waiting, whatever kind of file it is.
 
     Raises
     ------
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     ValueError
-        If there can be no such path.
+        If such a path cannot exist.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -112,19 +114,22 @@ def file_bytes(path: str, most: int = 1 << 22) -> bytes:
 
 
 class KeptFiles:
-    """At most `most` files that stay open: reading one is then twice as cheap, and stays tied to the same process."""
+    """At most `most` files that stay open.
+
+    Reading an open file costs half as much, and always refers to the same process.
+    """
 
     def __init__(self, most: int = 256) -> None:
         self._most = most
         self._open: dict[str, int] = {}
 
     def text(self, path: str, size: int = 8192) -> bytes:
-        """Return the first `size` bytes of a file now.
+        """Return the first `size` bytes that a file currently contains.
 
         Raises
         ------
         OSError
-            If it cannot be read, or what it describes is gone.
+            If the file cannot be read, or if the process that it describes is gone.
         """
         descriptor = self._open.get(path)
         if descriptor is None:
