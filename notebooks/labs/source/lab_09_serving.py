@@ -591,11 +591,12 @@ plt.show()
 # %% [markdown]
 # (If the picture contradicts the next lines, your computer was busy: run the cell again.)
 #
-# They are opposites. A prefill already has 128 images to multiply with each weight. It is **compute-bound**: twice the
-# cards take about twice as long, so the time per card hardly changes. (It can fall a little at first, and rise where
-# the cards no longer fit into the processor's caches.) A decode pass has one image per card. Starting its operators and
-# fetching its weights takes most of its time, and both are shared by all cards of a batch. That is why servers of
-# language models batch their decode passes.
+# The time per card falls a lot for a decode pass, and little or not at all for a prefill. A prefill already has 128
+# images to multiply with each weight. It is **compute-bound**: twice the cards take about twice as long, so the time
+# per card stays about the same. (It can fall a little at first, and rise where the cards no longer fit into the
+# processor's caches.) A decode pass has one image per card. Starting its operators and fetching its weights takes most
+# of its time, and both are shared by all cards of a batch. That is why servers of language models batch their decode
+# passes.
 #
 # Batches have a price. A **dynamic batcher** takes what is waiting whenever the server is free. At full load, the
 # server always has a full batch. A card that arrives just *after* a batch has started waits for all of that batch, and
