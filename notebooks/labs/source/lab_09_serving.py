@@ -323,10 +323,10 @@ plt.show()
 #
 # Now to the model. The Reader below is small and complete: a linear layer for the images (`stem`), three blocks with
 # attention and an MLP, and ten scores for each position (`head`). It reads all 128 images of a card and gives the
-# scores of the first character. Then it needs to know what it has written so far. Therefore there is one *printed
-# image* of each character: the mean of all its handwritten images. The printed image of the first character becomes the
-# 129th image, the Reader gives the scores of the next character, and so on. Language models write their answers in the
-# same way, one *token* (a word or a part of one) at a time; here, a token is a character.
+# scores of the first character. Then it needs to know the characters that it has written so far. Therefore there is one
+# *printed image* of each character: the mean of all its handwritten images. The printed image of the first character
+# becomes the 129th image, the Reader gives the scores of the next character, and so on. Language models write their
+# answers in the same way, one *token* (a word or a part of one) at a time; here, a token is a character.
 #
 # (Its weights are random, because training would take too long here. So it reads nonsense. The time, the bytes and the
 # number of passes are those of a trained model.)
@@ -338,7 +338,7 @@ plt.show()
 #
 # Keys and values of a position never change, because no position sees a later one. So you can pass the Reader those
 # that it has already computed, as `cache`, and then it computes only the new images. It returns the scores and the
-# cache, which now includes the new images. Read `Attention.forward`: in which line does the cache grow?
+# cache, which now includes the new images. Read `Attention.forward`: where does the cache grow?
 
 
 # %%
