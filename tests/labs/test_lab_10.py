@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 from perfnb.labs.lab_10 import FILLED
@@ -157,6 +158,23 @@ def test_the_reader_of_the_check_is_the_one_of_the_lab() -> None:
     assert FILLED[1] == (sizes, 2**19)
     assert sum(sizes) == 2_417_704
     assert len(sizes) == 40
+
+
+def test_both_jobs_of_the_lab_learn_from_the_same_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the 24 cards of a step is read by one rank, in the same part."""
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", lambda model, **_: model)
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "load_digits": load_digits}
+    for words, end in (("def cards(", "briefly ="), ("def toms_job(", "def transfers"), ("def evenly(", "counted =")):
+        exec(cell_with(words).partition(end)[0], names)
+    names["cards"] = lambda count, first=0: list(range(first, first + count))
+    for job in ("toms_job", "evenly"):
+        read: list[list[int]] = [[], [], [], []]
+        for rank in range(2):
+            monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+            _, (parts, _) = names[job]()
+            read = [[*before, *cards] for before, cards in zip(read, parts, strict=True)]
+
+        assert [sorted(part) for part in read] == [list(range(6 * place, 6 * place + 6)) for place in range(4)]
 
 
 @pytest.mark.slow
