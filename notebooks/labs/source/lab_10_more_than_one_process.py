@@ -279,8 +279,8 @@ perfnb.rank_scaling(one_batch, ranks=(1, 2), mode="strong", rounds=1, steps=12, 
 # pieces as there are ranks. Two rounds follow:
 #
 # 1. Each rank passes a piece to its neighbour, who adds its own and passes the result on. After `ranks - 1` such
-# passes, each rank has *one* piece with the sum of all. 2. The finished pieces go around in the same way, `ranks - 1`
-# passes again, until everybody has all of them.
+#    passes, each rank has *one* piece with the sum of all.
+# 2. The finished pieces go around in the same way, `ranks - 1` passes again, until everybody has all of them.
 #
 # On paper: draw three ranks and three pieces, and count how many pieces rank 0 sends in each round.
 #
@@ -419,7 +419,8 @@ for mib, sent in planned.items():
 # `synced` for each backward pass whether it would have sent. For example:
 #
 # ```python
-# counted = CountedModel(Reader()) night_step(counted, torch.optim.SGD(counted.parameters(), lr=0.01), [cards(1)] * 4)
+# counted = CountedModel(Reader())
+# night_step(counted, torch.optim.SGD(counted.parameters(), lr=0.01), [cards(1)] * 4)
 # counted.synced
 # ```
 
