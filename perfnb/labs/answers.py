@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import linecache
 import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from perfnb import Profile, Timing
-from perfnb.labs.exercise import Facts, Hint, quoted, what_was_raised
+from perfnb.labs.exercise import Facts, Hint, quoted, shortened, what_was_raised
 from perfnb.results import ABTest, ArchitectureComparison, Leaks, Ranks, Roofline, ScalingStudy
 
 Kind = TypeVar("Kind")
@@ -130,13 +132,27 @@ def as_function(answer: Any, called: str) -> Callable[..., Any]:
 
 
 def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The return value of a function that the reader wrote; an exception in it becomes a `Hint`."""
+    """The return value of a function that the reader wrote; an exception becomes a `Hint` that quotes its line."""
     try:
         return function(*arguments)
     except Hint:
         raise
     except (Exception, SystemExit) as error:
-        raise Hint(f"Your code raised {what_was_raised(error)}") from error
+        raise Hint(f"Your code raised {what_was_raised(error)}{_in_line(error)}") from error
+
+
+def _in_line(error: BaseException) -> str:
+    """Where in the reader's cell an exception occurred, or nothing if that is not known."""
+    frames = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("perfnb", "torch")
+    ]
+    if not frames:
+        return ""
+    cell, line = [each for each in frames if each[0] == frames[0][0]][-1]
+    code = linecache.getline(cell, line).strip()
+    return f" (line {line} of its cell: {shortened(code)})" if code else ""
 
 
 def result_of(function: Callable[..., Any], *arguments: Any) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,9 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from perfnb import quantities as fmt
 from perfnb.labs.answers import as_fields, as_function, as_number, as_numbers, outcome, tried
 from perfnb.labs.exercise import Exercise, Facts, Hint
-from perfnb.labs.judging import Lists, Number, Numbers, all_there, hint_if
+from perfnb.labs.judging import Lists, Number, Numbers, all_there, close, hint_if
 from perfnb.labs.made_service import CARDS_PER_S, PlantedService, monday, queued
 
 
@@ -33,6 +33,8 @@ def judge_prediction(facts: Facts) -> None:
 
 #: Seconds that the log covers.
 SPAN_S = 60.0 * len(CARDS_PER_S)
+#: Cards per second that the benchmark promises.
+BENCHMARK_PER_S = 10.0
 
 
 def measure_little(answer: Any) -> Facts:
@@ -53,14 +55,31 @@ def judge_little(facts: Facts) -> None:
     utilization.slip(rate * latency, "that uses the time until the answer, and a waiting card keeps no server busy.")
     utilization.slip(rate * service * SPAN_S, "that is how many seconds the server was busy. Of how many?")
     utilization.slip(rate, "that is how many cards arrive per second. For how long does each keep the server busy?")
-    utilization.wrong("it is not the share of the ten minutes when the server was busy.")
+    utilization.slip(
+        BENCHMARK_PER_S * service,
+        "that is for ten cards per second, the rate of the benchmark. At which rate did the cards of the log arrive?",
+    )
+    utilization.slip(
+        service, "that is how long a card keeps the server busy, in seconds. How many such cards arrive per second?"
+    )
+    utilization.wrong(
+        "it is not the share of the ten minutes when the server was busy.",
+        "At which rate did the cards of the log arrive, and which of its times is spent on the server?",
+    )
     inside = Number(said["inside"], rate * latency, 0.01, "inside:")
     inside.slip(rate * (latency - service), "that leaves out the card that is being served.")
     inside.slip(rate * service, "that is the utilization: the card being served, without those that wait.")
     inside.slip(rate * facts["median_s"], "that uses the median. Little's law is about means.")
     inside.slip(latency, "that is the mean time. How many cards arrive in such a time?")
+    inside.slip(
+        BENCHMARK_PER_S * latency,
+        "that is for ten cards per second, the rate of the benchmark. At which rate did the cards of the log arrive?",
+    )
     inside.slip(rate * latency * SPAN_S, "that is the sum over all cards; divide it by the ten minutes.")
-    inside.wrong("it is not the arrivals per second times the mean time from arrival to answer.")
+    inside.wrong(
+        "it is not the mean number of cards that were waiting or being read.",
+        "In Little's law, which two numbers belong to the office as a whole?",
+    )
 
 
 #: A queue that fits on paper, and a longer one: arrivals and service times.
@@ -157,10 +176,39 @@ def judge_load_test(facts: Facts) -> None:
         ],
         "These are the moments of the answers. How long after it was due is that?",
     )
+    every.slip(
+        _since_the_last_answer,
+        "Your clock starts as soon as the last card has been answered. At that moment, the next one may not even have "
+        "arrived: whose waiting time is that?",
+    )
+    hint_if(
+        not every.right and all(map(_by_another_clock, cases)),
+        "These times come from your computer's clock, and serve() takes no time there. The server is simulated: "
+        "service.now() reads its clock.",
+    )
     if any(said < 0 for case in cases for said in case["said"]):
         raise Hint("Some latencies are negative: a card was answered before it was due. Wait until then.")
     hint_if(any(case["served"] != len(case["due"]) for case in cases), "Call service.serve() once for each card.")
-    every.wrong("For each card: wait until it is due, serve it, and compare the clock with the moment it was due.")
+    every.wrong(
+        "Think of a customer whose card is due in the middle of a stall. When does she begin to wait, when does she "
+        "stop, and which of the two moments does your function measure differently?"
+    )
+
+
+def _since_the_last_answer(case: Facts) -> list[float]:
+    ends = [due + latency for due, latency in zip(case["due"], queued(case["due"], case["services"]), strict=True)]
+    return [end - before for before, end in zip([0.0, *ends], ends, strict=False)]
+
+
+def _by_another_clock(case: Facts) -> bool:
+    """Whether the latencies are those of a clock on which serving takes hardly any time."""
+    moments = [said + due for said, due in zip(case["said"], case["due"], strict=True)]
+    spread = max(moments, default=0.0) - min(moments, default=0.0)
+    return spread < MOMENT_S or max(map(abs, case["said"])) < MOMENT_S
+
+
+#: Seconds that all calls to a simulated server take at most on a real clock; each planted service takes longer.
+MOMENT_S = 0.05
 
 
 #: Blocks, width, positions and cards.
@@ -181,13 +229,23 @@ def judge_cache(facts: Facts) -> None:
     every.slip(lambda case: case["wanted"] / case["sizes"][0], "That is the cache of one block.")
     every.slip(lambda case: case["wanted"] / case["sizes"][3], "That is the cache of one card.")
     every.slip(lambda case: case["wanted"] / case["sizes"][1], "That is one number per position: a key has `width`.")
+    every.slip(
+        lambda case: 4 * case["wanted"],
+        "It is four times as much. The `width` numbers of a key are those of all heads together, and a float32 has "
+        "four bytes, not four numbers.",
+    )
     square = "It grows with the square of the length. That is the size of attention's scores, which are not kept."
     every.slip(lambda case: case["wanted"] * case["sizes"][2], square)
     every.slip(lambda case: case["wanted"] * case["sizes"][2] / case["sizes"][1] / 2, square)
     for case in facts["cases"]:
         blocks, width, length, cards = case["sizes"]
-        where = f"For {blocks} blocks of width {width}, {length} positions and {cards} card(s):"
-        Number(case["said"], case["wanted"], 1e-9, where).wrong("", "what does each block keep, and for how many?")
+        where = (
+            f"For {blocks} blocks of width {width}, {length} positions and {fmt.counted(cards, 'card')}, your result "
+            f"is {case['said']:,.6g}."
+        )
+        Number(case["said"], case["wanted"], 1e-9, where).wrong(
+            "", "What does each block keep for a position, and how many positions are there in all?"
+        )
 
 
 #: Images of a card and characters of its answer.
@@ -214,6 +272,12 @@ def _followed(function: Callable[..., Any], reader: Any, card: torch.Tensor, cou
 
     def follow(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         images, cache = (*given, named.get("images"))[0], named.get("cache", given[1] if len(given) > 1 else None)
+        shape = tuple(getattr(images, "shape", ()))
+        if len(shape) != 3 or shape[::2] != (1, card.shape[2]):
+            raise ValueError(
+                f"the Reader got images of shape {shape}. It takes three dimensions (cards, images, pixels): a single "
+                f"image has the shape (1, 1, {card.shape[2]})"
+            )
         cached = 0 if cache is None else int(cache[0][0].shape[2])
         if cached and images.shape[1] > 1:
             raise Hint(
@@ -270,11 +334,15 @@ def judge_answer(facts: Facts) -> None:
             )
         if images[0] != length:
             raise Hint(f"{where} the first pass computes {images[0]} of them; give it the whole card in one pass.")
-        hint_if(len(passes) > count + 1, f"{where} the Reader ran {len(passes)} times; once per character is enough.")
         if case["after"] != list(range(1, count + 1)):
             raise Hint(
                 f"{where} the first character comes after {case['after'][0]} passes, although one is enough. Yield "
                 "each one when you have it."
+            )
+        if len(passes) > count:
+            raise Hint(
+                f"{where} the Reader ran {len(passes)} times, after the last character, too. Who needs the scores of "
+                "that pass?"
             )
         hint_if(case["graded"], "The characters are right, but gradients are recorded; keep torch.inference_mode().")
 
@@ -293,11 +361,21 @@ def measure_batching(answer: Any) -> Facts:
     function = as_function(answer, "highest_rate(batch_ms, bound_ms)")
     cases = []
     for batch_ms, bound_ms in BATCHES:
-        said = as_number(outcome(function, dict(batch_ms), bound_ms), "The result of highest_rate")
         within = [ms for ms in batch_ms.values() if 2 * ms <= bound_ms]
+        try:
+            returned = outcome(function, dict(batch_ms), bound_ms)
+        except Hint as raised:
+            if within:
+                raise
+            raise Hint(f"{_batches(batch_ms.items(), bound_ms)} no size keeps the bound. {raised}") from raised
+        said = as_number(returned, "The result of highest_rate")
         cases.append({"sizes": [list(each) for each in batch_ms.items()], "bound": bound_ms, "said": said,
                       "wanted": _most(batch_ms, bound_ms, 2), "fits": len(within)})  # fmt: skip
     return {"cases": cases}
+
+
+def _batches(sizes: Iterable[Iterable[float]], bound_ms: float) -> str:
+    return f"With a bound of {bound_ms:g} ms and batches of {', '.join('{:g} in {:g} ms'.format(*s) for s in sizes)},"
 
 
 def _most(batch_ms: dict[int, float], bound_ms: float, batches: int) -> float:
@@ -317,11 +395,11 @@ def judge_batching(facts: Facts) -> None:
     every.slip(_best_size, "That is the size of the batch. How many cards per second does it serve?")
     every.slip(_largest, "The largest batch within the bound is not always the one that serves most per second.")
     for case in facts["cases"]:
-        where = f"For {', '.join(f'{size:g} in {ms:g} ms' for size, ms in case['sizes'])} and {case['bound']:g} ms:"
+        where = _batches(case["sizes"], case["bound"])
         if not case["fits"] and case["said"] != 0:
             raise Hint(f"{where} no size keeps the bound, so the rate is 0.")
-        Number(case["said"], case["wanted"], 1e-6, where).wrong(
-            "", "which sizes keep the bound, and how many cards per second does each of them serve?"
+        Number(case["said"], case["wanted"], 1e-6, f"{where} your result is {case['said']:.6g}.").wrong(
+            "", "Which sizes keep the bound, and how many cards per second does each of them serve?"
         )
 
 
@@ -351,6 +429,15 @@ def judge_tokens(facts: Facts) -> None:
     every = Numbers(facts["cases"], len(GUESSED), 1e-6)
     own = "The Reader adds one character of its own in every pass, also where all guesses are wrong."
     every.slip(lambda case: case["wanted"] - 1, own)
+    if_all = "the one that a pass adds if all guesses are right"
+    every.slip(
+        lambda case: case["wanted"] - case["sizes"][0] ** case["sizes"][1], f"You leave out a character: {if_all}."
+    )
+    every.slip(
+        lambda case: case["wanted"] - 1 - case["sizes"][0] ** case["sizes"][1] * (case["sizes"][1] > 0),
+        f"You leave out two characters: the one that every pass gives, and {if_all}. Where does your sum begin, and "
+        "where does it end?",
+    )
     every.slip(
         lambda case: 1 + case["sizes"][0] * case["sizes"][1],
         "That counts every right guess. After the first wrong one, the others are of no use, even if they are right.",
@@ -365,34 +452,53 @@ def judge_tokens(facts: Facts) -> None:
     )
     for case in facts["cases"]:
         acceptance, guesses = case["sizes"]
-        where = f"For {guesses:g} guess(es), each right with a probability of {acceptance:g}:"
-        Number(case["said"], case["wanted"], 1e-6, where).wrong(
-            "", "how likely is it that a pass gives at least one character, at least two, at least three?"
+        where = (
+            f"For {fmt.counted(guesses, 'guess')}, with a probability of {acceptance:g} that a guess is right, your "
+            f"result is {case['said']:.6g}."
         )
+        Number(case["said"], case["wanted"], 1e-6, where).wrong(
+            "", "How likely is it that a pass gives at least one character, at least two, at least three?"
+        )
+
+
+#: The largest absolute output of the model in exercise 9.9.
+LARGEST = 6.0
 
 
 def measure_difference(answer: Any) -> Facts:
     function = as_function(answer, "largest_difference(model, other, inputs)")
-    inputs = [torch.linspace(-1.0, 1.0, 12).reshape(3, 4) * size for size in (1.0, 3.0, 0.5)]
+    inputs = [torch.linspace(-1.0, 0.8, 12).reshape(3, 4) * size for size in (1.0, LARGEST / 2, 0.5)]
     cases = {}
     for name, change in CHANGES.items():
         with torch.no_grad():
             said = outcome(function, lambda x: 2.0 * x, lambda x, change=change: change(2.0 * x), list(inputs))
         number = _as_difference(said)
         before = [2.0 * x for x in inputs]
-        apart = [change(values) - values for values in before]
-        scale = max(float(values.abs().max()) for values in before)
-        cases[name] = {
-            "said": number if number is not None and math.isfinite(number) else None,
-            "wanted": max(float(each.abs().max()) for each in apart) / scale,
-            "first": float(apart[0].abs().max()) / float(before[0].abs().max()),
-            "signed": max(float(each.max()) for each in apart) / scale,
-            "mean": statistics.fmean(float(each.abs().mean()) for each in apart) / scale,
-            "absolute": max(float(each.abs().max()) for each in apart),
-        }
-        if name == "broken":
-            cases[name] |= {"wanted": 0.0, "mean": 0.0, "first": 0.0, "signed": 0.0, "absolute": 0.0}
+        after = [change(values) for values in before]
+        cases[name] = {"said": number if number is not None and math.isfinite(number) else None}
+        if name != "broken":
+            cases[name] |= _differences(before, after)
     return {"cases": cases}
+
+
+def _differences(before: list[torch.Tensor], after: list[torch.Tensor]) -> dict[str, float]:
+    """The right relative difference, and those to which slips lead."""
+    one, other = torch.stack(before), torch.stack(after)
+    apart = (other - one).abs()
+    scale = one.abs().max()
+    found = {
+        "wanted": apart.max() / scale,
+        "first": apart[0].max() / one[0].abs().max(),
+        "signed": (other - one).max() / scale,
+        "signed_back": (one - other).max() / scale,
+        "mean": apart.mean() / scale,
+        "absolute": apart.max(),
+        "per_input": (apart.amax((1, 2)) / one.abs().amax((1, 2))).max(),
+        "by_number": (apart / one.abs()).max(),
+        "by_other": apart.max() / other.abs().max(),
+        "by_signed": apart.max() / one.max(),
+    }
+    return {name: float(value) for name, value in found.items()}
 
 
 def _broken(values: torch.Tensor) -> torch.Tensor:
@@ -431,12 +537,31 @@ def judge_difference(facts: Facts) -> None:
     every = Numbers(numbers, 3, 1e-4, 1e-7)
     every.slip(lambda case: case["first"], "It looks only at the first input. Another one may be where they differ.")
     every.slip(lambda case: case["signed"], "A smaller output counts as no difference: is there an absolute value?")
+    every.slip(lambda case: case["signed_back"], "A larger output counts as no difference: is there an absolute value?")
     every.slip(lambda case: case["mean"], "That is the mean; one wrong number in a thousand disappears in it.")
     every.slip(lambda case: case["absolute"], "Divide by the largest absolute output, so that the scale has no effect.")
+    every.slip(
+        lambda case: case["per_input"],
+        "You divide the distance in each input by the largest output of that input. A small distance in an input with "
+        "small outputs then counts too much: take one scale for all inputs.",
+    )
+    every.slip(
+        lambda case: case["by_number"],
+        "You divide each distance by its own number, so numbers near 0 decide. Take one scale for all of them.",
+    )
+    every.slip(
+        lambda case: case["by_other"],
+        "You divide by an output of `other`. That is the model in doubt, so its outputs are no scale.",
+    )
+    every.slip(
+        lambda case: case["by_signed"],
+        "The distance is right, but not the scale: an output of -6 is larger than one of 5 in absolute value.",
+    )
     if not every.right:
+        wrong = next(case for case in numbers if not close(case["said"], case["wanted"], 1e-4, 1e-7))
         raise Hint(
-            "It is not the largest distance of two numbers over all inputs, divided by the largest absolute output of "
-            "`model` over all inputs."
+            f"Your result is {wrong['said']:.3g} where the largest distance is {wrong['absolute']:.3g} and the outputs "
+            f"go up to {LARGEST:g} in absolute value. Which two numbers does your function divide?"
         )
     if cases["broken"]["said"] is not None:
         raise Hint(

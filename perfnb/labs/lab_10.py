@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from perfnb import quantities as fmt
 from perfnb.labs.answers import as_fields, as_function, as_numbers, evidence, outcome, result_of, tried
 from perfnb.labs.exercise import Exercise, Facts, Hint
-from perfnb.labs.judging import Lists, Number, Numbers, all_there, hint_if
+from perfnb.labs.judging import Lists, Number, Numbers, all_there, close, hint_if
 from perfnb.labs.made_job import CountedModel
 from perfnb.results import Ranks
 
@@ -96,12 +97,45 @@ def judge_efficiency(facts: Facts) -> None:
         ],
         "It looks like the inverse: a longer step of several ranks must give a lower efficiency.",
     )
-    if not every.right and all(abs(case["said"][0] - _of_steps(case, _divisor(case))[0]) < 1e-4 for case in cases):
-        raise Hint("The values are right. For low, take the shortest step of one rank and the longest of several.")
+    if every.right:
+        return
+
+    def values(divisor: Callable[[Facts], float]) -> bool:
+        """Whether the values, whatever their intervals, are speed-ups divided by this."""
+        return all(close(case["said"][0], _of_steps(case, divisor(case))[0], 1e-4) for case in cases)
+
+    if values(_divisor):
+        raise Hint(
+            "The values are right, the intervals are not. Which of the possible steps of one rank, and which of those "
+            "of several, make the efficiency lowest?"
+        )
+    if values(lambda case: case["ranks"] / _divisor(case)):
+        raise Hint(
+            "You have exchanged the two modes. In which of them does each rank have as much work as one rank alone?"
+        )
+    hint_if(
+        values(lambda case: case["ranks"]),
+        "Your values are right for strong scaling only. In weak scaling, each rank does as much work as one rank "
+        "alone.",
+    )
+    hint_if(
+        values(lambda case: 1.0),
+        "Your values are right for weak scaling only. In strong scaling, the ranks together do the work of one.",
+    )
+    for power in (-1, 0, 1):
+        hint_if(
+            values(lambda case, power=power: _upside_down(case) * _divisor(case) ** power),  # type: ignore[misc]
+            "Your ratio is upside down: a longer step of several ranks must give a lower efficiency.",
+        )
     every.wrong(
         "How much work does the job do per second, against one rank? Divide that by the number of ranks. On paper: one "
         "rank takes 100 ms, and two take 50 ms for the same batch, or 100 ms for a batch each."
     )
+
+
+def _upside_down(case: Facts) -> float:
+    """By this, the ratio of the two steps is divided to give its inverse."""
+    return float((case["one"][0] / case["several"][0]) ** 2)
 
 
 #: Parameters, ranks, and how often a step sends the gradients.
@@ -139,9 +173,12 @@ def judge_sent(facts: Facts) -> None:
     )
     for case in facts["cases"]:
         count, ranks, times = case["sizes"]
-        where = f"For {count:,} parameters, {ranks} rank(s) and {times} exchange(s) per step:"
+        where = (
+            f"For {count:,} parameters, {fmt.counted(ranks, 'rank')} and {fmt.counted(times, 'exchange')} per step, "
+            f"your result is {case['said']:,.6g}."
+        )
         Number(case["said"], case["wanted"], 1e-6, where).wrong(
-            "", "into how many pieces is the gradient cut, and how many of them does a rank pass on in each round?"
+            "", "Into how many pieces is the gradient cut, and how many of them does a rank pass on in each round?"
         )
 
 
@@ -160,6 +197,10 @@ FILLED: tuple[tuple[list[int], int], ...] = (
 )
 
 
+#: An empty list of buckets is noted as this, if the first case had a bucket.
+NO_BUCKET = [0.0]
+
+
 def measure_buckets(answer: Any) -> Facts:
     function = as_function(answer, "buckets(sizes, full)")
     cases = []
@@ -167,6 +208,8 @@ def measure_buckets(answer: Any) -> Facts:
         returned = outcome(function, list(sizes), full)
         if isinstance(returned, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in returned):
             raise Hint("Return the bytes of each bucket, one number for each, not lists of the gradients in them.")
+        if cases and isinstance(returned, (list, tuple)) and not returned:
+            returned = NO_BUCKET
         cases.append({"sizes": sizes, "full": full, "said": as_numbers(returned, None, "the bytes of the buckets")})
     return {"cases": cases}
 
@@ -209,19 +252,38 @@ def judge_buckets(facts: Facts) -> None:
         "A bucket that has exactly the size is full, too.",
     )
     every.slip(
-        lambda case: filled(backwards(case), lambda held, _: held >= case["full"], rest=False) or [0.0],
+        lambda case: filled(backwards(case), lambda held, _: held >= case["full"], rest=False) or NO_BUCKET,
         "What is left over at the end of the backward pass is sent, too, although that bucket is not full.",
     )
     every.slip(
         lambda case: [float(sum(case["sizes"]))], "That is one bucket with everything; send each one when it is full."
     )
     every.slip(backwards, "Those are the gradients one by one. Collect them until a bucket is full.")
+    every.slip(
+        lambda case: right(case) + ([] if _has_rest(case["sizes"], right(case), case["full"]) else [0.0]),
+        "When the last gradient fills a bucket, nothing is left over, and you send an empty bucket of 0 bytes.",
+    )
+    every.slip(
+        lambda case: (
+            [float(case["full"])] * (sum(case["sizes"]) // case["full"])
+            + [float(rest) for rest in [sum(case["sizes"]) % case["full"]] if rest]
+        ),
+        "You cut gradients, so that all your buckets but the last are exactly full. A gradient is never cut: what does "
+        "that mean for the bytes of a bucket?",
+    )
     if any(sum(case["said"]) != sum(case["sizes"]) for case in cases):
         raise Hint("Your buckets together do not have as many bytes as the gradients: each is sent exactly once.")
-    every.wrong(
-        "Go through the gradients from the last to the first, add each to the bucket, and send it when it has reached "
-        "its size. On paper, [4, 3, 2, 6, 1] and a size of 5 are a good test."
-    )
+    for case in sorted(cases, key=lambda case: len(case["sizes"])):
+        if not Lists([case], 1, right).right:
+            said = ", ".join(f"{size:g}" for size in case["said"][:8])
+            raise Hint(
+                f"For the gradients {case['sizes'][:8]} and buckets that are full at {case['full']} bytes, yours are "
+                f"[{said}]. Which gradient fills the first bucket, and which one begins the next?"
+            )
+
+
+def _has_rest(sizes: Sequence[float], buckets: Sequence[float], full: float) -> bool:
+    return bool(buckets) and sum(buckets) == sum(sizes) and buckets[-1] < full
 
 
 #: Parts in a step, and their cards.
@@ -274,7 +336,7 @@ def _moved(start: nn.Module, model: nn.Module) -> torch.Tensor:
 def judge_step(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(ACCUMULATED)):
         parts, synced = case["parts"], case["synced"]
-        where = f"For a step of {parts} part(s):"
+        where = f"For a step of {fmt.counted(parts, 'part')}:"
         hint_if(not case["forwards"], "Your function does not call the model yet.")
         hint_if(not synced, "Your function computes no gradients: call backward on the loss of each part.")
         if len(synced) < STEPS * parts:
@@ -313,10 +375,14 @@ def judge_step(facts: Facts) -> None:
             scale.slip(
                 parts, "the update is as many times too large as there are parts: divide each loss by their number."
             )
+            if scale.right:
+                raise Hint(
+                    f"{where} the first update is right, the second is not. Do the gradients of one step reach the "
+                    "next?"
+                )
             raise Hint(
-                f"{where} the transfers are right, the result is not. After two steps, the weights differ from those "
-                "of steps that get all parts as one batch. Do the gradients of one step reach the next? Is each loss "
-                "divided by the number of parts?"
+                f"{where} the transfers are right, the result is not. The weights differ from those of a step that "
+                "gets all parts as one batch. By what is each loss divided?"
             )
 
 
@@ -375,9 +441,13 @@ def judge_exposed(facts: Facts) -> None:
         "One transfer can run at the same time as several pieces of computing; subtract all of them.",
     )  # fmt: skip
     for case in facts["cases"]:
-        where = f"With computing {_shown(case['computing'])} and sending {_shown(case['sending'])}:"
+        where = (
+            f"With computing {_shown(case['computing'])} and sending {_shown(case['sending'])}, your result is "
+            f"{case['said']:.6g}."
+        )
+        hint_if(case["said"] < 0, f"{where} A time is not negative: is something subtracted that hides nothing?")
         Number(case["said"], case["wanted"], 1e-6, where, 1e-6).wrong(
-            "", "for each transfer, how long does it run, and how much of that is at the same time as computing?"
+            "", "For each transfer, how long does it run, and how much of that is at the same time as computing?"
         )
 
 
@@ -427,7 +497,17 @@ def judge_straggler(facts: Facts) -> None:
         + [statistics.fmean(ms for name, ms in facts["communicates"].items() if name != late)],
         "that is all communication. The column waiting_ms has the part that is spent on waiting.",
     )
-    number.wrong("it is not the mean waiting_ms of the seven others.")
+    number.slip(
+        statistics.fmean(others) - waits[late], "that is how much longer the others wait than the straggler does."
+    )
+    once = statistics.fmean(ms for name, ms in facts["worst_step"].items() if name != late)
+    number.slip(
+        (statistics.fmean(others) * facts["steps"] - once) / max(1, facts["steps"] - 1),
+        "that leaves out the step when another rank was late. The others wait in that step, too.",
+    )
+    number.wrong(
+        "it is not the time that the other seven wait per step.", "Which ranks and which steps belong to the mean?"
+    )
 
 
 #: One rank's step in ms: in all, computing, sending, both at once, and waiting for another rank.
@@ -483,14 +563,18 @@ def judge_overlap(facts: Facts) -> None:
         lambda step, computing, sending, both, waiting: min(sending - both - waiting, computing - both),
         "That is how much shorter the step becomes. How long does it take then?",
     )
+    slip(
+        lambda step, computing, sending, both, waiting: step - min(sending - waiting, computing - both),
+        "Part of the sending is hidden already, and cannot be saved a second time.",
+    )
     for case in facts["cases"]:
         step, computing, sending, both, waiting = case["sizes"]
         where = (
             f"For a step of {step:g} ms, computing {computing:g}, sending {sending:g}, both at once {both:g}, waiting "
-            f"{waiting:g}:"
+            f"{waiting:g}, your result is {case['said']:.6g}."
         )
         Number(case["said"], case["wanted"], 1e-6, where).wrong(
-            "", "how much transfer is still exposed, and how much computing is still free to hide it?"
+            "", "How much transfer is still exposed, and how much computing is still free to hide it?"
         )
 
 

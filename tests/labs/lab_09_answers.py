@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -61,6 +62,37 @@ def lateness(service: Any, due: Sequence[float]) -> list[float]:
         service.wait_until(moment)
         found.append(service.now() - moment)
         service.serve()
+    return found
+
+
+def too_early(service: Any, due: Sequence[float]) -> list[float]:
+    """The clock starts before the wait."""
+    found = []
+    for moment in due:
+        began = service.now()
+        service.wait_until(moment)
+        service.serve()
+        found.append(service.now() - began)
+    return found
+
+
+def by_own_clock(service: Any, due: Sequence[float]) -> list[float]:
+    """Times on the clock of this computer."""
+    found = []
+    for moment in due:
+        service.wait_until(moment)
+        began = time.perf_counter()
+        service.serve()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def since_own_start(service: Any, due: Sequence[float]) -> list[float]:
+    found = []
+    for moment in due:
+        service.wait_until(moment)
+        service.serve()
+        found.append(time.perf_counter() - moment)
     return found
 
 
@@ -139,6 +171,37 @@ def one_by_one(reader: Any, card: Any, count: int) -> Iterator[int]:
         character = int(scores[0, -1].argmax())
         yield character
         new = reader.printed[character].reshape(1, 1, 64)
+
+
+@torch.inference_mode()
+def flat(reader: Any, card: Any, count: int) -> Iterator[int]:
+    """Without the dimensions of cards and images."""
+    new, cache = card, None
+    for _ in range(count):
+        scores, cache = reader(new, cache)
+        character = int(scores[0, -1].argmax())
+        yield character
+        new = reader.printed[character]
+
+
+@torch.inference_mode()
+def flat_row(reader: Any, card: Any, count: int) -> Iterator[int]:
+    new, cache = card, None
+    for _ in range(count):
+        scores, cache = reader(new, cache)
+        character = int(scores.flatten(0, -2)[-1].argmax())
+        yield character
+        new = reader.printed[character][None]
+
+
+@torch.inference_mode()
+def one_pass_more(reader: Any, card: Any, count: int) -> Iterator[int]:
+    """The scores of the last pass are of no use."""
+    scores, cache = reader(card)
+    for _ in range(count):
+        character = int(scores[0, -1].argmax())
+        yield character
+        scores, cache = reader(reader.printed[character].reshape(1, 1, 64), cache)
 
 
 @torch.inference_mode()

@@ -13,7 +13,17 @@ import torch
 from perfnb.errors import LabError
 from perfnb.labs.made_service import CARDS_PER_S, PlantedService, monday
 from tests.labs.judging import expect
-from tests.labs.lab_09_answers import lateness, load_test, moments, queue, sent, unpaced
+from tests.labs.lab_09_answers import (
+    by_own_clock,
+    lateness,
+    load_test,
+    moments,
+    queue,
+    sent,
+    since_own_start,
+    too_early,
+    unpaced,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +58,17 @@ MEDIAN = float((LOG["answered_s"] - LOG["arrived_s"]).median())
         ({"utilization": PER_S * LATENCY}, "keeps no server busy"),
         ({"utilization": 600 * PER_S * SERVICE}, "how many seconds the server was busy"),
         ({"utilization": PER_S}, "how many cards arrive per second"),
+        ({"utilization": 10 * SERVICE}, "ten cards per second, the rate of the benchmark"),
+        ({"utilization": SERVICE}, "How many such cards arrive per second"),
         ({"utilization": 0.96}, "not the share of the ten minutes"),
+        ({"utilization": 0.8}, "which of its times is spent on the server"),
         ({"inside": PER_S * (LATENCY - SERVICE)}, "leaves out the card that is being served"),
         ({"inside": PER_S * SERVICE}, "that is the utilization"),
         ({"inside": PER_S * MEDIAN}, "about means"),
         ({"inside": LATENCY}, "that is the mean time"),
         ({"inside": 600 * PER_S * LATENCY}, "sum over all cards"),
-        ({"inside": 7.0}, "not the arrivals per second times"),
+        ({"inside": 10 * LATENCY}, "ten cards per second, the rate of the benchmark"),
+        ({"inside": 7.0}, "not the mean number of cards"),
     ],
 )
 def test_little_s_law(change: dict[str, Any], words: str) -> None:
@@ -148,7 +162,10 @@ def test_monday_is_what_the_lab_tells() -> None:
         (lateness, "how late each card was sent"),
         (moments, "the moments of the answers"),
         (unpaced, "before it was due"),
-        (lambda service, due: [1000 * latency for latency in load_test(service, due)], "For each card: wait until"),
+        (lambda service, due: [1000 * latency for latency in load_test(service, due)], "in the middle of a stall"),
+        (too_early, "as soon as the last card has been answered"),
+        (by_own_clock, "service.now() reads its clock"),
+        (since_own_start, "service.now() reads its clock"),
         (lambda service, due: [0.1 for _ in due], "once for each card"),
         (lambda service, due: (load_test(service, due), service.serve()), "have been served"),
         (lambda service, due: max(load_test(service, due)), "Return a list"),
@@ -195,7 +212,9 @@ def largest_size(batch_ms: dict[int, float], bound_ms: float) -> float:
                               default=0), "the size of the batch"),
         (largest_size, "is not always the one that serves most"),
         (lambda b, bound: rate(b, bound) or rate({1: b[1]}, math.inf), "no size keeps the bound"),
-        (lambda b, bound: rate(b, bound, 3), "which sizes keep the bound"),
+        (lambda b, bound: max(1000 * size / ms for size, ms in b.items() if 2 * ms <= bound),
+         "1 in 30 ms, 2 in 34 ms, no size keeps the bound. Your code raised ValueError"),
+        (lambda b, bound: rate(b, bound, 3), "Which sizes keep the bound"),
         (lambda b, bound: None, "no value"),
     ],
 )  # fmt: skip

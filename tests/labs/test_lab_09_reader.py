@@ -18,9 +18,12 @@ from tests.labs.lab_09_answers import (
     cell_with,
     first_cache,
     first_place,
+    flat,
+    flat_row,
     forgotten,
     largest,
     one_by_one,
+    one_pass_more,
     same_image,
     whole_with_cache,
     with_gradients,
@@ -52,7 +55,10 @@ def in_bytes(blocks: int, width: int, length: int, cards: int) -> int:
         (lambda b, w, n, c: in_bytes(b, 1, n, c), "a key has `width`"),
         (lambda b, w, n, c: in_bytes(b, w, n * n, c), "not kept"),
         (lambda b, w, n, c: 4 * b * n * n * c, "not kept"),
-        (lambda b, w, n, c: 3 * in_bytes(b, w, n, c), "what does each block keep"),
+        (lambda b, w, n, c: 4 * in_bytes(b, w, n, c), "those of all heads together"),
+        (lambda b, w, n, c: 3 * in_bytes(b, w, n, c), "128 positions and 1 card, your result is"),
+        (lambda b, w, n, c: 3 * in_bytes(b, w, n, c), "What does each block keep"),
+        (lambda b, w, n, c: 1e6 * in_bytes(b, w, n, c), "your result is 3.93216e+11. It is a million times too large"),
     ],
 )
 def test_the_size_of_the_cache(answer: Callable[..., Any], words: str) -> None:
@@ -80,6 +86,11 @@ def test_the_reader_s_cache_has_that_size(reader: Any) -> None:
         (forgotten, "does not know the card"),
         (first_cache, "the cache stays at 12 places"),
         (one_by_one, "give it the whole card in one pass"),
+        (flat, "the Reader got images of shape (64,)"),
+        (flat, "a single image has the shape (1, 1, 64) (line "),
+        (flat, "of its cell: scores, cache = reader(new, cache))"),
+        (flat_row, "the Reader got images of shape (1, 64)"),
+        (one_pass_more, "the Reader ran 6 times, after the last character, too"),
         (first_place, "scores of the *last* place"),
         (same_image, "printed image of the character"),
         (lambda *given: list(cached(*given)), "comes after 5 passes"),
@@ -119,7 +130,10 @@ def expected(acceptance: float, guesses: int) -> float:
         (lambda a, k: a**k, "the probability that all guesses are right"),
         (lambda a, k: 1 + k * a**k, "all or nothing"),
         (lambda a, k: (1 - a ** (k + 1)) / (1 - a), "ZeroDivisionError"),
-        (lambda a, k: expected(a, k + 1), "how likely is it"),
+        (lambda a, k: sum(a**right for right in range(k)), "You leave out a character"),
+        (lambda a, k: sum(a**right for right in range(1, k)), "You leave out two characters"),
+        (lambda a, k: expected(a, k + 1), "For 4 guesses, with a probability of 0.8"),
+        (lambda a, k: expected(a, k + 1) if k == 1 else expected(a, k), "For 1 guess, with"),
     ],
 )
 def test_guesses(answer: Callable[..., Any], words: str) -> None:
@@ -169,7 +183,25 @@ def differences(model: Any, other: Any, inputs: Any) -> Any:
         (lambda *given: differences(*given).abs().mean(), "That is the mean"),
         (lambda model, other, inputs: max((other(x) - model(x)).abs().max() for x in inputs), "Divide by"),
         (by_hand, "pass over NaN"),
-        (lambda *given: differences(*given).abs().sum(), "not the largest distance"),
+        (lambda *given: -differences(*given).min(), "A larger output counts as no difference"),
+        (
+            lambda model, other, inputs: max((other(x) - model(x)).abs().max() / model(x).abs().max() for x in inputs),
+            "largest output of that input",
+        ),
+        (
+            lambda model, other, inputs: max(((other(x) - model(x)) / model(x)).abs().max() for x in inputs),
+            "each distance by its own number",
+        ),
+        (lambda model, other, inputs: largest(other, model, inputs), "the model in doubt"),
+        (
+            lambda model, other, inputs: (
+                largest(model, other, inputs)
+                * max(model(x).abs().max() for x in inputs)
+                / max(model(x).max() for x in inputs)
+            ),
+            "The distance is right, but not the scale",
+        ),
+        (lambda *given: differences(*given).abs().sum(), "Which two numbers does your function divide"),
         (lambda *given: float("nan"), "not a finite number"),
         (lambda *given: None, "no value"),
     ],

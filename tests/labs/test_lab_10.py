@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 from perfnb.labs.lab_10 import FILLED
@@ -70,7 +71,18 @@ def test_a_prediction(change: dict[str, Any], words: str) -> None:
         (lambda *given: [efficiency(*given)[place] for place in (0, 2, 1)], "low comes first"),
         (lambda *given: [100 * e for e in efficiency(*given)], "looks like percent"),
         (lambda *given: [1 / efficiency(*given)[place] for place in (0, 2, 1)], "looks like the inverse"),
-        (lambda *given: [efficiency(*given)[0]] * 3, "the shortest step of one rank"),
+        (lambda *given: [efficiency(*given)[0]] * 3, "make the efficiency lowest"),
+        (lambda one, several, ranks, mode: [e * (ranks if mode == "strong" else 1 / ranks)
+                                            for e in efficiency(one, several, ranks, mode)], "exchanged the two modes"),
+        (lambda one, several, ranks, mode: [efficiency(one, several, ranks, "strong")[0]] * 3,
+         "Your values are right for strong scaling only"),
+        (lambda one, several, ranks, mode: [efficiency(one, several, ranks, "weak")[0]] * 3,
+         "Your values are right for weak scaling only"),
+        (lambda one, several, ranks, mode: [several[0] / one[0]] * 3, "upside down"),
+        (lambda one, several, ranks, mode: [several[0] / one[0] / (ranks if mode == "strong" else 1)] * 3,
+         "upside down"),
+        (lambda one, several, ranks, mode: [several[0] / one[0] * (ranks if mode == "strong" else 1)] * 3,
+         "upside down"),
         (lambda *given: [0.5, 0.4, 0.6], "How much work does the job do"),
         (lambda *given: efficiency(*given)[0], "Return a list of 3"),
         (lambda *given: efficiency(*given)[:2], "yours are 2"),
@@ -97,7 +109,10 @@ def test_efficiency_and_its_interval(answer: Callable[..., Any], words: str) -> 
         (lambda p, ranks, times: 4 * p * times, "the same for any number of ranks"),
         (lambda p, ranks, times: 8 * p * times, "all pieces but one"),
         (lambda p, ranks, times: 4 * p * (ranks - 1) * times, "everybody sending everything to everybody"),
-        (lambda p, ranks, times: ring(p, ranks, times) + 8, "into how many pieces"),
+        (
+            lambda p, ranks, times: ring(p, ranks, times) + 8,
+            "2 ranks and 1 exchange per step, your result is 2.41771e+06. Into how many",
+        ),
         (lambda *given: None, "no value"),
     ],
 )
@@ -118,16 +133,21 @@ def test_around_the_ring(answer: Callable[..., Any], words: str) -> None:
         (never_above, "before it would exceed its size"),
         (only_above, "exactly the size is full"),
         (lambda sizes, full: without_rest(sizes, full) or [0], "left over at the end"),
+        (without_rest, "left over at the end"),
+        (lambda sizes, full: [*without_rest(sizes, full), sum(sizes) - sum(without_rest(sizes, full))],
+         "an empty bucket of 0 bytes"),
+        (lambda sizes, full: [full] * (sum(sizes) // full) + [r for r in [sum(sizes) % full] if r],
+         "A gradient is never cut"),
         (lambda sizes, full: [sum(sizes)], "one bucket with everything"),
         (lambda sizes, full: sizes[::-1], "gradients one by one"),
         (lambda sizes, full: [full] * 3, "each is sent exactly once"),
-        (lambda sizes, full: [sizes[-1], sum(sizes[:-1])], "from the last to the first"),
+        (lambda sizes, full: [sizes[-1], sum(sizes[:-1])], "Which gradient fills the first bucket"),
         (lambda sizes, full: [sizes[:1], sizes[1:]], "not lists of the gradients"),
         (lambda sizes, full: [], "yours has none"),
         (lambda sizes, full: len(sizes), "Return a list"),
         (lambda sizes, full: None, "returns nothing yet"),
     ],
-)
+)  # fmt: skip
 def test_buckets(answer: Callable[..., Any], words: str) -> None:
     expect("10.4", words, answer)
 
@@ -138,6 +158,23 @@ def test_the_reader_of_the_check_is_the_one_of_the_lab() -> None:
     assert FILLED[1] == (sizes, 2**19)
     assert sum(sizes) == 2_417_704
     assert len(sizes) == 40
+
+
+def test_both_jobs_of_the_lab_learn_from_the_same_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the 24 cards of a step is read by one rank, in the same part."""
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", lambda model, **_: model)
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "load_digits": load_digits}
+    for words, end in (("def cards(", "briefly ="), ("def toms_job(", "def transfers"), ("def evenly(", "counted =")):
+        exec(cell_with(words).partition(end)[0], names)
+    names["cards"] = lambda count, first=0: list(range(first, first + count))
+    for job in ("toms_job", "evenly"):
+        read: list[list[int]] = [[], [], [], []]
+        for rank in range(2):
+            monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+            _, (parts, _) = names[job]()
+            read = [[*before, *cards] for before, cards in zip(read, parts, strict=True)]
+
+        assert [sorted(part) for part in read] == [list(range(6 * place, 6 * place + 6)) for place in range(4)]
 
 
 @pytest.mark.slow
@@ -166,7 +203,9 @@ def test_ddp_sends_these_buckets(mib: float, tmp_path: Path) -> None:
         (a_step(forward=lambda place, _: place > 0), "sent after part 1"),
         (a_step(forward=lambda place, count: place < count - 2), "sent after part 3, 4"),
         (a_step(divided=False), "divide each loss by their number"),
-        (a_step(zeroed=False), "the gradients of one step reach the next"),
+        (a_step(zeroed=False), "Do the gradients of one step reach the next"),
+        (lambda model, optimizer, parts: a_step()(model, optimizer, [(2 * i, t) for i, t in parts]),
+         "By what is each loss divided"),
         (a_step(updates=lambda *_: True), "the optimizer makes 4 steps"),
         (a_step(updates=lambda *_: False), "the optimizer makes no step"),
         (early, "before the last backward pass"),
@@ -221,7 +260,8 @@ def test_the_step_of_the_solution_is_that_of_the_check() -> None:
         (lambda c, s: max(0, s[-1][1] - c[-1][1]), "gaps earlier in the step"),
         (lambda c, s: max(end for _, end in (*c, *s)) - length(c), "nothing is sent either"),
         (lambda c, s: max(0, length(s) - length(c)), "You subtract all computing"),
-        (lambda c, s: exposed(c, s) + 1, "how long does it run"),
+        (lambda c, s: exposed(c, s) + 1, "your result is 5. For each transfer, how long does it run"),
+        (lambda c, s: exposed(c, s) - 10, "A time is not negative"),
         (lambda c, s: None, "no value"),
     ],
 )

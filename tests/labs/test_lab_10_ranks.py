@@ -101,12 +101,20 @@ def waits(rented: Ranks) -> Any:
         (lambda w: {"waits_ms": w.drop(LATE).sum()}, "of the others together"),
         (lambda w: {"waits_ms": len(STEPS) * w.drop(LATE).mean()}, "per step"),
         (lambda w: {"waits_ms": w.max()}, "waits longest"),
-        (lambda w: {"waits_ms": 3.2}, "not the mean waiting_ms"),
+        (lambda w: {"waits_ms": w.drop(LATE).mean() - w[LATE]}, "how much longer the others wait"),
+        (lambda w: {"waits_ms": 3.2}, "not the time that the other seven wait"),
+        (lambda w: {"waits_ms": 3.2}, "Which ranks and which steps"),
     ],
 )
 def test_the_straggler(rented: Ranks, change: Callable[[Any], dict[str, Any]], words: str) -> None:
     own = waits(rented)
     expect("10.7", words, {"rank": LATE, "waits_ms": own.drop(LATE).mean()} | change(own), ranks=rented)
+
+
+def test_the_step_of_another_rank_counts(rented: Ranks) -> None:
+    usual = rented.times[rented.times["step"] != ONCE].groupby("rank")["waiting_ms"].mean().astype(float).drop(LATE)
+
+    assert "leaves out the step" in hint("10.7", {"rank": LATE, "waits_ms": usual.mean()}, ranks=rented)
 
 
 def test_communication_is_not_waiting(rented: Ranks) -> None:
@@ -135,7 +143,8 @@ def best(step: float, computing: float, sending: float, both: float, waiting: fl
         (lambda s, c, t, b, w: max(c, t), "neither computing nor sending"),
         (lambda s, c, t, b, w: s - min(t - b - w, c), "cannot hide anything else"),
         (lambda s, c, t, b, w: s - best(s, c, t, b, w), "how much shorter the step becomes"),
-        (lambda s, c, t, b, w: s / 2, "how much computing is still free"),
+        (lambda s, c, t, b, w: s - min(t - w, c - b), "cannot be saved a second time"),
+        (lambda s, c, t, b, w: s / 2, "your result is 20. How much transfer is still exposed"),
         (lambda *given: None, "no value"),
     ],
 )

@@ -1,12 +1,14 @@
-"""The pictures that labs 1 to 4 open and close with show what the texts around them state."""
+"""The pictures that labs 1 to 4 and 9 open and close with show what the texts around them state."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from notebooks.labs import build
@@ -85,3 +87,46 @@ def test_the_larger_reader_fits_in_the_end(shown: list[list[str]], one_thread: N
 
     assert most[0] > 1.3 * 24
     assert 16.4 < most[1] < 0.9 * 24
+
+
+@pytest.fixture
+def office(shown: list[list[str]], one_thread: None) -> Iterator[dict[str, Any]]:
+    """The pictures of lab 9, with planted times."""
+    names = ran(
+        9, "log = monday()", "def picture(", "def latencies(", "def load_test(", "def toms_test(",
+        "honest = load_test(", "def with_cache_s(", "def batched(",
+    )  # fmt: skip
+    yield names
+    names["folder"].cleanup()
+
+
+def test_monday_is_in_time_in_the_end(shown: list[list[str]], office: dict[str, Any]) -> None:
+    titles = [title for title, *_ in shown if title]
+
+    assert titles == [
+        "Monday: 71% in time, the slowest after 3.0 s",
+        "Monday with a cache: 100% in time, the slowest after 0.1 s",
+        "One card at a time: 36% in time, the slowest after 21.4 s",
+        "Batches of up to 8: 100% in time, the slowest after 0.3 s",
+    ]
+
+
+def test_the_worst_minute_is_no_longer_busy(office: dict[str, Any]) -> None:
+    """By the log, and by its cards with a cache."""
+    for log, services, worst in (
+        (office["log"], office["log"]["service_s"], 0.98),
+        (office["fixed"], office["with_cache_s"](office["log"]["characters"]), 0.19),
+    ):
+        ends, starts = log["answered_s"], log["answered_s"] - services
+        busy = [(ends.clip(upper=60 * m + 60) - starts.clip(lower=60 * m)).clip(lower=0).sum() / 60 for m in range(10)]
+
+        assert max(busy) == pytest.approx(busy[4], abs=0.001)
+        assert round(busy[4], 2) == worst
+
+
+def test_the_customers_saw_another_p99_than_tom(office: dict[str, Any]) -> None:
+    honest, toms = np.array(office["honest"]), np.array(office["toms"])
+
+    assert [round(float(np.quantile(times, 0.99)), 1) for times in (toms, honest)] == [0.1, 19.0]
+    assert (honest > 0.11).mean() == pytest.approx(0.2, abs=0.005)
+    assert np.ptp(np.array(office["due"])[honest > 0.11]) == pytest.approx(40.0, abs=0.5)

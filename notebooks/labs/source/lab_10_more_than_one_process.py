@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Lab 10 · More than one process
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 50 to 70 minutes; the cells themselves take
-# about a minute on an idle computer, because they start nine processes. You should know what a gradient and a training
-# step are. It helps to have done [lab 1](01_measuring_honestly.ipynb).
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 70 to 90 minutes; the cells themselves take
+# one to two minutes, because they start nine processes. You should know what a gradient, a training step and a median
+# are. It helps to have done [lab 1](01_measuring_honestly.ipynb).
 #
 # **Afterwards you can**
 #
@@ -33,7 +33,7 @@ import perfnb
 from perfnb import labs
 from perfnb.labs.made_job import CountedModel, planted_step, write_job
 
-folder = tempfile.TemporaryDirectory()  # vanishes with the kernel
+folder = tempfile.TemporaryDirectory()  # vanishes with the notebook's process
 
 # %% [markdown]
 # ## The second core
@@ -71,7 +71,9 @@ def picture(two, title):
             spans = list(zip(of["start_ms"], of["end_ms"] - of["start_ms"], strict=True))
             y = (place + 0.15, 0.2) if what == "sending" else (place - 0.4, 0.55)
             hatch = "///" if what == "waiting" else None
-            ax.broken_barh(spans, y, facecolor=colour, edgecolor="white", hatch=hatch, label=what if place == 1 else "")
+            ax.broken_barh(
+                spans, y, facecolor=colour, edgecolor="white", hatch=hatch, label=what if place == 1 and spans else ""
+            )
         ax.annotate(f"{work['end_ms'].max():.0f} ms", (work["end_ms"].max() + 0.7, place), va="center")
     speedup = alone["end_ms"].max() / two["end_ms"].max()
     ax.set_title(f"{title}: {speedup:.2f} times as fast, efficiency {speedup / 2:.0%}")
@@ -86,9 +88,10 @@ def picture(two, title):
 picture(planted_step(cards=[2, 4], buckets=[BYTES]), "Tom's two processes")
 
 # %% [markdown]
-# Two cores are busy, and the night is hardly shorter. Yet neither rank does anything silly. **Look at** the picture:
-# rank 0 has little to compute, and then it waits. After each part, both ranks send their gradients. Which of this has
-# to be, and which has not?
+# Two cores are busy, and the night is hardly shorter. Yet each rank only does what Tom's script asks for. **Look at**
+# the picture: rank 0 has little to compute, and then it waits. After each part, both ranks send their gradients. The
+# short blue block at the end is the update of the weights. Which of these pieces are necessary, and which could be
+# avoided?
 #
 # (The times in this picture are **planted**: perfnb makes them up, the same on every computer. Later in the lab you
 # start real processes.)
@@ -100,11 +103,14 @@ picture(planted_step(cards=[2, 4], buckets=[BYTES]), "Tom's two processes")
 # **collective**. The one that DDP uses is an **all-reduce**: every rank contributes its gradients, and every rank gets
 # their sum (DDP then divides it by the number of ranks).
 #
-# **Exercise 10.1.** You start a training step without accumulation on one rank, then on two ranks that share the same
-# batch. How many times as fast will the second be on your computer (`speedup`)? The Reader has 40 tensors of
-# parameters: in how many `transfers` does a rank send their gradients in one of Tom's steps, with its four parts? Then:
-# eight GPUs train a larger Reader. If all their sending happened while they compute, which share of the step would be
-# saved (`overlap`, from 0 to 1)? Only the form is checked.
+# **Exercise 10.1.** Three predictions. Only their form is checked.
+#
+# - `speedup`: you start a training step without accumulation on one rank, and then on two ranks that share the same
+#   batch. How many times as fast will the second job be on your computer?
+# - `transfers`: in Tom's job, a step has four parts, and the Reader has 40 tensors of parameters. How many times per
+#   step does a rank send gradients?
+# - `overlap`: eight GPUs train a larger Reader. Suppose that they did all their sending while they compute. What
+#   fraction of the step would that save, from 0 to 1?
 
 # %% answer 10.1
 prediction = {"speedup": ..., "transfers": ..., "overlap": ...}
@@ -125,13 +131,14 @@ labs.check("10.1", prediction)
 # - **weak scaling**: a whole batch for each rank, so the job learns from more cards per step. How much longer does the
 #   step become? Ideally, not at all.
 #
-# A step time is measured, so it has an interval: the median is 80 ms, and another series of steps might give any median
-# from 76 to 84 ms. An efficiency is computed from two such times, so it has an interval as well. Its low end is the
-# efficiency in the worst case for both times, and its high end the one in the best case for both. (That is cautious.
-# Both at their worst at once is unlikely.)
+# A step time is measured several times, and its median is reported. Another series of steps would give another median.
+# So perfnb adds an interval that contains the true median with a confidence of 95 %: 80 ms [76, 84], for example. An
+# efficiency is computed from two such times, so it has an interval as well. Its low end is the efficiency in the worst
+# case for both times, and its high end the one in the best case for both. (That is cautious. Both at their worst at
+# once is unlikely.)
 #
-# **Exercise 10.2.** Write `efficiency(one, several, ranks, mode)`. `one` and `several` are the step of one rank and of
-# a job of so many `ranks`, each as three numbers: median, low end and high end, in ms. `mode` is `"strong"` or
+# **Exercise 10.2.** Write `efficiency(one, several, ranks, mode)`. `one` and `several` are the step of one rank and
+# that of a job with `ranks` ranks, each as three numbers: median, low end and high end, in ms. `mode` is `"strong"` or
 # `"weak"`. Return three numbers: the efficiency, and the low and high end of its interval.
 
 
@@ -247,11 +254,14 @@ for mode, job in (("strong", strong), ("weak", weak)):
     else:
         print(f"{mode:6} one rank {one[0]:5.1f} ms, two ranks {several[0]:5.1f} ms: ", end="")
         print(f"efficiency {found[0]:.2f} [{found[1]:.2f}, {found[2]:.2f}]")
+        if mode == "strong":
+            print(f"       so the speed-up is {2 * found[0]:.2f}; you predicted {prediction['speedup']}")
 
 # %% [markdown]
-# The speed-up in strong scaling is twice its efficiency: compare it with your prediction. If the interval is wide, or
-# the efficiency is near one half, other programs probably need a core, and the second rank has none of its own. (An
-# interval of `nan` means that your computer was too slow for enough steps within the budget.)
+# The speed-up in strong scaling is twice its efficiency. If the interval is wide, or the efficiency is near one half,
+# other programs probably need a core, and the second rank has none of its own. An efficiency above 1 is rarely real:
+# usually, another program disturbed the run on *one* rank. In both cases, run the last two cells again when your
+# computer is idle. (An interval of `nan` means that your computer was too slow for enough steps within the budget.)
 #
 # `perfnb.rank_scaling` does all of this in one call. It also runs the competitor that is easily forgotten: *one*
 # process whose operators use both cores. That process sends nothing, and on one computer without a GPU it is often as
@@ -274,9 +284,9 @@ perfnb.rank_scaling(one_batch, ranks=(1, 2), mode="strong", rounds=1, steps=12, 
 #
 # On paper: draw three ranks and three pieces, and count how many pieces rank 0 sends in each round.
 #
-# **Exercise 10.3.** Write `sent_bytes(parameters, ranks, times)`: the bytes that *one* rank sends per step if the model
-# has so many `parameters` with gradients in float32, and the gradients of all of them are exchanged so many `times` per
-# step.
+# **Exercise 10.3.** Write `sent_bytes(parameters, ranks, times)`: the bytes that *one* rank sends per step. The model
+# has `parameters` parameters, each with a gradient in float32. All of these gradients are exchanged several times in a
+# step, and `times` is how often.
 
 
 # %% answer 10.3
@@ -302,7 +312,7 @@ def toms_job():
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Reader(), bucket_cap_mb=25)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    mine = 2 if torch.distributed.get_rank() == 0 else 4
+    mine, first = (2, 0) if torch.distributed.get_rank() == 0 else (4, 2)  # of the six cards of a part
 
     def step(parts):
         optimizer.zero_grad()
@@ -310,7 +320,7 @@ def toms_job():
             (loss_of(model, images, targets) / len(parts)).backward()
         optimizer.step()
 
-    return step, [[cards(mine, place) for place in range(4)]] * 2
+    return step, [[cards(mine, 6 * place + first) for place in range(4)]] * 2
 
 
 def transfers(job):
@@ -322,15 +332,17 @@ def transfers(job):
 tom = perfnb.profile_ranks(toms_job, ranks=2, steps=6, traced=2, budget_s=5, memory=False)
 parameters = sum(each.numel() for each in Reader().parameters())
 print(f"{parameters:,} parameters; transfers of a step, in bytes: {transfers(tom)}")
+print(f"You predicted {prediction['transfers']} transfers.")
 for ranks in (2, 8, 64):
     if (size := sent_bytes(parameters, ranks, 4)) is not None:
         print(f"With {ranks:2} ranks, each of them sends {size / 1e6:.1f} MB per step.")
 
 # %% [markdown]
 # Not 160 transfers, not 40, but four: one per part, and each has all gradients. (perfnb lists the bytes of the
-# *gradients*. With two ranks, a rank sends exactly as many.) From 2 ranks to 64, the bytes of each rank do not even
-# double. That is why the ring is popular: the time of a large transfer depends little on the number of ranks. What
-# grows is the number of passes, and each has a **latency**: the time that even an empty transfer takes.
+# *gradients*. With two ranks, a rank sends exactly as many, because 2 × (2 - 1) / 2 is 1.) From 2 ranks to 64, the
+# bytes of each rank do not even double. That is why the ring is popular: the time of a large transfer depends little on
+# the number of ranks. What grows is the number of passes, and each has a **latency**: the time that even an empty
+# transfer takes.
 #
 # ## 10.4 Buckets
 #
@@ -382,11 +394,12 @@ for mib, sent in planned.items():
     if sent is None:
         print("Write buckets first, exercise 10.4.")
         break
-    print(f"{mib:4} MiB: {len(sent):2} bucket(s), the last with {sent[-1]:,} bytes")
+    print(f"{mib:4} MiB: number of buckets {len(sent):2}, bytes of the last one {sent[-1]:9,}")
 
 # %% [markdown]
-# Smaller buckets start earlier and leave less for the end, but each has its latency. In this Reader, a bucket of 0.5
-# MiB holds about a fifth of all gradients.
+# Smaller buckets start earlier, but each has its latency. The rest for the end is always smaller than a full bucket.
+# How much smaller depends on where the last full bucket happens to end: with 1 MiB and with 0.5 MiB, it ends at the
+# same gradient. In this Reader, a bucket of 0.5 MiB holds about a fifth of all gradients.
 #
 # ## 10.5 Once per step
 #
@@ -436,7 +449,7 @@ labs.check("10.5", night_step)
 
 # %%
 def evenly():
-    """The repaired job: the same 24 cards per step, shared evenly."""
+    """The repaired job: the same 24 cards per step, shared evenly. (14 of them are different; then they repeat.)"""
     rank = torch.distributed.get_rank()
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Reader(), bucket_cap_mb=0.5)
@@ -445,7 +458,7 @@ def evenly():
     def step(parts):
         night_step(model, optimizer, parts)
 
-    return step, [[cards(3, 3 * rank + place) for place in range(4)]] * 2
+    return step, [[cards(3, 6 * place + 3 * rank) for place in range(4)]] * 2
 
 
 counted = CountedModel(Reader())
@@ -461,7 +474,17 @@ else:
     print(f"bytes per step:  {sum(transfers(tom)):,} before, {sum(transfers(repaired)):,} now")
 
 # %% [markdown]
-# A quarter of the bytes, and the buckets are the ones that you computed. Here is perfnb's report on **Tom's** job:
+# A quarter of the bytes, and the buckets are the ones that you computed. Next is perfnb's report on **Tom's** job. Some
+# words in it:
+#
+# | the report has | it means |
+# |---|---|
+# | timed step, traced step | a step that is only timed; one that is run with a profiler, and therefore takes longer |
+# | micro-step | the forward and backward pass for one part |
+# | communicating, alone | all time in collectives, and that part of it when nothing is computed |
+# | waiting | the part of the communication before the last rank has arrived |
+# | idle | the time when the rank neither computes nor communicates |
+# | clock ahead | how much later it is on the clock of this rank than on that of rank 0. perfnb corrects for that |
 
 # %%
 tom
@@ -471,8 +494,9 @@ tom
 # communicates for longer than rank 1. It does not send for all that time. A collective ends when the last rank has
 # arrived, and whoever comes first waits *inside* it. The column *waiting* of the last table has this part.
 #
-# And now **your** job. (On a busy computer, a report may name a rank that just had to wait for a core. The bytes and
-# the counts do not depend on that.)
+# And now **your** job. A lane of the timeline shows communication only where nothing is computed, so transfers that the
+# backward pass hides are not visible there. Compare the columns *communicating* and *alone* instead. (On a busy
+# computer, a report may name a rank that just had to wait for a core. The bytes and the counts do not depend on that.)
 
 # %%
 repaired if repaired is not None else print("Write night_step first, exercise 10.5.")
@@ -539,22 +563,31 @@ for name, (shares, sent, synced) in plans.items():
 #
 # What about your real ranks? A CPU has no separate engine for communication. gloo needs the cores to add and to copy,
 # and the backward pass needs them at the same time. So overlap hides less here than in the planted step, where the
-# network does the work, or on GPUs. What `no_sync` saves, it saves everywhere. (In the next table, the mean of each
-# column is over both ranks. The figures are measured, so they depend on what else your computer does.)
+# network does the work, or on GPUs. `no_sync`, on the other hand, saves three transfers of four on any hardware.
+#
+# In the next table, the first row is the slowest rank's median over the *timed* steps. The other rows are means over
+# both ranks and the *traced* steps, which take longer. So compare numbers only within a row. If your job is not faster
+# than Tom's, look at `computation_ms`: both jobs compute for 24 cards, and if yours took longer for that, another
+# program needed one of the cores. Tom's job suffers less from this, because his rank 0 waits a lot, and then its core
+# is free.
 
 # %%
 measured = {"Tom's": tom, "yours": repaired}
 COLUMNS = ["wall_ms", "computation_ms", "communication_ms", "exposed_ms", "waiting_ms"]
 pd.DataFrame(
-    {name: job.times[COLUMNS].astype(float).mean() for name, job in measured.items() if job is not None}
+    {
+        name: pd.concat([pd.Series({"timed step": step_of(job)[0]}), job.times[COLUMNS].astype(float).mean()])
+        for name, job in measured.items()
+        if job is not None
+    }
 ).round(1)
 
 # %% [markdown]
 # ## 10.7 The straggler
 #
 # Tom's supplier rents out computers with eight GPUs. For an offer, they trained a larger Reader for eight steps and
-# sent a trace of each rank. (These traces are **synthetic**: perfnb writes them, the same on every computer, and what
-# you are to find is planted.)
+# sent a **trace** of each rank: a file with the start and the end of each operation. (These traces are **synthetic**:
+# perfnb writes them, the same on every computer, and what you are to find is planted.)
 #
 # With two ranks you can see who waits for whom. With eight, it helps to have a table. A rank that is late in every step
 # is a **straggler**: it has more work than the others, or slower hardware. A rank that is late *once* is not: something
@@ -585,7 +618,9 @@ waits_ms = waiting.drop(straggler).mean()
 labs.check("10.7", {"rank": straggler, "waits_ms": waits_ms}, ranks=rented)
 
 # %% [markdown]
-# What does it do that the others do not? Here are the kernels of each rank, in ms per step:
+# What does it do that the others do not? An operation on a GPU runs as one or more **kernels**, functions that the GPU
+# executes. Here are those of each rank, in ms per step. (`gemm` is a matrix product. `nccl` is NVIDIA's library for
+# collectives, and `RING` is the ring of 10.3.)
 
 # %%
 kernels = pd.DataFrame({rank: rented[rank].kernels["total_ms"].astype(float) for rank in rented.ranks}).fillna(0)
@@ -613,14 +648,25 @@ mean.round(1)
 # Perfect overlap would move exposed sending to moments when the rank computes. It has two limits:
 #
 # - Waiting for a late rank is not sending. No overlap makes that rank come earlier.
-# - Sending can only hide behind computing that does not hide anything yet.
+# - Sending hides behind computing, and each ms of computing can hide only one ms of sending. Computing that hides
+#   something already has no room for more.
 #
 # Everything else, such as copies, stays.
 #
+# On paper: a step takes 20 ms. The rank computes for 10 ms and communicates for 13 ms. For 5 ms it does both at once,
+# and for 2 ms it waits for another rank. How many ms of sending are exposed, how many ms of computing are free to hide
+# them, and how long is the step then?
+#
 # **Exercise 10.8.** Write `best_ms(step, computing, sending, both, waiting)`: how many ms does the step of a rank take
-# with perfect overlap? Of a step now, `computing` is the time when it computes, `sending` the time in communication
-# (waiting included), `both` the time when it does both at once, and `waiting` the exposed time spent on waiting for
-# another rank.
+# with perfect overlap? All arguments are ms of the step as measured now:
+#
+# | argument | time of the rank |
+# |---|---|
+# | `step` | the whole step |
+# | `computing` | all computing |
+# | `sending` | all communication, waiting included |
+# | `both` | computing and communicating at once |
+# | `waiting` | waiting for another rank, while nothing is computed |
 
 
 # %% answer 10.8
@@ -651,16 +697,20 @@ else:
     _, ax = plt.subplots(figsize=(8, 2.2), layout="constrained")
     bars = ax.barh(list(cures), list(cures.values()), color=["#999999", "#56B4E9", "#E69F00", "#009E73"])
     ax.bar_label(bars, [f" {ms:.1f} ms, {1 - ms / now:.0%} saved" for ms in cures.values()], padding=3)
-    ax.axvline(row["communication_ms"] - waiting, color="black", linewidth=1, linestyle="--")
+    sending = row["communication_ms"] - waiting
+    ax.axvline(sending, color="black", linewidth=1, linestyle="--")
+    ax.annotate("its sending alone ", (sending, -0.75), ha="right", va="center")
     ax.set_xlim(0, 50)
-    ax.set_xlabel("ms per step of rank 0; dashed: its sending alone")
+    ax.set_ylim(-1.1, 3.6)
+    ax.set_xlabel("ms per step of rank 0")
     ax.invert_yaxis()
     plt.show()
+    print(f"Perfect overlap saves {1 - best / now:.2f} of the step; you predicted {prediction['overlap']}")
 
 # %% [markdown]
 # Not half, but about a quarter. These GPUs compute for 16 ms and send for more than 24. There is not enough computing
 # to hide the sending, and beyond the dashed line no overlap can help: only fewer bytes (gradients in lower precision),
-# fewer exchanges (accumulation with `no_sync`), or a faster network. Compare this with your prediction.
+# fewer exchanges (accumulation with `no_sync`), or a faster network.
 #
 # Here is perfnb's own report on the job. Its verdict has a bound of 17 ms, almost twice what your function found. Read
 # on to see why: it is for hiding the communication *or* sending less. **Look at** the timeline, too. Thin lines join
