@@ -125,7 +125,7 @@ def load(
         provenance = [provenance]
     told = [] if provenance is None else _paths(provenance, "provenance")
     if told and (journal is not None or not isinstance(path, str | Path)):
-        raise TraceError("A provenance file belongs to one trace: load that one alone.")
+        raise TraceError("A provenance file belongs to a single trace: load that trace on its own.")
     if journal is not None:
         paths = _paths([path] if isinstance(path, str | Path) else path)
         fleet: Journal = resolve_name(FLEET)(paths, journal, limits, executor, steps)
@@ -137,9 +137,9 @@ def load(
     if (kind := kind_of(source)) is None:
         raise _unknown(source)
     if steps is not None and not kind.has_steps:
-        raise TraceError(f"Steps can be named in traces only, and {source} is not one.")
+        raise TraceError(f"Steps can be named only in traces, and {source} is not a trace.")
     if told and kind is not TRACE:
-        raise TraceError(f"A provenance file belongs to one trace, and {source} is not one.")
+        raise TraceError(f"A provenance file belongs to a trace, and {source} is not a trace.")
     loaded: Loaded = kind.load(
         source, limits, executor, *([steps] if kind.has_steps else []), *([told] if told else [])
     )
@@ -167,7 +167,7 @@ def _paths(path: object, name: str = "path") -> list[Path]:
     found = []
     for one in path:
         if not isinstance(one, str | Path):
-            raise TypeError(f"{name} must be a list of paths; one in it is {shown(one)}.")
+            raise TypeError(f"{name} must be a list of paths, but it contains {shown(one)}.")
         found.append(usable(one))
     return found
 
@@ -180,8 +180,10 @@ def _unknown(source: Path) -> RecordingError | TraceError:
         return TraceError(f"{source} is not a file that perfnb can read{looks_like(source)}; {FORMATS_ARE}.")
     if source.is_dir():
         if inside := _inside(source):
-            return RecordingError(f"{source} is a folder with {', '.join(inside)}: give one of them.")
-        return RecordingError(f"{source} holds neither a saved profile (no {PROFILE.file}) nor traces; {FORMATS_ARE}.")
+            return RecordingError(f"{source} is a folder with {', '.join(inside)}: choose one of them.")
+        return RecordingError(
+            f"{source} contains neither a saved profile (no {PROFILE.file}) nor traces; {FORMATS_ARE}."
+        )
     return RecordingError(f"{source} is a pipe or a device, which perfnb cannot read.")
 
 

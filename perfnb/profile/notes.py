@@ -53,7 +53,7 @@ def notes_of_failure(recording: Recording) -> Iterator[str]:
 
 
 def failed_pass(recording: Recording) -> str:
-    """Describe the pass in which a step failed."""
+    """Name the pass where a step failed."""
     name = str(recording.meta["failed_in"])
     return PASS_WORDS.get(name, name)
 
@@ -65,7 +65,7 @@ def _of_the_passes(recording: Recording, timing: StepTimes) -> Iterator[str]:
     if looped := meta.get("optimizer_steps"):
         yield (
             f"Your step called {looped['optimizer']}.step() {looped['times']:,} times: profile one iteration, not the "
-            "whole loop. Here every per-step figure is for the whole loop."
+            "whole loop. Every per-step figure here refers to the whole loop."
         )
     if meta.get("steady") is False:
         yield f"Step time was not steady after {_steps(warm)} of warm-up and may have drifted during timing."
@@ -75,7 +75,7 @@ def _of_the_passes(recording: Recording, timing: StepTimes) -> Iterator[str]:
         yield (
             f"Gradients were accumulated: a step is one optimizer step on {batches:,} batches."
             if "loop" in meta
-            else f"The step takes {batches:,} batches from its loader: waits, samples and rates are of all of them."
+            else f"The step takes {batches:,} batches from its loader: waits, samples and rates include all of them."
         )
     if meta.get("loop", {}).get("by_batch"):
         yield (
@@ -190,7 +190,7 @@ def _of_hidden(names: str, recording: Recording) -> str:
     if keys == [UNCACHED]:
         return f"{hidden}: they are known only for graphs that Inductor can cache, and its cache was off or bypassed."
     if recording.is_from_trace or len(recording.compiled.kernels):
-        return f"{hidden}: their graphs do not tell which kernel computes what."
+        return f"{hidden}: their graphs do not show which kernel computes what."
     if recording.meta.get("frozen"):
         return f"{hidden}: gc.freeze() hides compiled code from perfnb. Call gc.unfreeze() before profiling."
     if "recompiled" in recording.meta:
@@ -238,7 +238,7 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         names = _first_of(modules.loc[losses, "name"].tolist())
         yield f"Called as a loss: {names}. Their time is in the loss phase and, for backward, in the row {LOSS_ROW}."
     if modules.empty and recording.is_from_trace and not recording.meta["trace"]["host_events"]:
-        yield "Without host events there are no layers."
+        yield "There are no layers, because the trace contains no host events."
     elif modules.empty and recording.is_foreign:
         work = " and kernels" if recording.meta["trace"]["device_events"] else ""
         yield f"There are no layers: look at ops{work}."  # another program's trace: torch's options are no help

@@ -16,7 +16,7 @@ _MOST_MODULES, _LONGEST = 200, 160
 
 
 def users_place() -> str:
-    """Return the line of the user's code that is currently running; empty if there is none."""
+    """Return the line in the user's code that is currently running; empty if there is none."""
     frame = _users_frame()
     return "" if frame is None else _place(frame.f_code.co_filename, frame.f_lineno)
 

@@ -191,7 +191,7 @@ def _wandb(target: Any, logged: Logged, step: int | None) -> _Parts:
         raise PerfnbError("W&B has no open run to log to: call wandb.init() first.")
     latest = known(getattr(run, "step", None)) or 0
     if step is not None and step < latest:
-        late = f"W&B only goes forwards and is at {latest:.0f}, where everything else was logged"
+        late = f"W&B does not accept earlier steps and is at {latest:.0f}, where everything else was logged"
         yield f"step {step} as the place of the figures", lambda: _refuse(late)
         step = None
     values: dict[str, Any] = {**logged.scalars}

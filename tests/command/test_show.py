@@ -117,7 +117,7 @@ def test_the_steps_of_a_trace_are_named(tmp_path: Path, profile: Path) -> None:
     done = called("show", path, "--steps", "epoch")
     assert (done.returncode, done.stdout) == (2, "")
     assert "has no range named 'epoch' to mark its steps; it has 'iteration" in done.stderr
-    assert "Steps can be named in traces only" in called("show", profile, "--steps", "epoch").stderr
+    assert "Steps can be named only in traces" in called("show", profile, "--steps", "epoch").stderr
     assert "give the name of a range" in called("show", path, "--steps", "").stderr
 
 

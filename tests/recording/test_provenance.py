@@ -266,7 +266,7 @@ def test_provenance_is_of_one_trace(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="A provenance file belongs to one trace"):
         perfnb.load([trace], provenance=path)
     perfnb.load(trace).save(tmp_path / "saved")
-    with pytest.raises(TraceError, match=r"A provenance file belongs to one trace, and .*saved is not one"):
+    with pytest.raises(TraceError, match=r"A provenance file belongs to a trace, and .*saved is not a trace"):
         perfnb.load(tmp_path / "saved", provenance=path)
     with pytest.raises(TypeError, match="provenance must be a path or a list of paths, not 7"):
         perfnb.load(trace, provenance=7)  # type: ignore[arg-type]
