@@ -19,7 +19,7 @@ from perfnb.recording.schema import conform
 def not_comparable(other: object) -> str:
     """Return the error for comparing a profile with anything else, such as the profiles of several ranks."""
     kind = type(other).__name__
-    hint = " Compare one rank with one: a[0].compare(b[0])." if kind == "Ranks" else ""
+    hint = " Compare individual ranks: a[0].compare(b[0])." if kind == "Ranks" else ""
     return f"compare takes another profile, not {kind}.{hint}"
 
 
