@@ -106,7 +106,7 @@ def _passes(
 
 
 def _measure(session: Session, workers: WorkerStacks | None) -> Passes[None]:
-    """Yield all passes, until one runs out of memory if that is watched; stacks are sampled if there are `workers`."""
+    """Yield all passes, or stop when memory runs out if it is watched. With `workers`, stacks are sampled."""
     __tracebackhide__ = True
     capture, plan = session.capture, session.plan
     try:
