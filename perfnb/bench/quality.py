@@ -65,7 +65,7 @@ def require_quality(given: Any) -> None:
         return
     if not callable(given):
         kind = type(given).__name__
-        raise TypeError(f"quality must be a function of no arguments, not {kind}: pass quality, not quality().")
+        raise TypeError(f"quality must be a function without arguments, not {kind}: pass quality, not quality().")
     try:
         signature = inspect.signature(given)
     except (TypeError, ValueError):  # some C functions have no signature
@@ -73,7 +73,7 @@ def require_quality(given: Any) -> None:
     try:
         signature.bind()
     except TypeError as error:
-        raise TypeError(f"quality must be a function of no arguments: {error}.") from None
+        raise TypeError(f"quality must be a function without arguments: {error}.") from None
 
 
 def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:

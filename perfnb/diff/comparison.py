@@ -20,7 +20,7 @@ def not_comparable(other: object) -> str:
     """Return the error for comparing a profile with anything else, such as the profiles of several ranks."""
     kind = type(other).__name__
     hint = " Compare individual ranks: a[0].compare(b[0])." if kind == "Ranks" else ""
-    return f"compare takes another profile, not {kind}.{hint}"
+    return f"compare requires another profile, not {kind}.{hint}"
 
 
 class ProfileComparison(Documented):

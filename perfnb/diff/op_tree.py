@@ -66,7 +66,7 @@ class OpTree:
     steps: int
 
     def lacks(self, word: str) -> bool:
-        """Return whether no node has shapes, or whether no node has a layer."""
+        """Return whether a column, such as ``shapes`` or ``layer``, is missing for all nodes."""
         return bool(self.nodes[word].isna().all())
 
 

@@ -132,7 +132,7 @@ def _tasks(paths: Sequence[Path], folder: Path) -> Iterator[_Task]:
 
 
 def _visible(path: str) -> str:
-    """Return a path without parts that a journal ignores."""
+    """Return a path with its hidden parts renamed, because journals ignore hidden folders."""
     return "/".join(f"_{part[1:]}" if part.startswith(".") else part for part in Path(path).parts)
 
 

@@ -263,14 +263,16 @@ class Journal(Documented):
         given: Any = measured
         if callable(entries := getattr(given, "journal_entries", None)) and not isinstance(given, type):
             if change is not None or accepted is not None:
-                raise TypeError("trials name their changes and the accepted ones: leave out change and accepted.")
+                raise TypeError("trials specify their own changes and decisions: leave out change and accepted.")
             _require_texts(hypothesis=hypothesis, name=name)
             return [
                 self._write(timing, hypothesis, name, change=what, accepted=kept, options={"lever": True})
                 for timing, what, kept in entries()
             ]
         if not isinstance(given, (ABTest, Profile, StepTimes)):
-            raise TypeError(f"a journal takes A/B tests, profiles, timings and trials, not {type(measured).__name__}.")
+            raise TypeError(
+                f"a journal accepts A/B tests, profiles, timings and trials, not {type(measured).__name__}."
+            )
         _require_texts(hypothesis=hypothesis, change=change or "", name=name)
         if not (accepted is None or isinstance(accepted, bool)):
             raise TypeError(f"accepted must be True, False or None, not {amounts.shown(accepted)}.")

@@ -140,7 +140,7 @@ class Catalogue:
             if (entry := self._entry_at(place, {one.name for one in listed})) is not None:
                 yield _shown(place), entry
             elif depth == _DEEPEST or looked + len(waiting) > _MOST_FOLDERS:
-                self.limits = f"Only {_MOST_FOLDERS:,} folders, at most {_DEEPEST} levels deep, were looked at."
+                self.limits = f"Only {_MOST_FOLDERS:,} folders, at most {_DEEPEST} levels deep, were searched."
             else:
                 below = sorted((name for name in folders if not name.startswith((".", "__pycache__"))), reverse=True)
                 waiting += [(name if place == "." else f"{place}/{name}", depth + 1) for name in below]
@@ -166,7 +166,7 @@ class Catalogue:
         if place.isprintable():
             self._seen[place] = (state, entry)
         elif entry.kind:
-            return _damaged(entry.kind, folder, "its name has characters that cannot be shown")
+            return _damaged(entry.kind, folder, "its name contains characters that cannot be displayed")
         return entry if entry.kind else None
 
 

@@ -28,7 +28,7 @@ _CAUTION = (
     "but not the intervals. perfnb.ab_test compares in pairs."
 )
 _NAMELESS = (
-    "Entries added without name= are compared as if all were of one step: pass name= to journal.add if they are not."
+    "Entries added without name= are compared as if all measured the same step: pass name= to journal.add if not."
 )
 
 

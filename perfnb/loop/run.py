@@ -221,7 +221,7 @@ class RunComparison(RunChanges, Documented):
     def __init__(self, a: RunSummary, b: RunSummary, equal_within: float = 0.02) -> None:
         for run in (a, b):
             if not isinstance(run, RunSummary):
-                raise TypeError(f"a run is compared with another run, not with {shown(run)}.")
+                raise TypeError(f"a run can only be compared with another run, not with {shown(run)}.")
         within = finite(equal_within)
         if within is None or not 0 <= within < 1:
             raise ValueError(f"equal_within must be between 0 and 1 (0.02 is 2 %), not {shown(equal_within)}.")

@@ -79,7 +79,7 @@ class TryLeversMagics(Magics):
             raise UsageError("there is nothing to speed up: write a statement after %try_levers.")
         names = None if options.levers is None else [name.strip() for name in options.levers.split(",")]
         if names is not None and "" in names:
-            raise UsageError("--levers takes names separated by commas, without spaces between them.")
+            raise UsageError("--levers requires names separated by commas, without spaces between them.")
         step, batches, body = step_in(self.shell, rest, cell, parser)
         namespace = self.shell.user_ns
         # The cell does not use the loader that its clause names.
