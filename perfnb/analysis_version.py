@@ -1,4 +1,4 @@
-"""Identify the version of the analysis: tables computed by another version must not be mistaken for its results."""
+"""Identify the version of the analysis, so that tables from another version are not mistaken for its results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ROOMS = (
 
 @cache
 def analysis_version(package: Path = Path(__file__).parent) -> str | None:
-    """Return a digest of the code that computes tables, ``None`` if it cannot be read.
+    """Return a digest of the code that computes tables, or ``None`` if the code cannot be read.
 
-    A version number would have to be raised by hand, and one day it would be forgotten.
+    A version number would have to be incremented by hand, and sooner or later somebody would forget to do so.
     """
     digest = hashlib.sha256()
     for room in ROOMS:

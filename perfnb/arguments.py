@@ -1,4 +1,4 @@
-"""Check the arguments that the user gives: one that makes no sense is refused in a sentence."""
+"""Check the user's arguments, and reject invalid ones with a clear error message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST_SHOWN = 60
 
 
 def finite(value: object) -> float | None:
-    """Return the value as a float; ``None`` if it is not a number, or no float can hold it."""
+    """Return the value as a float; ``None`` if it is not a number or does not fit into a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
@@ -23,7 +23,7 @@ def finite(value: object) -> float | None:
 
 
 def require_flag(name: str, value: object) -> None:
-    """Refuse anything except true and false; 0 and 1 pass.
+    """Reject any value that is not a boolean; 0 and 1 are also accepted.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_stacks(value: object) -> None:
-    """Refuse anything except true, false and ``"auto"``.
+    """Reject any value other than a boolean or ``"auto"``.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def require_stacks(value: object) -> None:
 
 
 def require_count(name: str, value: object, least: int) -> None:
-    """Refuse anything except a whole number from `least` to `MOST`.
+    """Reject any value that is not a whole number from `least` to `MOST`.
 
     Raises
     ------
@@ -59,7 +59,9 @@ def require_count(name: str, value: object, least: int) -> None:
 
 
 def require_seconds(name: str, value: object) -> None:
-    """Refuse anything except a number above 0 and up to `MOST`, in seconds, or in milliseconds according to its name.
+    """Reject any value that is not a number above 0 and at most `MOST`; the argument's name determines its unit.
+
+    A name that ends in ``_ms`` means milliseconds; all others mean seconds.
 
     Raises
     ------
@@ -73,7 +75,7 @@ def require_seconds(name: str, value: object) -> None:
 
 
 def shown(value: Any) -> str:
-    """Quote a value in an error, shortened."""
+    """Format a value for an error message, shortened if it is long."""
     try:
         text = repr(value)
     except Exception:  # an integer of thousands of digits has no text, and anything may be given
@@ -82,5 +84,5 @@ def shown(value: Any) -> str:
 
 
 def storable(name: str) -> str:
-    """Return the name with lone surrogates, which UTF-8 cannot encode, escaped as ``\\udc80``."""
+    """Return the name with lone surrogates escaped as ``\\udc80``, because UTF-8 cannot encode them."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,7 +1,7 @@
 """``python -m perfnb.demo``: profile the training step of a small transformer that learns to write Python.
 
-The model predicts the next byte of the standard library's own source, so that the step is a real one and nothing
-has to be downloaded.
+The model predicts the next byte of the standard library's source code, so the step is realistic and nothing needs to be
+downloaded.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def windows(text: str, batches: int = 8) -> list[tuple[Tensor, Tensor]]:
 
 
 def main(page: Path = Path("demo.html")) -> None:
-    """Profile, print the layer table, and write a page."""
+    """Profile the model, print its layer table, and write an HTML page."""
     torch.manual_seed(0)
     model = ByteGPT()
     optimizer = torch.optim.AdamW(model.parameters())

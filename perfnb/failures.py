@@ -1,4 +1,4 @@
-"""Make a failure keep nothing alive except what the user's code refers to."""
+"""Ensure that a failure keeps no objects alive beyond those that the user's code refers to."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OWN = str(Path(__file__).parent) + os.sep
 
 
 def keeps_nothing(function: _Function) -> _Function:
-    """Decorate a function whose exceptions reach the user.
+    """Decorate a function whose exceptions may propagate to the user.
 
-    The objects in perfnb's frames of their tracebacks are freed. Python, and IPython too, keeps the last exception with
-    its traceback. Its frames would keep the user's variables alive until the next exception, so that after an
-    out-of-memory error ``del model`` would free nothing.
+    Python and IPython keep the last exception together with its traceback, and the traceback's frames keep the user's
+    variables alive until the next exception. After an out-of-memory error, ``del model`` would therefore free nothing.
+    To prevent this, perfnb clears its own frames in the traceback.
     """
 
     @functools.wraps(function)
@@ -39,7 +39,7 @@ def keeps_nothing(function: _Function) -> _Function:
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, those that led to it, and the members of groups among them, each once."""
+    """Yield an exception, its causes, and the members of any exception groups among them, each once."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -53,7 +53,7 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _free(error: BaseException) -> None:
-    """Clear perfnb's frames in the tracebacks of an exception and of those that led to it."""
+    """Clear perfnb's frames in the tracebacks of an exception and its causes."""
     for cause in with_causes(error):
         cause.__traceback__ = _freed(cause.__traceback__)
 

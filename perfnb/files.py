@@ -1,8 +1,9 @@
-"""Handle paths that the user gives, read only regular files, and write all or nothing.
+"""Resolve the user's paths, read regular files only, and write files atomically.
 
-Files are written into a hidden folder next to the target and then moved into place. A writer can be killed at any
-instant: a lock that is released with its process separates leftovers from the work of a live writer. A folder that a
-killed writer had just moved aside is still found, and the next writer puts it back.
+Files are written into a hidden folder next to the target and then moved into place. A writer can be killed at any time.
+Each writer therefore holds a lock that is released when its process ends, so leftovers can be distinguished from files
+that are still being written. If a writer is killed just after it has moved a folder aside, readers still find that
+folder, and the next writer puts it back.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TRIES = 10
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder, existing or not, where nothing can be written.
+    """Raise an error if nothing can be written in a folder, whether or not the folder exists.
 
     Raises
     ------
@@ -60,7 +61,7 @@ def usable(path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     RecordingError
-        If nothing can exist there: unknown user, name too long, or a character no file name can contain.
+        If the path is invalid: its user is unknown, it is too long, or it contains a forbidden character.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path must be a path, not {shown(path)}.")
@@ -84,12 +85,12 @@ def _short(path: str | os.PathLike[str]) -> str:
 
 
 def open_regular(path: str | Path, buffering: int = -1) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading: a pipe or device might block or never end.
+    """Open a regular file for reading, or a link to one. Pipes and devices are rejected because they may block.
 
     Raises
     ------
     OSError
-        If it cannot be opened, or is a pipe, a device or a socket.
+        If the file cannot be opened, or if it is a pipe, a device or a socket.
     """
     file: BinaryIO = open(path, "rb", buffering, opener=_without_waiting)  # noqa: SIM115 the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -103,7 +104,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def read_regular(path: str | Path, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes; errors as in `open_regular`."""
+    """Read a regular file of at most `most` bytes; raises the same errors as `open_regular`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -112,12 +113,12 @@ def read_regular(path: str | Path, most: int) -> bytes:
 
 
 def write_text(text: str, path: str | Path) -> Path:
-    """Write a text file, all or nothing; errors as in `write_parts`."""
+    """Write a text file atomically; raises the same errors as `write_parts`."""
     return write_parts([text.encode("utf-8")], path)
 
 
 def write_parts(parts: Iterable[bytes], path: str | Path) -> Path:
-    """Write a file part by part, all or nothing; missing folders are created.
+    """Write a file atomically, part by part; missing folders are created.
 
     Raises
     ------
@@ -134,12 +135,12 @@ def write_parts(parts: Iterable[bytes], path: str | Path) -> Path:
 
 
 def write_file(parts: Iterable[bytes], target: Path) -> None:
-    """Write a file in an existing folder, all or nothing.
+    """Write a file atomically in an existing folder.
 
     Raises
     ------
     OSError
-        If it cannot be written, or a device, a pipe or a folder is there: replacing it would take it from everyone.
+        If the file cannot be written, or if the path is a device, a pipe or a folder, which must not be replaced.
     """
     with workplace(target.parent) as work:
         fresh = work / "file"
@@ -152,10 +153,10 @@ def write_file(parts: Iterable[bytes], target: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Provide an empty folder that becomes `target` when the block ends, replacing what was there.
+    """Provide an empty folder that replaces `target` when the block ends.
 
-    At every instant the old or the new folder is at `target`, or `locate` finds the old one. If the block fails, or
-    the new folder cannot be moved, the old one stays or is put back.
+    At any time, either the old or the new folder is at `target`, or `locate` can find the old folder. If the block
+    fails or the new folder cannot be moved, the old folder is kept or restored.
     """
     with workplace(target.parent) as fresh:
         yield fresh
@@ -168,9 +169,9 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
-    """Provide a new hidden folder in `folder` to write in; it is removed afterwards.
+    """Create a hidden folder inside `folder` to write in, and remove it afterwards.
 
-    Leftovers of killed writers in `folder` are cleared first.
+    Leftovers from killed writers in `folder` are removed first.
     """
     sweep(folder)
     work, lock = _locked(folder)
@@ -187,7 +188,7 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 
 def locate(path: Path) -> Path:
-    """Return `path`, or the place where a killed writer had moved the folder from there."""
+    """Return `path`, or the path to which a killed writer had moved the folder."""
     with suppress(OSError, ValueError):
         if not os.path.lexists(path):
             for work in _workplaces(path.parent):
@@ -197,7 +198,7 @@ def locate(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Restore what killed writers had moved aside in `folder`, and remove their other leftovers."""
+    """Restore folders that killed writers had moved aside in `folder`, and remove their other leftovers."""
     with suppress(OSError):
         for work in _workplaces(folder):
             with suppress(OSError):
@@ -232,7 +233,7 @@ def _sweep(work: Path, folder: Path) -> None:
 
 
 def _clear(work: Path, folder: Path) -> None:
-    """Restore what was moved aside and not replaced, then remove a workplace, its lock last."""
+    """Restore a folder that was moved aside but not replaced, then remove the workplace and finally its lock."""
     old = work / _OLD
     if old.exists():
         for moved in old.iterdir():
@@ -247,7 +248,7 @@ def _clear(work: Path, folder: Path) -> None:
 
 
 def _locked(folder: Path) -> tuple[Path, int | None]:
-    """Make a workplace, and lock it until the descriptor is closed (where the file system has locks)."""
+    """Create a workplace and lock it until the descriptor is closed, if the file system supports locks."""
     for _ in range(_TRIES):
         work = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
         try:
@@ -262,7 +263,7 @@ def _locked(folder: Path) -> tuple[Path, int | None]:
 
 
 def take_lock(lock: int) -> bool | None:
-    """Lock an open file: ``False`` if another process holds it, ``None`` if that is unknown."""
+    """Lock an open file. Return ``False`` if another process holds the lock, and ``None`` if that is unknown."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

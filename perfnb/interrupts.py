@@ -1,4 +1,4 @@
-"""Deliver interrupts only where it is safe, so that nothing is left installed."""
+"""Deliver interrupts only where it is safe, so that perfnb's hooks are always removed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def loses_exceptions(function: _Function) -> _Function:
 class InterruptGate:
     """Delivers an interrupt only while the user's code runs, and at most once.
 
-    Outside `opened()` an interrupt is deferred until the gate exits, so that all hooks are removed first. An interrupt
-    that Python drops, because it was raised in a finalizer or in a callback of a weak reference or of the garbage
-    collector, is deferred too. Threads other than the main one get no interrupts, and the gate does nothing there.
+    Outside `opened()`, an interrupt is deferred until the gate exits, so that all hooks are removed first. Python drops
+    an interrupt that is raised in a finalizer, a weak reference's callback or a garbage collector callback; such
+    interrupts are deferred as well. Only the main thread receives interrupts, so the gate does nothing in other
+    threads.
     """
 
     def __init__(self) -> None:
@@ -62,10 +63,10 @@ class InterruptGate:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Deliver interrupts in this block; a deferred one is raised at once.
+        """Deliver interrupts in this block; a deferred interrupt is raised immediately.
 
-        An interrupt may come right after torch has disabled gradients, before the block that would enable them again;
-        their state is therefore restored.
+        An interrupt may occur after torch has disabled gradients but before it has entered the block that enables them
+        again. The gradient mode is therefore restored.
         """
         if self._waiting:
             self._waiting = False
@@ -83,7 +84,7 @@ class InterruptGate:
             self._open = False
 
     def _forget_handler(self, trace: Any) -> None:
-        """Remove the handler below from the traceback of an interrupt, so that it ends in the user's code."""
+        """Remove the handler from an interrupt's traceback, so that the traceback ends in the user's code."""
         while trace is not None and trace.tb_next is not None:
             if trace.tb_next.tb_frame.f_code is InterruptGate._handle.__code__:
                 trace.tb_next = None
@@ -91,7 +92,7 @@ class InterruptGate:
 
     @loses_exceptions
     def _dropped(self, dropped: sys.UnraisableHookArgs) -> None:
-        """Defer an interrupt that Python dropped, here and in outer gates; pass anything else on."""
+        """Defer an interrupt that Python dropped, both here and in outer gates. Other exceptions are passed on."""
         if issubclass(dropped.exc_type, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             self._waiting = self._open = True
             if not isinstance(getattr(self._previous_hook, "__self__", None), InterruptGate):

@@ -1,6 +1,6 @@
-"""Turn numbers into text, in one way everywhere: three significant digits and the unit that fits.
+"""Format numbers in the same way everywhere: with three significant digits and a suitable unit.
 
-Every function takes a number or an unknown (``None``, ``NA``, ``nan``) and gives ``n/a`` for the latter.
+Every function accepts a number or an unknown value (``None``, ``NA``, ``nan``), which is formatted as ``n/a``.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def known(value: Any) -> float | None:
 
 
 def rounded(value: float, digits: int = 3) -> float:
-    """Return `value` to `digits` significant digits."""
+    """Round `value` to `digits` significant digits."""
     return float(f"{value:.{digits - 1}e}")
 
 
 def short(value: Any, digits: int = 6) -> float | None:
-    """Return `value` to `digits` significant digits as JSON holds it: whole numbers as `int`, unknown as ``None``."""
+    """Round `value` to `digits` significant digits for JSON: whole numbers become `int`, unknown values ``None``."""
     if type(value) is int and abs(value) < 10**digits:
         return value
     number = known(value)
@@ -65,7 +65,7 @@ def significant(value: Any, *, trim: bool = False) -> str:
     ----------
     value : number or unknown
     trim : bool
-        Drop zeros after the decimal point, as fits counts: ``2``, not ``2.00``.
+        Drop zeros after the decimal point, as is appropriate for counts: ``2``, not ``2.00``.
     """
     number = known(value)
     if number is None:
@@ -116,7 +116,7 @@ def with_interval(text: str, value: Any, bounds: tuple[Any, Any] | None) -> str:
     value : number or unknown
         The number that `text` was written from.
     bounds : tuple or None
-        Both ends of the interval; without them the text stays unchanged.
+        Both ends of the interval; if they are missing, the text is returned unchanged.
     """
     inside, number = known_bounds(bounds), known(value)
     if inside is None or number is None:
@@ -128,7 +128,7 @@ def with_interval(text: str, value: Any, bounds: tuple[Any, Any] | None) -> str:
 
 
 def _with_digits_of(shown: str, number: float) -> str:
-    """Return a number to the digit where another one that is shown ends, as `significant` and `share` end it."""
+    """Round a number to the same digit as another number that `significant` or `share` has formatted."""
     if "e" in shown:
         return f"{number:.2e}"
     if shown == "0":
@@ -140,7 +140,7 @@ def _with_digits_of(shown: str, number: float) -> str:
 
 
 def _factor(unit: str, number: float) -> float:
-    """Return the factor that a number was multiplied by to be written in a unit."""
+    """Return the factor by which a number was multiplied to express it in a unit."""
     if unit == "%":
         return 100.0
     if unit in ("s", "ms", "µs"):
@@ -161,7 +161,7 @@ def known_bounds(bounds: tuple[Any, Any] | None) -> tuple[float, float] | None:
 def relative(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
     """Return a ratio with its interval: ``0.912 [0.905, 0.921]``.
 
-    Ratios near 1 have thousandths, others three significant digits.
+    Ratios near 1 are given to three decimal places, all others to three significant digits.
     """
     number = known(ratio)
     if number is None:
@@ -172,7 +172,7 @@ def relative(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
 
 
 def change(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
-    """Return a ratio as a percent change: ``−10.0 % [−10.6, −9.4]``; as a factor if it or a bound is far from 1."""
+    """Return a ratio as a percent change, ``−10.0 % [−10.6, −9.4]``, or as a factor if it or a bound is far from 1."""
     number, inside = known(ratio), known_bounds(bounds) or ()
     if number is None:
         return UNKNOWN
@@ -190,13 +190,13 @@ def counted(number: float, thing: str) -> str:
 
 
 def named(names: Sequence[str], most: int = 3) -> str:
-    """Return the first of some names, and how many more there are: ``a, b, c and 4 more``."""
+    """Return the first few names and the number of the remaining ones: ``a, b, c and 4 more``."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def share(fraction: Any) -> str:
-    """Return a share of a whole: ``34 %``, one decimal below 10 %, ``<0.1 %`` for a share that is barely there."""
+    """Return a share of a whole: ``34 %``, with one decimal below 10 %, and ``<0.1 %`` for the smallest shares."""
     number = known(fraction)
     if number is None:
         return UNKNOWN
@@ -219,7 +219,7 @@ def size(count_of_bytes: Any) -> str:
 
 
 def byte_unit(count_of_bytes: float) -> tuple[int, str]:
-    """Return the unit to write an amount of memory in, and its bytes: ``(1048576, "MiB")``."""
+    """Return a suitable unit for an amount of memory, with its size in bytes: ``(1048576, "MiB")``."""
     step = 0
     while step < len(_BYTE_UNITS) - 1 and abs(count_of_bytes) / 1024**step >= 1023.5:
         step += 1
@@ -227,7 +227,7 @@ def byte_unit(count_of_bytes: float) -> tuple[int, str]:
 
 
 def on_axis(text: str) -> str:
-    """Return a quantity in the form for an axis, without zeros after the decimal point: ``2 GiB`` for ``2.00 GiB``."""
+    """Format a quantity for an axis, without zeros after the decimal point: ``2 GiB`` for ``2.00 GiB``."""
     number, _, unit = text.partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
@@ -241,7 +241,7 @@ def growth(bytes_per_step: float, bounds: tuple[float | None, float | None]) -> 
 
 
 def count(value: Any) -> str:
-    """Return a number of things: ``12``, ``1.33``, ``4.10 k``, ``124 M``."""
+    """Format a count: ``12``, ``1.33``, ``4.10 k``, ``124 M``."""
     number = known(value)
     if number is None:
         return UNKNOWN
@@ -275,7 +275,7 @@ def ratio(value: Any) -> str:
 
 
 def clock(seconds: Any, decimals: int = 0) -> str:
-    """Return seconds since the start in the form of a clock: ``0:42``, ``1:02:03``."""
+    """Format the seconds since the start like a clock: ``0:42``, ``1:02:03``."""
     number = known(seconds)
     if number is None:
         return UNKNOWN
@@ -289,7 +289,7 @@ def clock(seconds: Any, decimals: int = 0) -> str:
 
 
 def reading(value: Any, unit: str) -> str:
-    """Return a reading of a machine.
+    """Format a telemetry reading.
 
     Parameters
     ----------
@@ -336,5 +336,5 @@ def _decimal(value: float) -> tuple[float, str]:
 
 
 def capital(text: str) -> str:
-    """Return a sentence with a capital at its beginning."""
+    """Capitalise the first letter of a sentence."""
     return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""Provide the classes of perfnb's results, for annotations and `isinstance`; each loads when it is first needed."""
+"""The classes of perfnb's results, for annotations and `isinstance`. Each class is loaded when it is first used."""
 
 from __future__ import annotations
 

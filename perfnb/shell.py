@@ -7,7 +7,7 @@ from typing import Any
 
 
 def running_shell() -> Any:
-    """Return IPython's shell, or ``None`` outside it; IPython is not imported if it is not in use."""
+    """Return the running IPython shell, or ``None`` outside IPython, which is not imported just to find out."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
 
@@ -18,6 +18,6 @@ def in_notebook() -> bool:
 
 
 def print_text(text: str) -> None:
-    """Print `text`, with ``?`` for characters that the terminal's encoding lacks."""
+    """Print `text`, replacing characters that the terminal's encoding does not support with ``?``."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding))

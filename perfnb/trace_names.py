@@ -1,7 +1,7 @@
-"""The vocabulary of traces: perfnb's spans, torch's names, and the categories of events.
+"""The names that appear in traces: perfnb's spans, torch's names, and the event categories.
 
-Anyone may name a range ``pf_step#1`` or ``ProfilerStep#1``. A name therefore counts only in the categories where
-perfnb or torch writes it, and a number is read only if an int64 can hold it.
+Any program may name a range ``pf_step#1`` or ``ProfilerStep#1``. A name is therefore recognised only in the categories
+that perfnb or torch writes it to, and a number is read only if it fits into an int64.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _TENSORFLOW_BACKWARD = ("gradient_tape/", "gradients/")
 
 
 def told_direction(name: str) -> str:
-    """Return ``forward`` or ``backward`` if the name of an op of JAX or TensorFlow contains it.
+    """Return ``forward`` or ``backward`` if the name of a JAX or TensorFlow op contains that word.
 
     The result is empty for any other name.
     """
@@ -99,17 +99,17 @@ def number_behind(label: str, name: str) -> int:
 
 
 def step_number(name: str) -> int:
-    """Return the number of a step by the name of its mark, torch's or perfnb's; -1 for any other name."""
+    """Return the step number from the name of a step mark, torch's or perfnb's; -1 for any other name."""
     return max(number_behind(label, name) for label in STEP_MARKS)
 
 
 def own_word(name: str) -> str:
-    """Return the name in frames of perfnb's span around a step or a wait for data; empty for any other name."""
+    """Return the name that frames use for perfnb's span around a step or a wait for data; empty for any other name."""
     return "step" if name.startswith(STEP_SPAN) else "data" if name.startswith(DATA_SPAN) else ""
 
 
 def collective_kind(name: str) -> str:
-    """Return the kind of collective in a name, such as ``allreduce``; empty if there is none."""
+    """Return the kind of collective that a name contains, such as ``allreduce``; empty if it contains none."""
     found = _COLLECTIVE.search(name)
     return found[0].lower().replace("_", "") if found else ""
 
@@ -121,5 +121,5 @@ def stepped_optimizer(name: str) -> str | None:
 
 
 def without_address(name: str) -> str:
-    """Return the name of a method of an object without the object's address, which differs from call to call."""
+    """Return a method's name without its object's address, which differs from call to call."""
     return _ADDRESS.sub("", name)

@@ -1,4 +1,4 @@
-"""Decide whether to accept a change, given the verdict on its times, its losses, and the resources it uses."""
+"""Decide whether to accept a change, based on the verdict on its times, its losses, and its use of resources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Resource:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the candidate uses more than the limit, with its whole interval if there is one."""
+        """Whether the candidate exceeds the limit; if there is an interval, all of it must be above the limit."""
         least = self.value if self.bounds is None else self.bounds[0]
         return least is not None and not least <= self.limit
 
@@ -50,11 +50,12 @@ def decide(
 ) -> Decision:
     """Accept a candidate that is faster, has good enough results and stays within all limits.
 
-    Bad results come first, because speed cannot make up for them. Anything unmeasured, be it quality or a limited
-    resource, prevents acceptance but not rejection. A limit inside the interval of a time counts as unmeasured.
+    Bad results are checked first, because speed cannot make up for them. If quality or a limited resource was not
+    measured, the candidate can still be rejected, but not accepted. If a limit lies within a time's interval, the time
+    counts as unmeasured.
 
-    `verdict` is that of the A/B test; without `losses`, quality is unknown; `resources` are those with a limit, and
-    `unmatched` the limits of losses that were not measured.
+    `verdict` is the A/B test's verdict. Without `losses`, quality is unknown. `resources` are the resources that have a
+    limit, and `unmatched` are the limits on losses that were not measured.
     """
     if worse := tuple(loss.name for loss in losses if loss.exceeded):
         return Decision(REJECT, WORSE, worse)

@@ -1,6 +1,6 @@
-"""Design experiments: how long to warm up, how many rounds or blocks to run, and their order.
+"""Design experiments: choose the length of the warm-up, the number of rounds or blocks, and their order.
 
-A `Bench` or `InputTrial` that is passed in runs the steps; nothing here needs torch.
+The steps are run by a `Bench` or `InputTrial` that is passed in, so this module does not need torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INPUT_WARMUP_SHARE, PACE_SHARE, MOST_ROUNDS, MOST_INPUT_WARMUP, MOST_STEPS = 0.1
 
 @dataclass(frozen=True)
 class Prefetching:
-    """Something that prepares batches for a step while other steps run."""
+    """A mechanism that prepares batches for a step while other steps run."""
 
     # "worker processes", "processes", "threads", or "something" that was not seen but slows turns back to back
     who: str
@@ -55,7 +55,7 @@ def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:
 
 
 def warm_up(bench: Any, begin: float, budget_s: float) -> bool | None:
-    """Run rounds until every step is steady, for at most a fifth of the budget; the last results are kept."""
+    """Run rounds until every step is steady, for at most a fifth of the budget, and keep the last results."""
     __tracebackhide__ = True
     series: list[list[float]] = []
     while len(series) < MOST_WARMUP:
@@ -74,12 +74,12 @@ def warm_up(bench: Any, begin: float, budget_s: float) -> bool | None:
 def planned_rounds(
     bench: Any, begin: float, budget_s: float, equal_within: float, power: float = 0.9
 ) -> tuple[Planned, Floats]:
-    """Plan from a pilot how many rounds tell any two of the steps apart with probability `power`, and run them.
+    """Use a pilot to plan how many rounds distinguish any two steps with probability `power`, and run them.
 
     Returns
     -------
     Planned, ndarray
-        Milliseconds: a row per step, a column per round.
+        Milliseconds, with a row per step and a column per round.
     """
     __tracebackhide__ = True
     count = bench.count
@@ -104,17 +104,17 @@ def planned_rounds(
 def planned_blocks(
     bench: Any, begin: float, budget_s: float, found: Prefetching, turn_ms: Floats | None = None
 ) -> tuple[Planned, BlockPlan, Floats]:
-    """Plan from a pilot how long blocks must be and how many the budget allows, and run them.
+    """Use a pilot to plan the length of blocks and how many of them the budget allows, and run them.
 
     Parameters
     ----------
     turn_ms : ndarray, optional
-        Milliseconds per turn of each step back to back, if already measured.
+        Milliseconds per turn of each step when run back to back, if already measured.
 
     Returns
     -------
     Planned, BlockPlan, ndarray
-        Milliseconds per turn: a row per step, a column per round.
+        Milliseconds per turn, with a row per step and a column per round.
     """
     __tracebackhide__ = True
     if turn_ms is None:
@@ -141,7 +141,7 @@ def planned_blocks(
 
 
 def _pilot_blocks(bench: Any, begin: float, budget_s: float, lead: int) -> Floats | None:
-    """Return milliseconds per turn of each step once prefetched batches are used up; ``None`` if there is no time."""
+    """Return each step's milliseconds per turn after prefetched batches are used up; ``None`` if time is short."""
     __tracebackhide__ = True
     size = 1
     while True:  # ever longer blocks: how long a turn takes is not known yet
@@ -155,16 +155,16 @@ def _pilot_blocks(bench: Any, begin: float, budget_s: float, lead: int) -> Float
 
 
 def slower_back_to_back(bench: Any, budget_s: float) -> tuple[Prefetching, Floats] | None:
-    """Detect prefetching that cannot be seen: a step takes longer back to back than interleaved.
+    """Detect hidden prefetching, where a step takes longer back to back than interleaved.
 
-    A busy machine also slows turns. So each part of the run back to back must be slower, for the same step and twice,
-    than the interleaved turns before, between and after. Steps too long for a run within a small share of the budget
-    are not tried.
+    A busy machine slows turns as well. The same step must therefore be slower twice: each of its back-to-back runs must
+    be slower than the interleaved turns before, between and after. This is skipped if steps are so long that it would
+    take more than a small share of the budget.
 
     Returns
     -------
     Prefetching, ndarray
-        The array has milliseconds per turn of each step back to back.
+        The array contains each step's milliseconds per turn when run back to back.
     """
     __tracebackhide__ = True
 
@@ -192,12 +192,12 @@ def slower_back_to_back(bench: Any, budget_s: float) -> tuple[Prefetching, Float
 def input_rounds(
     trial: Any, kinds: Sequence[str], begin: float, budget_s: float, progress: Callable[..., object]
 ) -> tuple[dict[str, list[float]], int]:
-    """Warm up, choose a block length, and run rounds of one block of each kind in random order.
+    """Warm up, choose the block length, and run rounds that consist of one block of each kind in random order.
 
     Returns
     -------
     dict of str to list of float, int
-        By kind, milliseconds per step in each round, and the steps in a block.
+        Milliseconds per step in each round, by kind, and the number of steps in a block.
     """
     __tracebackhide__ = True
     end = begin + budget_s
@@ -224,7 +224,7 @@ def input_rounds(
 
 
 def _warm_up_input(trial: Any, until: float, progress: Callable[..., object]) -> float:
-    """Run the model until its steps are steady. Return milliseconds of the last one."""
+    """Run the model until its steps are steady, and return the milliseconds of the last step."""
     __tracebackhide__ = True
     times: list[float] = []
     while len(times) < MOST_INPUT_WARMUP and (len(times) < 2 or time.perf_counter() < until):
@@ -237,7 +237,7 @@ def _warm_up_input(trial: Any, until: float, progress: Callable[..., object]) ->
 
 
 def _steps_of_a_block(trial: Any, kinds: Sequence[str], model_ms: float, pace_ms: float, end: float) -> int:
-    """Choose how many steps a block has: a multiple of the loader's workers, which deliver in bursts."""
+    """Choose the number of steps per block, a multiple of the loader's workers because they deliver in bursts."""
     __tracebackhide__ = True
     workers: int = max(1, trial.workers)
     pilot, pilot_begin = max(2, workers), time.perf_counter()

@@ -1,9 +1,9 @@
-"""Measure how far results are from each other.
+"""Measure the differences between results.
 
-These are the return values of two steps, part by part, or results by name and their true values. A difference is always
-measured here, relative to the size of the reference. The size is the largest value if two results should agree, so that
-no element hides behind others. It is the root mean square if rounding is compared with rounding, because single
-elements of that vary by chance.
+The return values of two steps are compared part by part, and named results are compared with their true values.
+Differences are always relative to the size of the reference. If two results should agree, the size is the largest
+value, so that each element counts. If the rounding errors of two results are compared, the size is the root mean
+square, because individual errors vary by chance.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Difference(NamedTuple):
 
     @property
     def tolerance(self) -> float:
-        """The difference that rounding explains."""
+        """The largest difference that rounding can explain."""
         return TOLERANCES.get(self.dtype, 0.0)
 
 
 def worst_difference(first: Any, second: Any, tolerance: float | None = None) -> Difference:
-    """Return the part of two results that exceeds `tolerance` the most, by default that of its dtype.
+    """Return the part of two results that exceeds `tolerance` (by default its dtype's tolerance) the most.
 
-    If none exceeds it, return a part that could not be compared. Without any number, the difference is not known
-    either.
+    If no part exceeds it, return a part that could not be compared. If the results contain no numbers, the difference
+    is unknown, too.
     """
 
     def excess(part: Difference) -> float:
@@ -64,9 +64,9 @@ def worst_difference(first: Any, second: Any, tolerance: float | None = None) ->
 
 
 def differences(first: Any, second: Any, where: str = "the result") -> Iterator[Difference]:
-    """Compare each part of `second` with that of `first`: tensors, numbers and arrays, however nested.
+    """Compare tensors, numbers and arrays in `second` with those in `first`, however they are nested.
 
-    Everything else must be equal.
+    All other parts must be equal.
     """
     try:
         first, second = _as_tensors(first, second)
@@ -116,7 +116,7 @@ def _unknown(where: str, kind: str) -> Difference:
 
 
 def _as_tensors(first: Any, second: Any) -> tuple[Any, Any]:
-    """Convert numeric arrays to tensors, and numbers next to one another or to a tensor of one element."""
+    """Convert numeric arrays to tensors, as well as numbers that are compared with a number or a one-element tensor."""
     values = [_as_tensor(value) for value in (first, second)]
     single = [_is_number(value) or (isinstance(value, Tensor) and value.dim() == 0) for value in values]
     if all(single):
@@ -156,9 +156,10 @@ def _mean_square_root(value: Tensor) -> float:
 def _distance(
     first: Tensor, second: Tensor, where: str = "", size: Callable[[Tensor], float] = _largest, floor: float = 0.0
 ) -> Difference:
-    """Return the size of the difference relative to that of the first, at least `floor`.
+    """Return the size of the difference relative to the size of the first result, which is at least `floor`.
 
-    Elements that are infinite in both are left out. The result is infinite if only one of two elements is finite.
+    Elements that are infinite in both results are ignored. If only one of two elements is finite, the distance is
+    infinite.
     """
     if first.shape != second.shape:
         return Difference(math.inf, f"{where} has shape {tuple(second.shape)} instead of {tuple(first.shape)}")
@@ -194,14 +195,14 @@ def kept(tensor: Tensor) -> Tensor:
 def errors_between(
     own: Results, found: Results, truth: Results, *, random: bool = False, kind_of: Callable[[str], str] = str
 ) -> Errors:
-    """Return how far some results are from the truth, and how far the original's own are.
+    """Return the distance of results from the truth, and the distance of the original's results.
 
     Parameters
     ----------
     random : bool
         Whether the original draws random numbers.
     kind_of : callable
-        Gives the kind of a result by its name; results of one kind are of similar size.
+        Returns the kind of a result by its name; results of the same kind have a similar size.
     """
     floors = _floors(truth, kind_of)
     return Errors(
@@ -219,10 +220,10 @@ def errors_between(
 
 
 def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
-    """Return, by kind, the size of numbers that are small compared with the others: anything smaller may only be noise.
+    """Return, by kind, the size below which numbers are small compared with the others and may only be noise.
 
-    For example, the gradient of a bias before a batch norm is zero; in float32 it is the rounding of numbers that
-    cancel.
+    For example, the true gradient of a bias before a batch norm is zero. In float32, it consists of the rounding errors
+    of numbers that cancel.
     """
     floors: dict[str, float] = defaultdict(float)
     for name, value in truth.items():
@@ -232,7 +233,7 @@ def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
 
 
 def _error(found: Tensor | None, truth: Tensor | None, floor: float) -> float:
-    """Return the distance from the truth; infinite if one of the two is missing."""
+    """Return the distance from the truth, which is infinite if one of the two is missing."""
     if found is None or truth is None:
         return 0.0 if found is truth else math.inf
     return _distance(truth, found, size=_mean_square_root, floor=floor).relative
@@ -243,7 +244,7 @@ def _finite_size(value: Tensor) -> float:
 
 
 def differ(a: Results, b: Results) -> bool:
-    """Return whether any result differs in any bit; NaN equals NaN."""
+    """Return whether any results differ in any bit; NaN equals NaN."""
     return a.keys() != b.keys() or any(not _same(a[name], b[name]) for name in a)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class InputBoundTest(InputBound, Documented):
-    """A step with and without its loader and its model. A notebook displays it."""
+    """The times of a step with and without its loader and its model. Notebooks display the result."""
 
     def _document(self) -> Document:
         return input_bound_document(self)
@@ -35,30 +35,35 @@ def confirm_input_bound(
     *,
     budget_s: float = 20.0,
 ) -> InputBoundTest:
-    """Find out by experiment whether a step is input-bound, and what a perfect loader would save.
+    """Determine by experiment whether a step is input-bound, and how much time a perfect loader would save.
 
-    The step runs in five ways, in blocks interleaved in random order, so that drift cancels: *together*, unmodified;
-    the *loader* alone, where the model's forward returns copies of earlier outputs and its backward and the optimizer
-    have almost nothing to do; the *model* alone, on a batch kept in memory; the *rest*, with neither; and the
-    *iteration*, which only takes batches. The rest is everything else in the step, such as copies to the device, the
-    loss and the user's own code; it is also part of the loader alone and of the model alone.
+    The step runs in five ways, in blocks that are interleaved in random order, so that drift cancels out:
 
-    The step trains during the test. Afterwards, parameters, buffers, gradients and modes of the models; the states of
-    optimizers, schedulers, gradient scalers and random generators reachable from the step's variables; other models
-    found there (averaged weights, a second model); and the global random state are restored. This takes as much memory
-    again. Counters of your own and other plain attributes are not restored, nor is anything that the step writes or
-    prints.
+    - *together*: the unmodified step.
+    - *loader*: the loader alone. The model's forward returns copies of earlier outputs, so its backward and the
+      optimizer have almost nothing to do.
+    - *model*: the model alone, on a batch that is kept in memory.
+    - *rest*: neither of the two, which leaves everything else in the step, such as copies to the device, the loss and
+      your own code. It is also part of *loader* and *model*.
+    - *iteration*: only takes batches from the loader.
+
+    The step trains during the test. Afterwards, perfnb restores the models' parameters, buffers, gradients and modes;
+    the states of optimizers, schedulers, gradient scalers and random generators that are reachable from the step's
+    variables; other models found there (such as averaged weights or a second model); and the global random state. This
+    requires the same amount of memory again. Your own counters and other plain attributes are not restored, and neither
+    is anything that the step writes or prints.
 
     Parameters
     ----------
     step : callable
-        ``step(batch)``. It must not change the tensors of the batch, because one batch is reused.
+        Called as ``step(batch)``. It must not modify the batch's tensors, because one batch is reused.
     batches : iterable, or callable returning one
-        For example a DataLoader with any number of workers; restarted when exhausted.
+        For example, a DataLoader with any number of workers. It is restarted when exhausted.
     model : Module, list of Module, or dict of name to Module
-        Required: the model to replace. If the step calls modules inside it instead, those are replaced.
+        The model to replace, which is required. If the step calls modules inside the model instead, those modules are
+        replaced.
     budget_s : float
-        Seconds for the whole test. At least one round is run, which takes about ten steps, or seven per worker.
+        Seconds for the whole test. At least one round is run, which takes about ten steps, or seven steps per worker.
 
     Returns
     -------
@@ -71,10 +76,10 @@ def confirm_input_bound(
     TypeError
         If `step`, `batches` or `model` have the wrong type.
     CaptureError
-        Inside a profiler, if the batches run out and cannot restart, or if the step calls none of the models, or only
-        inside a function compiled by ``torch.compile``.
+        If another profiler is active, if the batches run out and cannot be restarted, or if the step calls none of the
+        models or calls them only inside a function compiled by ``torch.compile``.
     Exception
-        Whatever `step` or `batches` raise, after everything has been removed and restored.
+        Any exception that `step` or `batches` raise, after everything has been removed and restored.
     """
     from perfnb.bench.input_trial import InputTrial
     from perfnb.step.checks import require_steps

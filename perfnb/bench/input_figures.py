@@ -1,4 +1,4 @@
-"""Compare the loader alone, the model alone, and both: what a step waits for, and what a perfect loader would save."""
+"""Compare the loader alone, the model alone, and both, to find out what a perfect loader would save."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ DECIDES = 2.0
 
 @dataclass(frozen=True, repr=False, eq=False)
 class InputBound:
-    """Times of blocks of the five kinds, in rounds.
+    """The times of blocks of the five kinds, by round.
 
     Attributes
     ----------
     rounds_ms : mapping of str to sequence of float
-        By kind, milliseconds per step in the block of each round.
+        Milliseconds per step in each round's block, by kind.
     steps, executed : int
-        Steps in a block, and the number of steps in all.
+        The number of steps in a block, and the total number of steps.
     unforeseen_ms : float
-        Time of real models in blocks without a model, for batches of new shapes; already subtracted.
+        The time that the real models took for batches with new shapes in blocks without a model; already subtracted.
     noise : mapping
-        What may have disturbed the steps.
+        Possible disturbances of the steps.
     batches_a_start : float or None
-        Batches between two starts of the loader's workers; ``None`` if they persist or it has none.
+        Number of batches after which the loader's workers restart; ``None`` if they persist or there are none.
     parallel : bool
-        Whether anything could load while the model ran: workers, threads, or the host while a GPU works.
+        Whether loading could overlap with the model, in workers or threads, or on the host while a GPU works.
     """
 
     rounds_ms: Mapping[str, Sequence[float]]
@@ -56,15 +56,16 @@ class InputBound:
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """A row per round: milliseconds per step in its block of each kind."""
+        """One row per round, with the milliseconds per step in its block of each kind."""
         return pd.DataFrame({kind: self.rounds_ms[kind] for kind in KINDS}).rename_axis("round")
 
     @property
     def times(self) -> pd.DataFrame:
-        """A row per kind of run, with times per step: ``together``, ``loader``, ``model``, ``rest``, ``iteration``.
+        """Times per step, one row per kind of run: ``together``, ``loader``, ``model``, ``rest``, ``iteration``.
 
-        Columns: ``ran`` (a description), ``median_ms`` with its 95 % interval ``low_ms`` to ``high_ms`` (missing below
-        6 blocks), ``blocks`` and ``steps``. Medians are over blocks, because a loader's workers deliver in bursts.
+        The columns are ``ran`` (a description), ``median_ms`` with its 95 % interval from ``low_ms`` to ``high_ms``
+        (missing if there are fewer than 6 blocks), ``blocks`` and ``steps``. Medians are computed over blocks, because
+        a loader's workers deliver in bursts.
         """
         rows, count = [], len(self.rounds_ms["together"])
         for kind, words in KINDS.items():
@@ -75,12 +76,12 @@ class InputBound:
 
     @cached_property
     def saved_by_loader(self) -> Centre:
-        """Milliseconds per step that a perfect loader would save: together minus the model alone, round by round."""
+        """Milliseconds per step that a perfect loader would save in each round: together minus the model alone."""
         return hodges_lehmann(self._of("together") - self._of("model"))
 
     @cached_property
     def saved_by_model(self) -> Centre:
-        """Milliseconds per step that a model taking no time would save: together minus the loader alone."""
+        """Milliseconds per step that a model without any cost would save: together minus the loader alone."""
         return hodges_lehmann(self._of("together") - self._of("loader"))
 
     @property
@@ -90,7 +91,7 @@ class InputBound:
 
     @property
     def saved_ci_ms(self) -> tuple[float, float] | None:
-        """95 % interval of `saved_ms`; ``None`` below 6 rounds."""
+        """The 95 % interval of `saved_ms`; ``None`` if there are fewer than 6 rounds."""
         saved = self.saved_by_loader
         return (saved.low, saved.high) if saved.bounded else None
 
@@ -101,15 +102,16 @@ class InputBound:
 
     @property
     def together_ms(self) -> float:
-        """Median time of the unmodified step."""
+        """The unmodified step's median time."""
         return self._median("together")
 
     @cached_property
     def overlap(self) -> float | None:
-        """Share of the shorter of loader and model that is hidden behind the longer, 0 to 1; ``None`` if unknown.
+        """The share of the shorter of loader and model that the longer one hides, 0 to 1; ``None`` if unknown.
 
-        0 if nothing can load while the model runs (no workers and no GPU in use). Below 0 the two may slow each other
-        down, for example when workers and model compete for cores; `hindered` is true if that is certain.
+        It is 0 if loading cannot overlap with the model (no workers and no GPU in use). If it is below 0, the two may
+        slow each other down, for example because workers and model compete for cores; `hindered` is true if this is
+        certain.
         """
         # In sequence they take loader + model - rest (the rest is in both); fully overlapped, the longer of the two.
         loader, model, rest = (self._median(kind) for kind in ("loader", "model", "rest"))
@@ -121,7 +123,7 @@ class InputBound:
 
     @cached_property
     def overlap_bounds(self) -> tuple[float, float] | None:
-        """95 % interval of `overlap`, over the rounds; ``None`` if that is unknown, or below 6 rounds."""
+        """The 95 % interval of `overlap`; ``None`` if it is unknown or there are fewer than 6 rounds."""
         if self.overlap is None:
             return None
         if not self.parallel:
@@ -132,7 +134,7 @@ class InputBound:
 
     @cached_property
     def hindered(self) -> bool:
-        """Whether together they take longer than in sequence, as when workers take cores from the model."""
+        """Whether loader and model take longer together than in sequence, as if they compete for cores."""
         if not self.parallel:
             return False
         return hodges_lehmann(self._of("together") - self._sequential).low > MATTERS * self.together_ms
@@ -142,10 +144,10 @@ class InputBound:
         """ "input-bound", "compute-bound", "balanced" or "inconclusive".
 
         A saving matters if its interval is above 0 and it is at least 5 % of the step. The loader or the model bounds
-        the step if its saving matters and the other's does not or is half as large, or if it takes twice as long as the
-        other (without the rest, which is in both). If both matter and neither is twice the other, or neither matters
-        because the loader hides behind a model of equal length, the two are balanced. A step that is nearly all rest
-        is compute-bound.
+        the step if its saving matters and the other saving does not or is half as large, or if it takes twice as long
+        as the other (excluding the rest, which is part of both). The two are balanced if both savings matter and
+        neither is twice the other, or if neither saving matters because the loader is hidden behind a model that takes
+        equally long. A step that consists almost entirely of the rest is compute-bound.
         """
         by_loader, by_model = self._matters(self.saved_by_loader), self._matters(self.saved_by_model)
         if by_loader and self._outweighs("loader", "model"):
@@ -162,17 +164,17 @@ class InputBound:
         return "input-bound" if by_loader else "compute-bound"
 
     def _outweighs(self, one: str, other: str) -> bool:
-        """Return whether one takes at least twice as long as the other, interval included."""
+        """Return whether one takes at least twice as long as the other, according to the whole interval."""
         one_ms, other_ms = (self._of(kind) - self._of("rest") for kind in (one, other))
         return hodges_lehmann(one_ms - DECIDES * other_ms).low > 0
 
     @property
     def mostly_rest(self) -> bool:
-        """Whether nearly all of the step is neither loader nor model."""
+        """Whether almost the entire step is neither loader nor model."""
         return self._median("rest") >= (1 - 2 * MATTERS) * self.together_ms
 
     def _matters(self, saved: Centre) -> bool | None:
-        """Return whether a saving is large enough to matter; ``None`` if the interval leaves it open."""
+        """Return whether a saving is large enough to matter; ``None`` if the interval is too wide to tell."""
         least = MATTERS * self.together_ms
         if not saved.bounded:
             return None
@@ -182,7 +184,7 @@ class InputBound:
 
     @property
     def _sequential(self) -> Floats:
-        """Loader and model one after the other, round by round."""
+        """The time of loader and model in sequence, for each round."""
         return self._of("loader") + self._of("model") - self._of("rest")
 
     def _of(self, kind: str) -> Floats:

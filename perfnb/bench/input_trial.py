@@ -1,6 +1,7 @@
 """Run a step with and without its loader and its model, in interleaved blocks.
 
-A model is replaced by a stand-in: its forward returns copies of earlier outputs, and backward stops there.
+To remove the model, it is replaced by a stand-in whose forward returns copies of earlier outputs. The backward pass
+stops at these copies.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ _ABSENT = object()
 class InputTrial(Bench):
     """Context manager that runs blocks of steps and restores everything that they change on exit.
 
-    Workers prefetch while other blocks run, and deliver in bursts. So whole blocks are timed, not steps. Before a block
-    that uses the loader, prefetched batches are used up and one uncounted burst of steps runs: otherwise the last step
-    would count in full although it hides part of the next batch's time.
+    Workers prefetch while other blocks run, and they deliver in bursts, so whole blocks are timed instead of individual
+    steps. Before a block that uses the loader, prefetched batches are used up and one burst of steps runs without being
+    counted. Otherwise the last step would count in full although it hides part of the next batch's time.
 
     Parameters
     ----------
     step, batches
-        As for `confirm_input_bound`.
+        As in `confirm_input_bound`.
     models : list of Module
-        Replaced by copies of their outputs.
+        The models to replace by copies of their outputs.
     namespace : mapping
         The variables that the step sees.
     """
@@ -96,12 +97,12 @@ class InputTrial(Bench):
         return self._source.taken / self._source.starts
 
     def learn(self) -> None:
-        """Run a step or two to record what the models return, and keep a batch.
+        """Run one or two steps to record the models' outputs, and keep a batch.
 
         Raises
         ------
         CaptureError
-            If the step calls none of the models, or only inside a function that is compiled as a whole.
+            If the step calls none of the models, or calls them only inside a function that is compiled as a whole.
         """
         __tracebackhide__ = True
         with self._gate.opened():
@@ -126,9 +127,9 @@ class InputTrial(Bench):
         self.parallel = works or not (self._loaders or self._is_list)
 
     def find_pace(self, until: float) -> float:
-        """Only take batches, until the time `until` (`time.perf_counter`).
+        """Take batches without using them, until the time `until` (`time.perf_counter`).
 
-        Return milliseconds per batch in the later half.
+        Return the milliseconds per batch in the second half of that time.
         """
         __tracebackhide__ = True
         taken: list[int] = []
@@ -142,7 +143,7 @@ class InputTrial(Bench):
         return self._pace_ns / 1e6
 
     def block(self, kind: str, steps: int) -> float:
-        """Run a block of `steps` steps of one of the `KINDS`. Return milliseconds per step."""
+        """Run a block of `steps` steps of one of the `KINDS`, and return the milliseconds per step."""
         __tracebackhide__ = True
         with ExitStack() as stack:
             if kind in _WITHOUT_MODEL:
@@ -180,7 +181,7 @@ class InputTrial(Bench):
         self.conditions.step += 1
 
     def _drain(self) -> None:
-        """Take batches until one has to be waited for, so that the loader gets no credit for earlier prefetching."""
+        """Take batches until the loader makes the step wait, so that earlier prefetching does not count."""
         __tracebackhide__ = True
         for _ in range(_MOST_DRAINED):
             begin = time.perf_counter_ns()
@@ -190,7 +191,7 @@ class InputTrial(Bench):
 
 
 def _compiled(models: list[nn.Module], namespace: Mapping[str, Any]) -> list[nn.Module]:
-    """Return the modules that ``torch.compile`` made from the models, among the step's variables.
+    """Return the modules among the step's variables that ``torch.compile`` created from the models.
 
     The step may call those instead of the models.
     """
@@ -207,7 +208,7 @@ class _Kept:
 
 
 class _Joined(torch.autograd.Function):
-    """A copy of a kept tensor, of any layout and dtype, that depends on a parameter and gives it a zero gradient."""
+    """A copy of a kept tensor with any layout and dtype; it depends on a parameter, whose gradient from it is zero."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, kept: _Kept) -> Tensor:

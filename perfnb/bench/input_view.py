@@ -37,7 +37,7 @@ _VERDICTS: dict[str, tuple[State, str]] = {
 
 
 def input_bound_document(figures: InputBound) -> Document:
-    """Return the answer, and the time of a step in each kind of run."""
+    """Return a document with the answer, and the step time in each kind of run."""
     rounds = fmt.counted(len(figures.rounds), "round")
     state, word = _VERDICTS[figures.verdict]
     saved = _saved(figures)
@@ -94,7 +94,7 @@ def _notes(figures: InputBound) -> Iterator[str]:
 
 
 def _saved(figures: InputBound) -> str:
-    """Return the saving of a perfect loader, which is only a bound if the interval contains 0."""
+    """Describe a perfect loader's saving, which is only a bound if the interval contains 0."""
     saved, whole = figures.saved_by_loader, f"of {fmt.duration(figures.together_ms)} per step"
     if not saved.bounded:
         seen = fmt.duration(saved.estimate) if saved.estimate > 0 else "nothing"
@@ -108,7 +108,7 @@ def _saved(figures: InputBound) -> str:
 
 
 def _overlap_words(figures: InputBound) -> str | None:
-    """Return how loader and model share the time; ``None`` if the interval leaves it open."""
+    """Describe how loader and model overlap; ``None`` if the interval is too wide to tell."""
     overlap, bounds = figures.overlap, figures.overlap_bounds
     if overlap is None or bounds is None:
         return None

@@ -1,4 +1,4 @@
-"""Compute the statistics of an A/B test from pairs of times of two steps.
+"""Compute an A/B test's statistics from the paired times of two steps.
 
 All functions here are pure.
 """
@@ -20,7 +20,7 @@ from perfnb.stats.step_times import StepTimes
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Turns of a step back to back, used when something prefetches for a step while the other runs."""
+    """A plan for blocks of back-to-back turns, used if something prefetches for one step while the other runs."""
 
     who: str  # who prefetches: "worker processes", "processes", "threads", or "something" that was not seen
     lead: int  # uncounted turns before each block
@@ -31,26 +31,26 @@ class BlockPlan:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PairedTimes:
-    """Times of two steps in randomised, interleaved pairs of turns, or of blocks of turns.
+    """The times of two steps in randomised, interleaved pairs of turns or of blocks of turns.
 
     Attributes
     ----------
     a_name, b_name : str
         Names of the two steps.
     a_ms, b_ms : tuple of float
-        Milliseconds of a turn, pair by pair, in the order of execution; for blocks, the mean of each.
+        Milliseconds per turn in each pair, in the order of execution; for blocks, the mean of each block.
     comparison : PairedComparison
-        Statistics of b against a.
+        The statistics of b relative to a.
     planned, needed : int
-        Pairs that the budget allowed, and that the aim required, according to the pilot.
+        The number of pairs that the budget allowed, and the number that the goal required, both according to the pilot.
     noise : mapping
-        What may have disturbed the steps.
+        Possible disturbances of the steps.
     steady : bool or None
-        Whether both were steady at the end of the warm-up; ``None`` if unknown.
+        Whether both steps were steady at the end of the warm-up; ``None`` if unknown.
     batch_size : int or None
         Samples in each batch; ``None`` if unknown or not constant.
     blocks : BlockPlan or None
-        What the pairs consist of, if not of single turns.
+        The blocks that pairs consist of; ``None`` for single turns.
     """
 
     a_name: str
@@ -67,52 +67,52 @@ class PairedTimes:
 
     @property
     def verdict(self) -> str:
-        """``faster``, ``slower``, ``same`` or ``inconclusive``, of b against a."""
+        """The verdict on b compared with a: ``faster``, ``slower``, ``same`` or ``inconclusive``."""
         return self.comparison.verdict
 
     @property
     def ratio(self) -> float:
-        """Time of b divided by time of a: below 1, b is faster."""
+        """The time of b divided by the time of a. If it is below 1, b is faster."""
         return self.comparison.ratio
 
     @property
     def ratio_ci(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the ratio; ``None`` below 6 pairs, which cannot support one."""
+        """The 95 % confidence interval of the ratio; ``None`` if there are fewer than 6 pairs."""
         return self.comparison.ratio_ci
 
     @property
     def p_value(self) -> float:
-        """p-value of the hypothesis that the ratio is 1 (Wilcoxon signed-rank test)."""
+        """The p-value for the hypothesis that the ratio is 1 (Wilcoxon signed-rank test)."""
         return self.comparison.p_value
 
     @property
     def smallest_detectable(self) -> float:
-        """Smallest relative difference that this many pairs detect with 90 % power: 0.01 is 1 %."""
+        """The smallest relative difference that this number of pairs detects with 90 % power: 0.01 is 1 %."""
         return self.comparison.smallest_detectable
 
     @property
     def pairs(self) -> pd.DataFrame:
-        """A row per pair, in the order of execution: ``a_ms``, ``b_ms``, ``ratio``; for blocks, means per turn."""
+        """One row per pair, in order of execution: ``a_ms``, ``b_ms`` and ``ratio``; means per turn for blocks."""
         a, b = np.asarray(self.a_ms), np.asarray(self.b_ms)
         return pd.DataFrame({"a_ms": a, "b_ms": b, "ratio": b / a}).rename_axis("pair")
 
     @property
     def turns(self) -> int:
-        """Counted turns of each step in a pair: 1, or the length of a block."""
+        """The number of counted turns of each step in a pair: 1, or the length of a block."""
         return 1 if self.blocks is None else self.blocks.turns
 
     @property
     def a(self) -> StepTimes:
-        """Times of a."""
+        """The times of a."""
         return StepTimes(self.a_ms, self.batch_size, steady=self.steady, noise=self.noise)
 
     @property
     def b(self) -> StepTimes:
-        """Times of b."""
+        """The times of b."""
         return StepTimes(self.b_ms, self.batch_size, steady=self.steady, noise=self.noise)
 
     def detectable_in(self, seconds: float) -> float | None:
-        """Return the smallest relative difference that a test this long detects in 9 of 10 runs.
+        """Return the smallest relative difference that a test of this length detects in 9 of 10 runs.
 
         The result is ``None`` if unknown.
         """
@@ -127,7 +127,7 @@ class PairedTimes:
 
 
 def paired_times(a_ms: Sequence[float], b_ms: Sequence[float], *, equal_within: float, **rest: Any) -> PairedTimes:
-    """Compare pairs of times by the log of their ratio, so that twice as fast weighs as much as twice as slow."""
+    """Compare pairs of times by the log of their ratio, so that twice as fast counts as much as twice as slow."""
     ratios = np.log(np.asarray(b_ms, dtype=float) / np.asarray(a_ms, dtype=float))
     comparison = compare_pairs(ratios, equal_within=equal_within)
     return PairedTimes(a_ms=tuple(a_ms), b_ms=tuple(b_ms), comparison=comparison, **rest)

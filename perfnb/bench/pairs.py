@@ -1,4 +1,4 @@
-"""Time two steps in randomised pairs, or in blocks if something prefetches for one while the other runs."""
+"""Time two steps in randomised pairs, or in blocks if something prefetches for one step while the other runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def time_pairs(
 ) -> PairedTimes:
     """Run two steps in pairs or blocks, and compare their times.
 
-    `compare` is called with the last return values of the two in the warm-up, when both have run equally often.
+    `compare` is called with the two steps' last return values in the warm-up, when both have run equally often.
     """
     from perfnb.bench.rounds import Bench
 

@@ -1,4 +1,4 @@
-"""Show two steps timed in pairs: the words and the picture for documents."""
+"""Describe two steps timed in pairs, with the text and the picture for documents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_DOTS = 1000
 
 
 def effect_words(times: PairedTimes) -> str:
-    """Return the effect on the time: ``0.900 × [0.895, 0.905], 10 % less time``."""
+    """Describe the effect on the time: ``0.900 × [0.895, 0.905], 10 % less time``."""
     ratio = times.ratio
     effect = fmt.with_interval(fmt.ratio(ratio), ratio, times.ratio_ci)
     if times.verdict not in ("faster", "slower"):
@@ -40,7 +40,7 @@ def effect_words(times: PairedTimes) -> str:
 
 
 def pairs_answer(times: PairedTimes) -> tuple[State, str, str]:
-    """Return the result of the pairs on the candidate's time: the state, a sentence, and a recommendation."""
+    """Return the result for the candidate's time: the state, a sentence, and a recommendation."""
     state, within = STATES[times.verdict], fmt.share(times.comparison.equal_within)
     if times.ratio_ci is None:
         return (state, *_too_few(times))
@@ -64,7 +64,7 @@ def _too_few(times: PairedTimes) -> tuple[str, str]:
 
 
 def pairs_words(times: PairedTimes) -> str:
-    """Return how many pairs there are, and which difference they would have shown."""
+    """Describe the number of pairs, and the difference that they would have detected."""
     pairs = f"{fmt.counted(len(times.a_ms), 'pair')}{'' if times.blocks is None else ' of blocks'} in random order"
     least = times.smallest_detectable
     if times.ratio_ci is None or not math.isfinite(least):
@@ -77,7 +77,7 @@ def pairs_words(times: PairedTimes) -> str:
 
 
 def pairs_strip(times: PairedTimes) -> Strip:
-    """Return pairs as dots, or some of them if there are very many."""
+    """Return the pairs as dots, or a selection if there are very many."""
     every = math.ceil(len(times.a_ms) / _MOST_DOTS)
     title = "Every pair" if every == 1 else f"One of every {every} pairs"
     mark = Mark("pair" if times.blocks is None else "pair of blocks", BLUE, "█", "solid")
@@ -87,7 +87,7 @@ def pairs_strip(times: PairedTimes) -> Strip:
 
 
 def pairs_notes(times: PairedTimes) -> Iterator[str]:
-    """Yield how the pairs were measured, and what may have disturbed them."""
+    """Yield notes on how the pairs were measured, and on possible disturbances."""
     blocks = times.blocks
     if blocks is not None and blocks.lead:
         lead, turns = (fmt.counted(count, "turn") for count in (blocks.lead, blocks.turns))

@@ -1,4 +1,4 @@
-"""Judge losses that show whether results are still good enough, with limits on them and on resources."""
+"""Judge whether results are still good enough, based on losses and on limits for losses and resources."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class Loss:
 
     @property
     def largest(self) -> float | None:
-        """Largest accepted value: the limit, else the baseline's loss plus `SLACK` of it; ``None`` if unknown."""
+        """The largest accepted value: the limit if there is one, otherwise the baseline's loss plus `SLACK` of it.
+
+        It is ``None`` if both are unknown.
+        """
         if self.limit is not None:
             return self.limit
         if self.baseline is None or not math.isfinite(self.baseline):
@@ -45,7 +48,7 @@ class Loss:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the candidate's loss is larger than accepted."""
+        """Whether the candidate's loss exceeds the largest accepted value."""
         if not math.isfinite(self.candidate):
             return True
         return self.largest is not None and self.candidate > self.largest
@@ -62,7 +65,7 @@ def require_quality(given: Any) -> None:
         return
     if not callable(given):
         kind = type(given).__name__
-        raise TypeError(f"quality must be a function of no arguments, not {kind}: pass quality, not quality().")
+        raise TypeError(f"quality must be a function without arguments, not {kind}: pass quality, not quality().")
     try:
         signature = inspect.signature(given)
     except (TypeError, ValueError):  # some C functions have no signature
@@ -70,19 +73,19 @@ def require_quality(given: Any) -> None:
     try:
         signature.bind()
     except TypeError as error:
-        raise TypeError(f"quality must be a function of no arguments: {error}.") from None
+        raise TypeError(f"quality must be a function without arguments: {error}.") from None
 
 
 def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
-    """Return the largest accepted values by name, validated as far as possible before anything runs.
+    """Return the largest accepted values by name, after validating them as far as possible before anything runs.
 
-    `judged` means that a quality function will return losses, whose names are not known yet, and `profiled` that memory
-    will be measured.
+    `judged` means that a quality function will return losses, whose names are not known yet. `profiled` means that
+    memory will be measured.
 
     Raises
     ------
     TypeError, ValueError
-        For invalid limits, and for limits on figures that will not be measured.
+        If limits are invalid, or apply to figures that will not be measured.
     """
     limits = _numbers({} if given is None else given, "limits", "limits must be a mapping such as {'loss': 0.32}")
     for name, limit in limits.items():
@@ -103,12 +106,12 @@ def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
 
 
 def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
-    """Return the losses that the quality function returned: the candidate's by name, or such a mapping for each side.
+    """Validate the quality function's return value: the candidate's losses by name, or a mapping for each side.
 
     Raises
     ------
     TypeError, ValueError
-        For anything else.
+        If the value is anything else.
     """
     wanted = f"quality must return a mapping of names to numbers such as {_EXAMPLE}"
     if not isinstance(returned, Mapping):

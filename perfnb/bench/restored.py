@@ -1,4 +1,4 @@
-"""Restore what training steps change in models, optimizers and random numbers."""
+"""Restore the changes that training steps make to models, optimizers and random states."""
 
 from __future__ import annotations
 
@@ -42,19 +42,20 @@ PutBack = Callable[[], object]
 
 
 class Restored:
-    """Context manager that restores, bit by bit, what steps change.
+    """Context manager that restores everything that steps change, bit by bit.
 
-    It restores parameters and buffers of models with their gradients, modes, and attributes that are plain values,
-    tensors, or lists, sets and dicts of anything, which stay the same objects; states and groups of optimizers and the
-    parameters they train; learning-rate schedulers, gradient scalers and random generators; and the global random state
-    of Python, NumPy and torch. Other objects, such as counters outside a model, are not restored.
+    For models, it restores parameters and buffers with their gradients, modes, and attributes that are plain values,
+    tensors, or lists, sets and dicts of any content, which stay the same objects. For optimizers, it restores states,
+    groups and the parameters that they train. It also restores learning-rate schedulers, gradient scalers and random
+    generators, as well as the global random state of Python, NumPy and torch. Other objects, such as counters outside a
+    model, are not restored.
 
     Parameters
     ----------
     models : iterable of Module
     roots : iterable
-        The objects that the steps see. Everything reachable from them is restored, too, such as averaged weights or a
-        second model. Other optimizers are saved when they first step.
+        The objects that the steps can access. Everything reachable from them is restored, too, such as averaged weights
+        or a second model. Other optimizers are saved when they step for the first time.
     """
 
     def __init__(self, models: Iterable[nn.Module], roots: Iterable[Any]) -> None:
@@ -111,7 +112,7 @@ class Restored:
 
 @contextmanager
 def kept_attributes(owner: Any) -> Iterator[None]:
-    """Restore the attributes of an object that is not a module, as those of a module are."""
+    """Restore the attributes of an object that is not a module, in the same way as a module's attributes."""
     put_back = _attributes(owner)
     try:
         yield
@@ -122,7 +123,7 @@ def kept_attributes(owner: Any) -> Iterator[None]:
 
 @contextmanager
 def kept_positions(loaders: Iterable[Any]) -> Iterator[None]:
-    """Restore the position of loaders that know it."""
+    """Restore the position of loaders that keep track of it."""
     positions = []
     for loader in loaders:
         if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
@@ -173,9 +174,10 @@ def _attributes(owner: Any) -> PutBack:
 
 
 def plain_attributes(owner: Any) -> dict[str, Any]:
-    """Return the attributes that an object's own code sets and that are plain values, tensors or containers.
+    """Return attributes set by an object's own code whose values are plain values, tensors or containers.
 
-    Torch's wrappers, such as DistributedDataParallel, keep such values in step with others that are out of sight.
+    Torch's wrappers are excluded: DistributedDataParallel, for example, synchronises such values with others that are
+    not accessible from here.
     """
     made_in = f"{type(owner).__module__}."
     if made_in.startswith("torch.") and not made_in.startswith("torch.nn.modules."):
@@ -191,7 +193,7 @@ def plain_attributes(owner: Any) -> dict[str, Any]:
 
 
 def contents(values: Iterable[Any]) -> list[Any]:
-    """Return some values, each once, and those in the containers among them; their depth and number are limited."""
+    """Return values, and the values inside containers among them, each once and up to a limited depth and number."""
     waiting = deque((value, 0) for value in values)
     found: dict[int, Any] = {}
     while waiting:
@@ -203,17 +205,17 @@ def contents(values: Iterable[Any]) -> list[Any]:
 
 
 def _entries(container: Any) -> list[Any]:
-    """Return the contents of a container, in an order that does not change while they are the same."""
+    """Return a container's contents in an order that stays the same as long as the contents do."""
     if type(container) in _MAPPINGS:
         return [*container.keys(), *container.values()]
     return sorted(container, key=id) if type(container) is set else list(container)
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Return whether a tensor's numbers can be copied and written back.
+    """Return whether a tensor's values can be copied and written back.
 
-    Meta and nested tensors, other subclasses with a storage of their own, and tensors whose elements share memory, such
-    as expanded ones, have none.
+    This is not possible for meta and nested tensors, for other subclasses with their own storage, and for tensors whose
+    elements share memory, such as expanded tensors.
     """
     return not (tensor.is_meta or tensor.is_nested or _is_wrapped(tensor) or _overlaps(tensor))
 
@@ -223,9 +225,9 @@ def _is_wrapped(tensor: Tensor) -> bool:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Return whether elements share memory, so that the tensor cannot be written to.
+    """Return whether elements share memory, which means that the tensor cannot be written to.
 
-    Those of an expanded tensor do.
+    This is the case for expanded tensors, for example.
     """
     if tensor.is_meta or tensor.is_nested or _is_wrapped(tensor) or tensor.layout is not torch.strided:
         return False
@@ -235,9 +237,9 @@ def _overlaps(tensor: Tensor) -> bool:
 
 
 def _attribute(tensor: Tensor) -> PutBack:
-    """Restore the numbers of a tensor that is not a parameter, if they have changed.
+    """Restore the values of a tensor that is not a parameter, if they have changed.
 
-    Tensors that have not changed are not written to: a graph may hold them, or their memory may be read-only.
+    Unchanged tensors are not written to, because a graph may refer to them or their memory may be read-only.
     """
     value = _copy(tensor)
 
@@ -249,13 +251,13 @@ def _attribute(tensor: Tensor) -> PutBack:
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:
-    """Compare bits, because NaN differs from itself, and writes through ``.data`` or NumPy do not raise the version."""
+    """Compare bits, because NaN differs from itself, and writes via ``.data`` or NumPy do not change the version."""
     kinds = [(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in (first, second)]
     return kinds[0] == kinds[1] and all(map(torch.equal, bits(first), bits(second)))
 
 
 def bits(tensor: Tensor) -> list[Tensor]:
-    """Return the bits of a tensor's numbers; for a sparse one, those of its indices and of its values."""
+    """Return the bits of a tensor's values; for a sparse tensor, the bits of its indices and values."""
     tensor = tensor.detach()
     if tensor.is_quantized:
         tensor = tensor.int_repr()  # torch crashes when it compares quantized bits through a view
@@ -284,7 +286,7 @@ def _tensor(tensor: Tensor | None) -> PutBack | None:
 
 
 def _optimizer(optimizer: Optimizer) -> PutBack:
-    """Keep the same tensors in the optimizer's state and groups, and restore their values."""
+    """Keep the tensors in the optimizer's state and groups the same objects, and restore their values."""
     groups = [
         {name: rebuilt(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups
     ]
@@ -305,7 +307,7 @@ def _optimizer(optimizer: Optimizer) -> PutBack:
 
 
 def _other(value: Any) -> PutBack | None:
-    """Keep the state of schedulers, gradient scalers and random generators; ``None`` for anything else."""
+    """Keep the state of schedulers, gradient scalers and random generators; return ``None`` for anything else."""
     kind = type(value)
     if issubclass(kind, (LRScheduler, torch.amp.GradScaler)):
         state = copy.deepcopy(value.state_dict())
@@ -320,7 +322,7 @@ def _other(value: Any) -> PutBack | None:
 
 
 def rebuilt(value: Any) -> Any:
-    """Copy lists, tuples and dicts, with the same tensors and other objects in them."""
+    """Copy lists, tuples and dicts, but not the tensors and other objects in them."""
     return tree_map(lambda leaf: leaf, value)
 
 

@@ -1,6 +1,6 @@
-"""Time steps side by side without instruments, in rounds: each step runs once per round, or many times back to back.
+"""Time steps side by side without instrumentation. In each round, every step runs once or many times back to back.
 
-This module also finds what prefetches for a step while another one runs, and copies return values of steps.
+This module also detects whether anything prefetches for a step while another step runs, and copies return values.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _OTHER_THREADS = ("ipykernel", "IPython", "zmq", "tornado", "traitlets", "tqdm",
 class Bench:
     """Context manager that runs steps in rounds.
 
-    In a round each step runs once, on the same batch and with the same random numbers, so the order favours none of
-    them. Interrupts and errors propagate after everything perfnb installed has been removed.
+    In each round, every step runs once, on the same batch and with the same random numbers, so the order does not
+    favour any step. Interrupts and errors are raised after perfnb has removed everything it installed.
 
     Parameters
     ----------
     steps : sequence of callable
-        Called without arguments, or with a batch if `batches` are given.
+        Called without arguments, or with a batch if `batches` is given.
     batches : iterable, or callable returning one, optional
         Restarted when exhausted.
     progress : callable, optional
-        Called with the pass, the rounds done and the rounds planned.
+        Called with the pass, the number of completed rounds, and the number of planned rounds.
     around : sequence of context manager
         Entered before the first step and left after the last.
     switches : sequence of callable, optional
-        For each step, makes the context that its turns run in; entering and leaving it is not timed.
+        Creates the context that each step's turns run in; entering and leaving it is not timed.
     """
 
     def __init__(
@@ -103,19 +103,19 @@ class Bench:
         keep_results: bool = False,
         repeat: int = 1,
     ) -> Floats:
-        """Run rounds. Return milliseconds, a row per step and a column per round.
+        """Run rounds, and return milliseconds with a row per step and a column per round.
 
         Parameters
         ----------
         orders : iterable of sequence of int
-            The order of the steps in each round, as their numbers; consumed as needed. A step in none of them has a
-            row of NaN.
+            The order of the steps in each round, given as step numbers; consumed as needed. A step that is not part of
+            any round gets a row of NaN.
         until : float, optional
-            Time (`time.perf_counter`) after which no round starts, except the first.
+            Time (`time.perf_counter`) after which no further round is started, except the first one.
         keep_results : bool
-            Keep the return values of the steps in `results`.
+            Whether to keep the steps' return values in `results`.
         repeat : int
-            How often the step runs in a round, timed as one; only for a single step without batches.
+            How often the step runs per round, where all runs are timed as one; only for a single step without batches.
         """
         __tracebackhide__ = True
         synchronize()
@@ -141,20 +141,20 @@ class Bench:
         planned: int | None = None,
         until: float | None = None,
     ) -> Floats:
-        """Run rounds of many turns back to back, all on one batch. Return milliseconds per turn, a row per step.
+        """Run rounds of many turns back to back on one batch, and return milliseconds per turn with a row per step.
 
-        Batches that a step's own loader prefetched while others ran are used up first: `lead` turns do not count. If
-        the loader's queue can be read, the count of turns is corrected by the number of prefetched batches that it
-        gained or lost.
+        Batches that a step's own loader prefetched while other steps ran are used up first, in `lead` turns that do not
+        count. If the loader's queue can be read, the number of turns is corrected for the prefetched batches that the
+        queue gained or lost.
 
         Parameters
         ----------
         orders, until
-            As for `rounds`.
+            As in `rounds`.
         lead, turns : int
-            Turns of each block that run first and do not count, and turns that count.
+            In each block, the number of initial turns that do not count, and the number of turns that count.
         parts : int
-            Number of counted parts of `turns` each, one after the other, each with its own column.
+            The number of consecutive parts of `turns` turns each, every one with its own column.
         """
         __tracebackhide__ = True
         synchronize()
@@ -175,7 +175,7 @@ class Bench:
         return np.divide(self._durations(clocks), counted)
 
     def prefetching(self) -> Prefetching | None:
-        """Return what prefetches batches for one step while another runs; call it once each has run."""
+        """Return what prefetches batches for one step while another runs. Call it after each step has run."""
         return prefetching(self._steps, self._source)
 
     def _durations(self, clocks: list[StepClock]) -> Floats:
@@ -185,7 +185,7 @@ class Bench:
         return np.asarray([row or never for row in durations], dtype=np.float64) / 1e6
 
     def _counted(self, number: int, arguments: tuple[Any, ...], turns: int, clock: StepClock) -> float:
-        """Time turns back to back. Return how many batches were made for them in that time."""
+        """Time turns back to back, and return how many batches were made for them in that time."""
         __tracebackhide__ = True
         before = batches_ready(self._steps[number])
         synchronize()
@@ -261,16 +261,16 @@ class Bench:
 
 
 def _copy(part: Any) -> Any:
-    """Copy a tensor or array, unless it is a parameter of a model."""
+    """Copy a tensor or array, unless it is a model parameter."""
     if isinstance(part, np.ndarray):
         return part.copy()
     return part if isinstance(part, nn.Parameter) else part.detach().clone()
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to each tensor and array in a value; containers and objects around them are copied.
+    """Apply a function to each tensor and array in a value, and copy the containers and objects around them.
 
-    This enters the containers that torch knows, mappings, data classes, and objects whose attributes hold tensors.
+    This covers containers that torch supports, mappings, data classes, and objects whose attributes contain tensors.
     """
 
     def leaf(part: Any) -> Any:
@@ -294,7 +294,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _inside(part: Any) -> dict[Any, Any]:
-    """Return the values to enter in an object, by key or attribute."""
+    """Return the values to visit in an object, by key or attribute."""
     if isinstance(part, Mapping):
         return dict(part)
     if isinstance(part, (type, nn.Module)):
@@ -307,11 +307,11 @@ def _inside(part: Any) -> dict[Any, Any]:
 
 
 def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Prefetching | None:
-    """Find what prefetches for one of the steps while another runs; ``None`` if nothing is found.
+    """Find a mechanism that prefetches for one of the steps while another runs; ``None`` if there is none.
 
-    This searches everything that a step can reach for live loader workers, processes, threads and queues, and then the
-    children of `multiprocessing`. Call it after each step has run: a generator holds nothing before. `shared` is the
-    source of batches common to all steps, whose workers favour none of them.
+    All objects reachable from a step are searched for live loader workers, processes, threads and queues, and then the
+    child processes of `multiprocessing`. Call it after each step has run, because a generator does not refer to
+    anything before. `shared` is the common source of batches, whose workers do not favour any step.
     """
     of_all = list({id(value): value for value in reachable([shared])}.values())
     ignored = {id(value) for value in of_all}
@@ -331,9 +331,9 @@ def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Pref
 
 
 def batches_ready(step: Callable[..., Any]) -> int | None:
-    """Return the number of prefetched batches in the queue of a step's loader; ``None`` if unknown.
+    """Return the number of prefetched batches in the queue of a step's loader, or ``None`` if it is unknown.
 
-    With several loaders, the smallest number counts: each turn takes one batch from each.
+    With several loaders, this is the smallest number, because each turn takes one batch from every loader.
     """
     ready = [_ready(value) for value in reachable([step]) if _is_working(value)]
     known = [count for count in ready if count is not None]
@@ -350,13 +350,13 @@ def _is_working(value: Any) -> bool:
 
 
 def _most_ahead(iterator: Any) -> int:
-    """Return the most batches that a loader's workers prefetch."""
+    """Return the maximum number of batches that a loader's workers prefetch."""
     workers, factor = getattr(iterator, "_num_workers", None), getattr(iterator, "_prefetch_factor", None)
     return workers * factor if isinstance(workers, int) and isinstance(factor, int) else UNKNOWN_AHEAD
 
 
 def _ready(iterator: Any) -> int | None:
-    """Return batches that were delivered but not taken: in the queue, or set aside because they are out of order."""
+    """Return the number of batches that were delivered but not yet taken, either in the queue or out of order."""
     try:
         queues = {id(queue): queue for queue in (iterator._data_queue, iterator._worker_result_queue)}
         waiting = int(sum(queue.qsize() for queue in queues.values()))
@@ -366,14 +366,14 @@ def _ready(iterator: Any) -> int | None:
 
 
 def _fetches(value: Any) -> bool:
-    """Return whether this is a thread that may load for a step."""
+    """Return whether a thread may be loading batches for a step."""
     if not _is_a(value, threading.Thread) or value in (threading.main_thread(), threading.current_thread()):
         return False
     return value.is_alive() and type(value).__module__.partition(".")[0] not in _OTHER_THREADS
 
 
 def _pids(value: Any) -> list[int]:
-    """Return the ID of a live process that this one started."""
+    """Return the ID of a live child process."""
     if not _is_a(value, BaseProcess):
         return []
     try:

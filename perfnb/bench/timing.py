@@ -27,21 +27,22 @@ def time_step(
     steps: int | None = None,
     budget_s: float = 10.0,
 ) -> Timing:
-    """Run a step until it is warm, then until its time is known to within 2 % or the budget is spent.
+    """Warm up a step, then run it until its time is known to within 2 % or the budget is spent.
 
-    Steps under 0.1 ms without `batches` are timed in blocks of at least 1 ms.
+    Steps without `batches` that take less than 0.1 ms are timed in blocks of at least 1 ms.
 
     Parameters
     ----------
     step : callable
-        One step: ``step()``, or ``step(batch)`` with `batches`; waiting for a batch counts.
+        One step: ``step()``, or ``step(batch)`` with `batches`. The time spent waiting for a batch is included.
     batches : iterable, optional
         Restarted when exhausted.
     steps : int, optional
-        Steps to time individually. By default, enough for an interval within 2 % of the median.
+        The number of steps to time individually. By default, as many as are needed for an interval within 2 % of the
+        median.
     budget_s : float
-        Seconds that all steps together may take; at least one step is timed. If the budget ends before the interval is
-        that narrow, the result has a note.
+        The time limit in seconds for all steps together; at least one step is timed. If the interval is still wider
+        when the budget ends, the result contains a note.
 
     Returns
     -------
@@ -50,13 +51,13 @@ def time_step(
     Raises
     ------
     TypeError
-        If `step` is not callable, `batches` is a single batch, or the two do not fit.
+        If `step` is not callable, if `batches` is a single batch, or if the two do not match.
     ValueError
-        For an invalid number of steps or budget.
+        If the number of steps or the budget is invalid.
     CaptureError
-        Inside a profiler, or if the batches run out.
+        If a profiler is active, or if the batches run out.
     Exception
-        Whatever `step` or `batches` raise, after perfnb has removed everything it installed.
+        Any exception that `step` or `batches` raise, after perfnb has removed everything it installed.
     """
     from perfnb.bench.rounds import Bench
     from perfnb.step.budget import FLOOR, FLOOR_GPU, WARMUP_SHARE, WINDOW, Plan, require_passing_time, steady_from
@@ -105,9 +106,9 @@ def time_step(
 def _until_known(
     bench: Any, samples: list[float], pilot: list[float], end: float, block: int
 ) -> tuple[list[float], int]:
-    """Time steps until the interval is narrow enough or time is up.
+    """Time steps until the interval is narrow enough or the time is up.
 
-    Return the samples, and how many steps are needed.
+    Return the samples and the number of steps needed.
     """
     __tracebackhide__ = True
     left_s = max(0.0, end - time.perf_counter())
@@ -131,7 +132,7 @@ def _until_known(
 
 
 def _run(bench: Any, count: int, pass_name: str, until: float | None = None, block: int = 1) -> list[float]:
-    """Time `count` steps, or as many blocks. Return milliseconds per step."""
+    """Time `count` steps or blocks, and return the milliseconds per step."""
     __tracebackhide__ = True
     (durations,) = bench.rounds(
         itertools.repeat((0,), count), pass_name=pass_name, planned=count, until=until, repeat=block

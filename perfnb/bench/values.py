@@ -1,7 +1,7 @@
-"""Judge whether something computes the same as the step or model that it replaces, by distances from the truth.
+"""Judge whether a replacement computes the same as the original step or model, by distances from the truth.
 
-All functions here are pure. The yardstick is the original in float64: the distance of a replacement from it may be at
-most a few times that of the original.
+All functions here are pure. The yardstick is the original in float64. A replacement's distance from it may be at most a
+few times as large as the original's own distance.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FROM_EXACT = (SAME, NOISE, REDUCED, UNCHECKED, DIFFERENT)
 
 @dataclass(frozen=True)
 class Errors:
-    """Distances from the truth by result, of the original and of its replacement."""
+    """Distances of the original and of its replacement from the truth, by result."""
 
     equal: bool  # whether all results are the same bit by bit
     own: Mapping[str, float]
@@ -37,13 +37,13 @@ class Errors:
 
     @property
     def worst(self) -> float:
-        """The largest distance of the replacement."""
+        """The replacement's largest distance."""
         return max(self.other.values(), default=0.0)
 
 
 @dataclass(frozen=True)
 class Values:
-    """A verdict on values, and its reason."""
+    """A verdict on values, with its reason."""
 
     verdict: str
     error: float | None = None
@@ -51,14 +51,14 @@ class Values:
 
 
 def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Values:
-    """Return whether it computes the same.
+    """Return whether the replacement computes the same values.
 
     Parameters
     ----------
     lowers : str
-        The dtype that it computes in on purpose; empty if it keeps the dtype.
+        The dtype that the replacement deliberately uses; empty if it keeps the dtype.
     reorders : bool
-        Whether it may draw random numbers in another order, as compiled code does.
+        Whether the replacement may draw random numbers in a different order, like compiled code.
     """
     worst = errors.worst
     if errors.equal:

@@ -1,1 +1,1 @@
-"""The command line: each sub-command parses its words, calls what the public functions call, and shows the result."""
+"""The command line: each sub-command parses its arguments, calls the public functions' code, and shows the result."""

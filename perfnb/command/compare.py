@@ -1,12 +1,13 @@
-"""``perfnb compare``: what changed between two profiles, traces, runs or timings; and a check for scripts and CI.
+"""``perfnb compare``: compare two profiles, traces, runs or timings, with a check for scripts and CI.
 
 A, the baseline, and B, the candidate, are two profiles, traces, runs, host profiles, or saved step
-times. Step times are compared by their medians, with a 95 % interval of the ratio.
+times. Their step times are compared by their medians, with a 95 % interval for the ratio.
 
---fail-if-slower PERCENT fails if the whole interval is above the limit: with 5, if its lower bound
-is above 1.05. A change that noise explains does not fail. The interval covers the noise within each
-run, not changes on the machine in between, so leave room for that. Both need at least six steps:
-timed ones, or traced ones if A or B is a trace.
+--fail-if-slower PERCENT fails if the whole interval is above the limit. With 5, for example, it
+fails if the lower bound is above 1.05, so a change that noise can explain does not fail. The
+interval covers the noise within each run, but not changes to the machine in between, so choose a
+limit that leaves room for them. A and B need at least six steps each: timed steps, or traced steps
+if A or B is a trace.
 
 examples:
   perfnb compare before.perfnb after.perfnb
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="The baseline.")
-    parser.add_argument("b", metavar="B", help="The candidate, which is compared with the baseline.")
+    parser.add_argument("b", metavar="B", help="The candidate, compared with the baseline.")
     parser.add_argument(
         "--fail-if-slower",
         metavar="PERCENT",
         type=_percent,
-        help="Exit with 1 if B's steps are slower by more than this, with confidence.",
+        help="Exit with 1 if B's steps are certainly slower by more than this.",
     )
     add_page_options(parser)
 
@@ -56,7 +57,7 @@ _percent.__name__ = "percentage"  # as argparse names it in its error
 
 @dataclass(frozen=True)
 class _Compared:
-    """The result of comparing two things, and the ratio of their step times."""
+    """The result of a comparison, and the ratio of the step times."""
 
     result: Documented
     ratio_ci: tuple[float, float] | None
@@ -108,7 +109,7 @@ def _compared(a: str, b: str) -> _Compared:
     if isinstance(first, HostProfile) and isinstance(second, HostProfile):
         return _Compared(first.compare(second), None, "host profiles have no steps")
     kinds = " and ".join(f"{Path(path).name} ({type(result).__name__})" for path, result in ((a, first), (b, second)))
-    hint = " Compare one rank with one." if "Ranks" in kinds else ""
+    hint = " Compare individual ranks." if "Ranks" in kinds else ""
     raise WrongUse(f"these are not two profiles, traces, runs or timings: {kinds}.{hint}")
 
 

@@ -1,9 +1,9 @@
-"""``perfnb journal``: everything that perfnb saved below a folder, its history and what changed.
+"""``perfnb journal``: all results that perfnb saved below a folder, with their history and changes.
 
 Profiles, runs, step times, A/B tests and entries added to the journal are listed with their
 verdicts, the newest first. If ten of them have the same name, machine, device, version of PyTorch
-and batch size, changes of the step time are searched. A hidden file in the folder caches what was
-read; it may be deleted.
+and batch size, perfnb looks for changes in the step time. A hidden file in the folder caches the
+entries that were read; you may delete it.
 
 examples:
   perfnb journal runs/
@@ -23,7 +23,7 @@ from perfnb.command.sub_command import SubCommand, WrongUse
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="Where things were saved, at any depth.")
+    parser.add_argument("folder", metavar="FOLDER", help="The folder below which results were saved, at any depth.")
     parser.add_argument("--name", help="Show only the trend of the entries of this name.")
     parser.add_argument("--figure", choices=("step_ms", "peak_bytes"), help="Show only the trend of this figure.")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Support ``perfnb run`` in front of a launcher: each process that it starts runs the script under ``perfnb run``."""
+"""Support ``perfnb run`` with launchers: each process that a launcher starts runs the script under ``perfnb run``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb.command.sub_command import WrongUse
 
 
 class Launcher(NamedTuple):
-    """A command that starts scripts: the module of the command, and the place of its parser."""
+    """A command that starts scripts, with its module and the location of its parser."""
 
     module: str
     words: tuple[str, ...]  # of its own, before its options
@@ -29,7 +29,7 @@ _MODULE = ("-m", "--module")
 
 
 def is_launched(program: Sequence[str]) -> bool:
-    """Return whether a program begins with a launcher."""
+    """Return whether a program starts with a launcher."""
     return bool(program) and Path(program[0]).name in _LAUNCHERS
 
 
@@ -39,12 +39,12 @@ def launched(program: Sequence[str], options: Sequence[str]) -> list[str]:
     Parameters
     ----------
     options : list of str
-        Those of ``perfnb run`` for each process.
+        The options of ``perfnb run`` for each process.
 
     Raises
     ------
     WrongUse
-        If the launcher is not installed, or its line has no script.
+        If the launcher is not installed, or if its command line contains no script.
     """
     name = Path(program[0]).name
     launcher = _LAUNCHERS[name]
@@ -56,7 +56,7 @@ def launched(program: Sequence[str], options: Sequence[str]) -> list[str]:
     if getattr(parsed, "no_python", False):
         raise WrongUse("perfnb run profiles Python scripts: leave out --no-python.")
     if getattr(parsed, "run_path", False):
-        raise WrongUse("perfnb run profiles scripts in processes of their own: leave out --run-path.")
+        raise WrongUse("perfnb run profiles scripts in separate processes: leave out --run-path.")
     at = len(given) - len(parsed.training_script_args) - 1
     while given[at] != parsed.training_script:  # argparse drops a -- after it
         at -= 1

@@ -1,4 +1,4 @@
-"""List the saved things in a folder, newest first."""
+"""List the saved results in a folder, newest first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 30
 
 
 class Entry(NamedTuple):
-    """One of the saved things."""
+    """A saved result."""
 
     path: Path
     saved: float
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 def saved_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
-    """Return the newest of several saved things, newest first, and how many others there are."""
+    """Return the newest saved results, newest first, and the number of remaining ones."""
     from perfnb.profile.loading import load
 
     newest = sorted(((_saved(path), path) for path in paths), reverse=True)
@@ -45,7 +45,7 @@ def saved_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
 
 
 def unrelated_traces(found: Ranks, folder: Path) -> list[Entry]:
-    """Return the traces of a folder, newest first, if nothing indicates that they are ranks of one job."""
+    """Return a folder's traces, newest first, unless they appear to be the ranks of one job."""
     files = {rank: profile.meta.get("trace", {}) for rank, profile in zip(found.ranks, found, strict=True)}
     names = [str(facts.get("file", "")) for facts in files.values()]
     if len(files) < 2 or not all(names) or all(facts.get("rank_known") for facts in files.values()):
@@ -60,14 +60,14 @@ def unrelated_traces(found: Ranks, folder: Path) -> list[Entry]:
 
 
 def _numbered(names: list[str]) -> bool:
-    """Return whether names differ only in a number, which counts from 0."""
+    """Return whether names differ only in a number that counts from 0."""
     numbers = sorted({int(number) for name in names for number in re.findall(r"\d{1,9}", name)})
     made = {re.sub(r"\d+", "0", name) for name in names}
     return len(made) == 1 and set(range(len(names))) <= set(numbers)
 
 
 def verdict_of(found: Any) -> str:
-    """Return in a line the verdict on something that was loaded, or else its kind."""
+    """Return a one-line verdict on a loaded result or, if it has none, its kind."""
     findings = getattr(getattr(found, "_summary", None), "findings", None)
     if (verdict := getattr(findings, "verdict", None)) is not None:
         return str(verdict.verdict)
@@ -75,7 +75,7 @@ def verdict_of(found: Any) -> str:
 
 
 def folder_document(folder: str, entries: Sequence[Entry], rest: int) -> Document:
-    """Return a document of the contents of a folder, newest first."""
+    """Return a document that lists a folder's contents, newest first."""
     first = shlex.quote(str(entries[0].path))
     rows = [(_below(entry.path, folder), entry.kind, _when(entry.saved)) for entry in entries]
     table = Table(
@@ -103,7 +103,7 @@ def _when(saved: float) -> str:
 
 
 def _saved(path: Path) -> float:
-    """Return when it was last written, in seconds since 1970."""
+    """Return the time when it was last written, in seconds since 1970."""
     times = [path.stat().st_mtime]
     if path.is_dir():
         times += [file.stat().st_mtime for file in list(path.iterdir())[:100]]

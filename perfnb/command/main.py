@@ -33,7 +33,7 @@ SUB_COMMANDS = (
     "perfnb.command.system:COMMAND",
 )
 
-_WHAT = "Where the time and memory of PyTorch steps go, from a terminal."
+_WHAT = "Find out where the time and memory of PyTorch steps go, from a terminal."
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -42,13 +42,13 @@ def main(words: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     words : sequence of str, optional
-        The words after ``perfnb``, by default those of this process.
+        The arguments after ``perfnb``, by default those of this process.
 
     Returns
     -------
     int
-        The exit code: 0, 1 if a requested check failed, 2 for wrong use and for files that cannot be read; a
-        sub-command that starts a program returns the program's exit code.
+        The exit code: 0 on success, 1 if a requested check failed, and 2 for wrong usage or unreadable files.
+        Sub-commands that start a program return the program's exit code.
     """
     given = list(sys.argv[1:] if words is None else words)
     commands: dict[str, SubCommand] = {command.name: command for command in map(resolve_name, SUB_COMMANDS)}
@@ -80,9 +80,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def split_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split words into perfnb's own options and the program after them, which may have options of the same names.
+    """Split arguments into perfnb's own options and the program after them, which may have options with the same names.
 
-    The program starts after ``--``, at the first word that is not an option, or at ``-m``, as for Python itself.
+    The program starts after ``--``, at the first argument that is not an option, or at ``-m``, as with Python itself.
     """
     place = 0
     while place < len(words):
@@ -97,7 +97,7 @@ def split_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tupl
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help of at most 100 columns, whose examples keep their lines."""
+    """A help formatter with at most 100 columns that preserves the lines of examples."""
 
     def __init__(self, prog: str) -> None:
         from perfnb.command.output import columns
@@ -106,7 +106,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
-    """Return the parser of ``perfnb`` itself, which knows the names of the sub-commands."""
+    """Return the parser for ``perfnb`` itself, which contains the names of the sub-commands."""
     parser = _new_parser("perfnb", "perfnb COMMAND ...", _WHAT, __doc__)
     parser.add_argument("--version", action="version", version=f"perfnb {perfnb.__version__}")
     names = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -116,9 +116,9 @@ def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
 
 
 def _new_parser(name: str, usage: str, summary: str, docstring: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help contains the text below the first line of a docstring.
+    """Return a parser whose help includes the text after the first line of a docstring.
 
-    The help lacks it if Python drops docstrings.
+    The text is missing if Python strips docstrings.
     """
     more = (docstring or "").partition("\n\n")[2].rstrip()
     return argparse.ArgumentParser(

@@ -1,4 +1,4 @@
-"""Print documents at the width of the terminal, JSON and pages; a reader that closes its pipe is not an error."""
+"""Print documents at the terminal's width, JSON and pages. A reader that closes its pipe does not cause an error."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MOST_NAMED = 10
 
 
 def columns() -> int:
-    """Return the width of sentences and of the help."""
+    """Return the width for sentences and help texts."""
     return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
 def say(text: str) -> None:
-    """Print to standard output; whoever reads it may have read enough, as ``head`` does."""
+    """Print to standard output. The reader may stop reading early, like ``head``."""
     try:
         print_text(text)
         sys.stdout.flush()
@@ -55,7 +55,7 @@ def sentences(*texts: str) -> str:
 
 
 def say_document(document: Document, as_json: bool, **more: Any) -> None:
-    """Print a document as text, or, with further data, as JSON."""
+    """Print a document as text, or as JSON together with further data."""
     from perfnb.draw.as_json import document_data
     from perfnb.draw.as_text import document_text, terminal_width
 
@@ -67,7 +67,7 @@ def say_document(document: Document, as_json: bool, **more: Any) -> None:
 
 
 def _without_pictures(document: Document) -> Document:
-    """Return the document without the parts that scripts draw, which have no documented form."""
+    """Return the document without the parts that scripts draw, because their format is not documented."""
     from perfnb.draw.document import Picture
 
     sections = [replace(part, data=None) if isinstance(part, Picture) else part for part in document.sections]
@@ -75,7 +75,7 @@ def _without_pictures(document: Document) -> Document:
 
 
 def say_profiles(folder: str | Path, command: str) -> None:
-    """Name the profiles of a run, a line each, which can be copied."""
+    """List a run's profiles, one per line, so that they can be copied."""
     from perfnb.loop.run import profiles_beside
 
     if inside := profiles_beside(folder):
@@ -85,16 +85,16 @@ def say_profiles(folder: str | Path, command: str) -> None:
 
 
 def add_page_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a result that has a page: ``--html`` and ``--json``, each of which replaces the text."""
+    """Add the options for results that have a page: ``--html`` and ``--json``, each of which replaces the text."""
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--html", metavar="OUT", help="Write one self-contained HTML file instead.")
     forms.add_argument("--json", action="store_true", help="Print JSON instead: figures and tables.")
 
 
 def say_result(result: Documented, options: argparse.Namespace) -> bool:
-    """Print a result as JSON, write its page, or print its text, according to the options.
+    """Print a result as JSON, write its page, or print it as text, depending on the options.
 
-    Return whether it was the text.
+    Return whether it was printed as text.
     """
     if options.html is not None:
         say(f"Written to {write_page(result, options.html)}.")
@@ -104,5 +104,5 @@ def say_result(result: Documented, options: argparse.Namespace) -> bool:
 
 
 def write_page(result: Documented, path: str | None) -> Path:
-    """Write the page of a result, to a new temporary file if no path is given."""
+    """Write a result's page, to a new temporary file if no path is given."""
     return result.to_html(Path(tempfile.mkdtemp(prefix="perfnb-")) / "report.html" if path is None else path)

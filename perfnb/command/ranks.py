@@ -1,7 +1,7 @@
 """``perfnb ranks``: the ranks of one job side by side.
 
-Shows the time of each rank per step, how long it waited for others, and which rank holds them up;
-of whole runs, which rank waits for its data.
+Shows each rank's time per step, how long it waited for other ranks, and which rank holds them up.
+For whole runs, it shows which rank waits for its data.
 
 examples:
   perfnb ranks traces/                           a folder with a trace per rank
@@ -9,7 +9,7 @@ examples:
   perfnb ranks runs/                             each rank of perfnb run --save runs/
   perfnb ranks traces/ --html ranks.html
 
-exit codes: 0 shown; 2 there are no ranks, or they cannot be read
+exit codes: 0 shown; 2 no ranks were found, or they cannot be read
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _run(options: argparse.Namespace) -> int:
     folder = Path(options.paths[0])
     found = load(folder) if len(options.paths) == 1 and not folder.is_file() else load(options.paths)
     if not isinstance(found, Ranks | RankRuns):
-        raise WrongUse(f"{folder} holds no ranks but a {type(found).__name__}: perfnb show {folder} shows it.")
+        raise WrongUse(f"{folder} contains no ranks but a {type(found).__name__}: perfnb show {folder} shows it.")
     if say_result(found, options) and len(options.paths) == 1:
         say_profiles(folder, "ranks")
     return 0

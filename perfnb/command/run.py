@@ -1,20 +1,22 @@
-"""``perfnb run``: profile some steps of a script that knows nothing of perfnb.
+"""``perfnb run``: profile some steps of an unmodified script.
 
-Runs SCRIPT as python would, unchanged, and profiles 27 of its training steps in the middle of
-the run, each executed once. Its output, arguments, exit code, tracebacks and Ctrl-C are those of
-python SCRIPT. The report follows on standard error when the script has ended, or was interrupted.
+Runs SCRIPT like python, unmodified, and profiles 27 of its training steps in the middle of the
+run, each of which runs only once. Output, arguments, exit code, tracebacks and Ctrl-C are the same
+as with python SCRIPT. The report is printed to standard error when the script has ended or was
+interrupted.
 
-A step ends when the first optimizer that stepped has stepped again, and the next one starts where
-the loop asks its DataLoader for the next batch; without a DataLoader, it starts immediately. With a
-DataLoader, work after optimizer.step(), such as logging, belongs to no step. --steps-by last ends a
-step with the optimizer that came last, as a GAN with two needs, and --steps-by batch with the next
-batch, as a loop without an optimizer needs.
+A step ends when the first optimizer that stepped has stepped again, and the next step starts when
+the loop requests the next batch from its DataLoader; without a DataLoader, it starts immediately.
+With a DataLoader, work after optimizer.step(), such as logging, is not part of any step. Use
+--steps-by last if a step ends with the last of several optimizers, as in a GAN with two. Use
+--steps-by batch if the loop has no optimizer: each step then ends with the next batch.
 
---try switches remedies on and off after the profile, over random blocks of the script's own
-steps, and compares neighbouring blocks. Each step runs once; the run stays valid, but not
-bit-identical. A line tells in advance how many steps that takes. At the end nothing stays changed,
-and the report has the lines to write. It allows the levers threads, compile, channels_last,
-fused_optimizer, foreach_optimizer, gc_freeze, cudnn_benchmark and loader_workers.
+--try switches remedies on and off after the profile, over random blocks of the script's own steps,
+and compares neighbouring blocks. Each step runs only once. The run remains valid, but it is not
+bit-identical. A message announces beforehand how many steps this takes. No change remains at the
+end, and the report contains the lines to add to your code. The available levers are threads,
+compile, channels_last, fused_optimizer, foreach_optimizer, gc_freeze, cudnn_benchmark and
+loader_workers.
 
 examples:
   perfnb run train.py --epochs 3
@@ -26,7 +28,7 @@ examples:
   perfnb run torchrun --nproc-per-node 2 train.py
   perfnb run accelerate launch train.py
 
-exit codes: SCRIPT's own; 2 also if there is no such script
+exit codes: SCRIPT's own; 2 also if SCRIPT does not exist
 """
 
 from __future__ import annotations
@@ -85,12 +87,12 @@ def _options(parser: argparse.ArgumentParser) -> None:
         dest="levers",
         nargs="?",
         const="auto",
-        help="Then try remedies on the script's own steps: those that the profile gives reason for, or --try=A,B.",
+        help="Then try remedies on the script's own steps: those that the profile suggests, or --try=A,B.",
     )
 
 
 def _levers(names: str) -> list[str] | None:
-    """Return the levers that the command line names."""
+    """Return the levers given on the command line."""
     from perfnb.remedies.blocks import levers_for_loops  # this loads pandas, which other scripts should not pay for
 
     try:
@@ -144,7 +146,7 @@ def _dated(name: str) -> Path:
 
 
 def _new_folder(folder: Path) -> Path:
-    """Make a folder for this run alone, even if another one starts in the same second; ranks of a job share one."""
+    """Create a folder for this run only, even if another one starts in the same second; a job's ranks share it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     shared = os.environ.get("WORLD_SIZE", "1") != "1"
     for name in itertools.chain([folder.name], (f"{folder.name}_{number}" for number in itertools.count(2))):
@@ -155,7 +157,7 @@ def _new_folder(folder: Path) -> Path:
 
 
 class _Report:
-    """The report when the script has ended."""
+    """Writes the report when the script has ended."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         program = options.program
@@ -168,7 +170,7 @@ class _Report:
         self._is_first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
     def start(self, loader: Any) -> LoopProfiler:
-        """Make the driver; called at the first step, when torch is loaded."""
+        """Create the driver; called at the first step, when torch is loaded."""
         from perfnb.loop.driver import LoopProfiler
         from perfnb.loop.script_steps import script_variables
 
@@ -187,7 +189,7 @@ class _Report:
         return self._driver
 
     def finish(self, steps: ScriptSteps) -> None:
-        """Close the driver and write the report; the script's exit code stays, whatever happens here."""
+        """Close the driver and write the report. Whatever happens here, the script's exit code is preserved."""
         try:
             self._text = "\n\n".join(self._parts(steps))
         except Exception as error:
@@ -201,7 +203,7 @@ class _Report:
         driver, by = self._driver, self._options.steps_by
         if driver is None:
             yield sentences(
-                "perfnb run: no step was seen: the main thread used no optimizer and no DataLoader of torch."
+                "perfnb run: no step was seen: the main thread used neither a torch optimizer nor a DataLoader."
             )
             return
         driver.close()
@@ -248,7 +250,7 @@ class _Report:
     def tell(self) -> None:
         """Print the report.
 
-        Of several ranks, only the first one prints, and a process that the script has forked does not.
+        If there are several ranks, only the first one prints. Processes that the script has forked do not print.
         """
         if self._text and os.getpid() == self._process and self._is_first:
             with suppress(OSError, ValueError, AttributeError):  # the script may have closed it

@@ -1,4 +1,4 @@
-"""Run a script or module in this process as ``python`` would."""
+"""Run a script or module in this process, like ``python``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _OWN = (str(Path(__file__).resolve().parents[1]) + os.sep, str(Path(__file__).pa
 
 
 def run_as_main(program: Sequence[str]) -> BaseException | None:
-    """Run ``FILE ARGS`` or ``-m MODULE ARGS`` as ``__main__``. Return the exception that ended it, if any.
+    """Run ``FILE ARGS`` or ``-m MODULE ARGS`` as ``__main__``, and return the exception that ended it, if any.
 
-    Raise that for Python to handle: the exit code and the traceback are then the script's own, without perfnb's frames.
+    If you raise that exception and let Python handle it, the exit code and the traceback are the script's own, without
+    perfnb's frames.
     """
     try:
         if program[0] == "-m":
@@ -39,7 +40,7 @@ def run_as_main(program: Sequence[str]) -> BaseException | None:
 
 
 def require_program(program: Sequence[str]) -> None:
-    """Refuse anything that is neither a script nor a module.
+    """Raise an error unless the program is a script or a module.
 
     Raises
     ------
@@ -59,7 +60,7 @@ def _run_module(name: str, args: Sequence[str]) -> None:
 
 
 def _require_module(name: str) -> None:
-    """Refuse a module that does not exist; any other error of its package is for the user."""
+    """Raise an error if a module does not exist. Any other error in its package is left to the user."""
     try:
         found = find_spec(name) is not None
     except ModuleNotFoundError as error:
@@ -73,9 +74,9 @@ def _require_module(name: str) -> None:
 
 
 def _run_file(program: Sequence[str]) -> None:
-    """Run a file as Python runs a script.
+    """Run a file in the same way as Python runs a script.
 
-    The module stays ``__main__`` to the end, for workers and for code that runs at exit.
+    The module remains ``__main__`` until the end, for workers and for code that runs at exit.
     """
     path = os.path.abspath(program[0])
     sys.argv[:] = list(program)
@@ -88,14 +89,14 @@ def _run_file(program: Sequence[str]) -> None:
 
 
 def _set_first_path(folder: str) -> None:
-    """Replace the folder that Python put first for ``perfnb`` itself."""
+    """Replace the folder that Python added to the front of the import path for ``perfnb`` itself."""
     if sys.flags.safe_path:
         return
     sys.path[:1] = [folder]
 
 
 def _leave_out_own_frames() -> None:
-    """Have Python print the coming traceback without perfnb's frames."""
+    """Make Python print the next traceback without perfnb's frames."""
     hook = sys.excepthook
 
     def without_own_frames(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -107,7 +108,7 @@ def _leave_out_own_frames() -> None:
 
 
 def _stripped(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the script's first frame on, without perfnb's frames in between."""
+    """Return the traceback starting at the script's first frame, without perfnb's frames in between."""
     entries = []
     while trace is not None:
         entries.append(trace)

@@ -1,9 +1,9 @@
 """``perfnb show``: the report of anything that `perfnb.load` reads.
 
-FILE is a trace of torch.profiler, something that perfnb saved (a profile, ranks, a watch, a
-performance report, step times), a folder with the traces of one job, a CUDA memory snapshot, or
-anything else that perfnb.load reads. Nothing in it is executed. A folder with several saved runs or
-profiles, or with traces that are not of one job, is listed with their verdicts, newest first.
+FILE is a torch.profiler trace, a result that perfnb saved (a profile, ranks, a watch, a performance
+report, step times), a folder with the traces of one job, a CUDA memory snapshot, or any other file
+that perfnb.load reads. Nothing in it is executed. If a folder contains several saved runs or
+profiles, or traces from different jobs, they are listed with their verdicts, newest first.
 
 examples:
   perfnb show trace.json.gz
@@ -36,7 +36,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", metavar="NAME", type=_name, help="Name of the range that marks the steps of a trace."
     )
-    parser.add_argument("--rank", metavar="N", type=int, help="Show only this rank of a file or folder with several.")
+    parser.add_argument("--rank", metavar="N", type=int, help="Show only this rank, if FILE contains several.")
     add_page_options(parser)
     parser.add_argument("--open", action="store_true", help="Open the page in a browser, with --html or without.")
 
@@ -73,25 +73,25 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _one_rank(found: Documented, options: argparse.Namespace) -> Documented:
-    """Return the profile or run of the requested rank."""
+    """Return the requested rank's profile or run."""
     from perfnb.loop.rank_runs import RankRuns
     from perfnb.ranks.ranks import Ranks
 
     if not isinstance(found, Ranks | RankRuns):
-        raise WrongUse(f"{options.file} holds no ranks but a {type(found).__name__}: leave out --rank.")
+        raise WrongUse(f"{options.file} contains no ranks but a {type(found).__name__}: leave out --rank.")
     if options.rank not in found.ranks:
         there = ", ".join(map(str, found.ranks))
-        raise WrongUse(f"{options.file} has no rank {options.rank}; it holds {there}.")
+        raise WrongUse(f"{options.file} has no rank {options.rank}; it contains {there}.")
     return found[options.rank]
 
 
 def _list(entries: list[Entry], rest: int, options: argparse.Namespace) -> int:
-    """Show several things."""
+    """Show a list of several results."""
     from perfnb.command.listing import folder_document
 
     folder = options.file
     if options.html is not None or options.open or options.rank is not None:
-        raise WrongUse(f"{folder} holds several things, such as {entries[0].path}: give one of them.")
+        raise WrongUse(f"{folder} contains several results, such as {entries[0].path}: choose one of them.")
     say_document(folder_document(folder, entries, rest), options.json)
     return 0
 

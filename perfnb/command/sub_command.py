@@ -17,7 +17,7 @@ FAILED, WRONG = 1, 2
 
 
 class WrongUse(PerfnbError):
-    """Raised if the words on the command line make no sense; the message has the reason."""
+    """Raised if the command line is invalid. The message contains the reason."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class SubCommand:
     ----------
     name : str
     summary : str
-        Its purpose, in one line.
+        Its purpose in one line.
     usage : str
-        Its words, as the help shows them.
+        Its usage line, as shown in the help.
     more : str or None
-        Its module's docstring: the text below the first line follows the options in the help.
+        Its module's docstring. The text after the first line follows the options in the help.
     add_options : callable
-        Adds its options to its parser.
+        Adds its options to a parser.
     run : callable
-        Runs it, given the options, and returns the exit code, or the exception that ended a program. It imports what it
-        needs itself, so that help is shown at once.
+        Runs it with the given options, and returns the exit code or the exception that ended a program. It imports
+        everything it needs itself, so that help is shown immediately.
     starts_a_program : bool
-        Whether its own options are followed by a program and its arguments, which are left alone: ``options.program``.
+        Whether its own options are followed by a program and its arguments, which are not parsed: ``options.program``.
     """
 
     name: str
@@ -52,7 +52,7 @@ class SubCommand:
 
 
 def end_by(signum: int) -> int:
-    """End this process as the signal would, so that a shell sees the same as for any other program."""
+    """End this process as the signal would, so that it looks like any other program to a shell."""
     sys.stdout.flush()
     sys.stderr.flush()
     with suppress(OSError):  # SIGKILL has no handler

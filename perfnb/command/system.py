@@ -1,13 +1,13 @@
 """``perfnb system``: check whether the machine is set up well.
 
-Checks what slows steps down or makes timings unsteady: clocks, threads, limits, memory, the disk
-of the data, GPUs. Problems come first. Nothing is changed.
+Checks for anything that slows steps down or makes timings unsteady: clocks, threads, limits,
+memory, the disk that holds the data, and GPUs. Problems are listed first. Nothing is changed.
 
 examples:
   perfnb system
   perfnb system --data data/train --json
 
-exit codes: 0 checked, whatever was found; 2 there is no such data
+exit codes: 0 checked, whatever was found; 2 the data path does not exist
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from perfnb.command.sub_command import SubCommand, WrongUse
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="PATH", default=".", help="What the loader reads (default: this folder).")
+    parser.add_argument(
+        "--data", metavar="PATH", default=".", help="The data that the loader reads (default: this folder)."
+    )
     parser.add_argument("--json", action="store_true", help="Print JSON instead.")
     parser.set_defaults(html=None)
 

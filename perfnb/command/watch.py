@@ -1,15 +1,15 @@
 """``perfnb watch``: record telemetry while a command runs, without affecting it.
 
-Records CPU, memory, disk, network and GPUs while COMMAND runs, and the usage of it and the
-processes below it. Its output, its input and its exit code are its own; the summary follows on
-standard error. Ctrl-C and other signals reach COMMAND. The history is saved to a folder: perfnb
-show shows it again.
+Records the usage of CPU, memory, disk, network and GPUs while COMMAND runs, both in total and by
+COMMAND and its child processes. COMMAND's input, output and exit code are unaffected, and Ctrl-C
+and other signals are passed on to it. The summary is printed to standard error. The history is
+saved to a folder, and perfnb show displays it again.
 
 examples:
   perfnb watch -- python train.py --epochs 3
   perfnb watch --interval 0.1 --save train.perfnb -- torchrun --nproc-per-node 2 train.py
 
-exit codes: COMMAND's own; 127 there is no such command; 126 it cannot be run; 2 wrong use
+exit codes: COMMAND's own; 127 COMMAND does not exist; 126 it cannot be run; 2 wrong use
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _watched(pid: int, options: argparse.Namespace) -> int:
-    """Watch a held program from its start to its end; save and show the history, and end in the same way."""
+    """Watch a stopped program from start to end, save and show the history, and end in the same way."""
     from perfnb.files import usable
     from perfnb.telemetry.watcher import Watcher
     from perfnb.watching.saved import WATCH
@@ -98,7 +98,7 @@ def _watched(pid: int, options: argparse.Namespace) -> int:
 
 @contextmanager
 def _passed_on_to(pid: int) -> Iterator[None]:
-    """Pass signals to this process on to the command, which decides what they mean."""
+    """Pass this process's signals on to the command, which decides how to handle them."""
 
     def handle(signum: int, _: object) -> None:
         if signum not in _OF_TERMINAL or not _in_front():
@@ -118,7 +118,7 @@ def _passed_on_to(pid: int) -> Iterator[None]:
 
 
 def _in_front() -> bool:
-    """Return whether this process is in the foreground of a terminal, so that the command got its Ctrl-C, too."""
+    """Return whether this process is in a terminal's foreground, so that the command has received Ctrl-C, too."""
     with suppress(OSError), open("/dev/tty", "rb", buffering=0) as terminal:
         return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     return False

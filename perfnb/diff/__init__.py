@@ -1,1 +1,1 @@
-"""Two profiles side by side: which layer or op is which, and what changed."""
+"""Compare two profiles: match their layers and ops, and find the changes."""

@@ -1,4 +1,4 @@
-"""Match the layers of two profiles, and find what changed."""
+"""Match the layers of two profiles, and find the changes."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ class ProfileDiff:
     a_peak_bytes, b_peak_bytes : int or None
         Peak memory.
     layers : DataFrame
-        One row per layer of either, in the order of a: ``a``, ``b`` (its name there, missing if it has none),
-        ``matched`` (name, place, or missing), ``module``, ``depth``; for each of `FIGURES` and `GPU_FIGURES`,
-        ``<figure>_a`` and ``<figure>_b``; ``grew_ms``, ``grew_gpu_ms``: change of its own time on the host and the GPU,
-        layers inside excluded. GPU columns are missing if either has no GPU work.
+        One row per layer in either profile, in the order of a: ``a`` and ``b`` (the layer's name there, missing if
+        there is none), ``matched`` (name, place, or missing), ``module``, ``depth``; for each of `FIGURES` and
+        `GPU_FIGURES`, ``<figure>_a`` and ``<figure>_b``; ``grew_ms`` and ``grew_gpu_ms``, the change in the layer's own
+        time on the host and the GPU, excluding the layers inside. GPU columns are missing if either profile has no GPU
+        work.
     phases : DataFrame
         By phase: ``ms_a``, ``ms_b``, ``grew_ms``.
     findings : DataFrame
-        By the bottleneck of either: ``ms_a``, ``ms_b``, the most that removing it could save, missing if it costs no
-        time; ``in_a``, ``in_b``: whether it was found there.
+        One row per bottleneck in either profile: ``ms_a`` and ``ms_b``, the most that removing it could save, missing
+        if it costs no time; ``in_a`` and ``in_b``, whether it was found there.
     step : StepChange or None
         The step times, if they are compared.
     """
@@ -75,7 +76,7 @@ class ProfileDiff:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether both have GPU work."""
+        """Whether both profiles have GPU work."""
         return bool(self.layers["grew_gpu_ms"].notna().any())
 
 
@@ -141,9 +142,10 @@ def on_gpu(a: pd.DataFrame, b: pd.DataFrame) -> bool:
 
 
 def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> list[tuple[int | None, int | None, str | None]]:
-    """Return rows of a and b that are the same layer: place in a, place in b, and how they were matched.
+    """Return the rows of a and b that are the same layer: index in a, index in b, and how they were matched.
 
-    Rows are in the order of a. By name first; the rest by class and depth, the n-th with the n-th.
+    Rows are in the order of a. Layers are matched by name first; the n-th of the remaining layers with a class and
+    depth is matched with the n-th one in the other profile.
     """
     places = {name: place for place, name in reversed(list(enumerate(map(str, b.index))))}
     found: dict[int, tuple[int, str]] = {}
@@ -168,7 +170,7 @@ def _key(layers: pd.DataFrame, place: int) -> tuple[str, int]:
 
 
 def layer_tree(diff: ProfileDiff) -> tuple[list[int], list[float]]:
-    """Return the row of each layer's parent, -1 for none, and the change of own times in its subtree."""
+    """Return the row of each layer's parent, -1 for none, and the change in own times within its subtree."""
     table = diff.layers
     places: dict[str, dict[str, int]] = {"a": {}, "b": {}}
     parents = []

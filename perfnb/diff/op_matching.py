@@ -1,10 +1,10 @@
-"""Match the operators of two traces: two trees of operators are matched from the top, and given common rows.
+"""Match the operators of two traces. The two trees of operators are matched from the top, and get common rows.
 
 A unit is all calls of one operator with the same shapes, in the same layer and phase, inside the same matched operator.
-Units are matched one to one, level by level. A unit without a partner is opened, and the units inside it look for
-partners next to it: a wrapper that only one of the two has does not separate the units below it. Each row of the result
-represents the same operator of both, or an operator that only one has; every moment in an operator on the host, and
-every piece of GPU work, counts in one row.
+Units are matched one to one, level by level. If a unit has no partner, the units inside it are matched in its place, so
+a wrapper that exists in only one of the traces does not separate the units below it. Each row of the result represents
+an operator in both traces, or an operator that exists in only one of them. Every moment in an operator on the host, and
+every piece of GPU work, belongs to exactly one row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MatchedOps:
     labels : dict of str to Index
         The meaning of the codes.
     row : ndarray
-        The row each node counts in; -1 for a range that only one of the two has.
+        The row that each node counts in; -1 for ranges that exist in only one of the two.
     is_head : ndarray of bool
         Whether the node is one of its row's calls, and not only part of one.
     work_row : tuple of ndarray
@@ -155,11 +155,11 @@ def _codes(
 
 
 def _keys(codes: pd.DataFrame, labels: dict[str, pd.Index], second: Bools) -> pd.DataFrame:
-    """Return the keys that nodes are matched by.
+    """Return the keys for matching nodes.
 
-    A backward node whose name only one of the two has (``MiopenBatchNormBackward0``) is matched by the operator that
-    made it or, if the traces do not record that, by its name without vendor and number. If one of the two has no shapes
-    for any operator of a name, shapes of that name are ignored.
+    If a backward node's name exists in only one of the two (``MiopenBatchNormBackward0``), it is matched by the
+    operator that created it or, if the traces do not record it, by its name without vendor and number. If one of the
+    two has no shapes for any operator with a certain name, shapes are ignored for this name.
     """
     name, shapes = codes["name"].to_numpy(), codes["shapes"].to_numpy()
     alias = codes["forward_op"].to_numpy()
@@ -184,8 +184,8 @@ def _without_maker(names: pd.Index) -> Ints:
 def _kept(trees: tuple[OpTree, OpTree], name: Ints, is_range: Bools, second: Bools) -> Bools:
     """Return all nodes except those that would separate nodes inside from their partners.
 
-    These are ranges that only one of the two has, and the engine's marks around backward nodes if the other trace is
-    too old to have any.
+    These are ranges that exist in only one of the two, and the engine's marks around backward nodes if the other trace
+    is too old to contain such marks.
     """
     both = np.intersect1d(name[is_range & ~second], name[is_range & second])
     marks = [tree.nodes["is_engine"].to_numpy(dtype=bool) for tree in trees]
@@ -196,8 +196,8 @@ def _kept(trees: tuple[OpTree, OpTree], name: Ints, is_range: Bools, second: Boo
 def _rows(matched: Matched, forest: Forest, is_range: Bools, layer: Ints) -> tuple[Ints, Bools]:
     """Return the row each node counts in, and whether it is one of the row's calls.
 
-    A node without a partner counts in the closest operator around it that has a row, if that is in the same layer: it
-    is how that operator is implemented. Otherwise it gets its own row.
+    A node without a partner counts as part of the closest enclosing operator that has a row, if it is in the same
+    layer, because it belongs to that operator's implementation. Otherwise it gets its own row.
     """
     alone = matched.unit + matched.group.max(initial=NONE) + 1
     row = np.where(matched.group != NONE, matched.group, alone)

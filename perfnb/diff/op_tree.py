@@ -1,6 +1,6 @@
-"""Build the tree of operators of the traced steps: nesting, layer, phase, host time and GPU work of each.
+"""Build the tree of operators in the traced steps, each with its layer, phase, host time and GPU work.
 
-Down to the operators that only one vendor has, it looks the same on every machine, so two traces can be compared by it.
+Down to vendor-specific operators, the tree looks the same on every machine, so it can be used to compare two traces.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OURS = re.compile(rf"{STEP_SPAN}|{DATA_SPAN}$|{OP_SPAN}|{PIECE}$")
 
 @dataclass(frozen=True)
 class OpTree:
-    """Calls of operators, and annotated ranges, as they nest.
+    """The nested calls to operators and annotated ranges.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class OpTree:
     steps: int
 
     def lacks(self, word: str) -> bool:
-        """Return whether no node has shapes, or a layer."""
+        """Return whether a column, such as ``shapes`` or ``layer``, is missing for all nodes."""
         return bool(self.nodes[word].isna().all())
 
 

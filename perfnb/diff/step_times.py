@@ -17,11 +17,11 @@ class StepChange:
     Attributes
     ----------
     a, b : StepTimes
-        Of the first and the second.
+        The step times of the first and the second.
     kind : str
-        The kind of steps: ``timed``, or ``traced`` if one of them has no timed steps.
+        The kind of steps: ``timed``, or ``traced`` if either has no timed steps.
     found : UnpairedComparison or None
-        The second compared with the first; ``None`` if one of them has no steps.
+        The second compared with the first; ``None`` if either has no steps.
     """
 
     a: StepTimes
@@ -43,7 +43,7 @@ def step_change(a: StepTimes, b: StepTimes, kind: str = "timed") -> StepChange:
 
 
 def step_change_of(a: pd.DataFrame, b: pd.DataFrame) -> StepChange:
-    """Compare two frames ``steps``: by their timed steps if both have some, else by the traced ones."""
+    """Compare two frames ``steps``, using timed steps if both have them, otherwise traced steps."""
     kind = "timed" if all("timed" in set(side["pass"]) for side in (a, b)) else "traced"
     return step_change(_times(a, kind), _times(b, kind), kind)
 

@@ -1,7 +1,7 @@
-"""Compare two traces: operators matched through their trees, the kernels that each launched, and their sums.
+"""Compare two traces: operators matched by their trees, the kernels that each launched, and their sums.
 
-Kernels of two vendors share no names, and neither do the operators that call their libraries. So GPU work belongs to
-the closest operator around its launch that both traces have.
+Kernels from different vendors have different names, and so do the operators that call their libraries. GPU work is
+therefore attributed to the closest operator around its launch that exists in both traces.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GPU_FIGURES = ("total", "busy", "computation", "communication", "memcpy", "idle"
 
 @dataclass(frozen=True)
 class TraceDiff:
-    """Traced steps of b compared with those of a. Every figure is per step.
+    """The traced steps of b compared with those of a. All figures are per step.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Show two profiles, traces or step times next to each other, as a document: what grew and what shrank."""
+"""Show two profiles, traces or step times side by side in a document, with everything that grew or shrank."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _OPENERS = re.compile(r"[<(]")
 
 
 def step_verdict(change: StepChange) -> Verdict:
-    """Return the change of the step time, which was not measured in pairs."""
+    """Return the change in step time, which was not measured in pairs."""
     found, step = change.found, "a traced step" if change.kind == "traced" else "a step"
     if found is None:
         return Verdict("none", "Nothing to compare: there are no step times of both")
@@ -80,7 +80,7 @@ def step_verdict(change: StepChange) -> Verdict:
 
 
 def step_document(change: StepChange, names: tuple[str, str]) -> Document:
-    """Return the document of two step times, which has only a verdict and figures."""
+    """Return a document for two step times, which contains only a verdict and figures."""
     return Document(
         "comparison of step times",
         " against ".join(reversed(names)),
@@ -97,7 +97,7 @@ def _step_figures(change: StepChange) -> Iterator[Figure]:
 
 
 def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> Document:
-    """Return the answer, the phases, the layers, and if both have traced steps, the operators.
+    """Return a document with the answer, the phases, the layers and, if both have traced steps, the operators.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _effects(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Effect]:
 
 
 def _layers(diff: ProfileDiff) -> Table:
-    """Return all layers as a tree, those that changed most first."""
+    """Return all layers as a tree, largest changes first."""
     table = diff.layers
     both, own = ("gpu_ms", "grew_gpu_ms") if diff.on_gpu else ("total_ms", "grew_ms")
     parents, weights = layer_tree(diff)
@@ -214,7 +214,7 @@ def _layers(diff: ProfileDiff) -> Table:
 
 
 def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
-    """Return the cells of two times and their change; a part that one of them lacks took no time there."""
+    """Return the cells for two times and their change; a part that is missing on one side took no time there."""
     times = fmt.known(a), fmt.known(b)
     before, after = (time or 0.0 for time in times)
     change = None if times == (None, None) else after - before
@@ -223,7 +223,7 @@ def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
 
 
 def _unlike(operators: pd.DataFrame) -> pd.DataFrame:
-    """Return the operators that take another time, or are called another number of times."""
+    """Return the operators whose time or number of calls differs."""
     calls = operators[["calls_a", "calls_b"]].astype("Float64").fillna(0.0)
     return operators[(operators["grew_ms"].fillna(0.0) != 0) | ((calls["calls_a"] - calls["calls_b"]).abs() > 1e-9)]
 
@@ -270,7 +270,7 @@ def _where(row: Any) -> str:
 
 
 def _findings(table: pd.DataFrame) -> Table:
-    """Return what holds either back: the findings that the candidate gained and lost."""
+    """Return the findings of both, and which ones the candidate gained and lost."""
     words = {(True, True): "in both", (True, False): "gone", (False, True): "new"}
     rows = [
         (str(name), words[bool(row["in_a"]), bool(row["in_b"])], fmt.known(row["ms_a"]), fmt.known(row["ms_b"]))
@@ -326,7 +326,7 @@ def _kernel_list(names: Sequence[str]) -> str:
 def _short_kernel(name: object) -> str:
     """Return a kernel's name without return type, namespace and arguments.
 
-    A template whose name says little (``Kernel``, ``Kernel2``) keeps the start of its first argument.
+    Templates with generic names (``Kernel``, ``Kernel2``) keep the beginning of their first argument.
     """
     text = _NAMELESS.sub("", str(name)).strip()
     head, *rest = _OPENERS.split(text, maxsplit=1)

@@ -1,4 +1,4 @@
-"""`ab_test`: find out whether a candidate is faster and still right, and whether to keep it."""
+"""`ab_test`: determine whether a candidate is faster and still correct, and whether to keep it."""
 
 from __future__ import annotations
 
@@ -49,20 +49,21 @@ _STEPS: dict[str, Any] = {"warmup": 1, "steps": 3, "traced": 2}
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ABTest(PairedTimes, Documented):
-    """Step b, the candidate, compared with step a, the baseline. A notebook displays it.
+    """The comparison of step b, the candidate, with step a, the baseline. Notebooks display it.
 
-    With `quality`, `check`, `limits` or `profile`, it shows whether to accept the change; without, which is faster.
+    With `quality`, `check`, `limits` or `profile`, the result shows whether to accept the change. Otherwise it shows
+    which step is faster.
 
     Attributes
     ----------
     quality : Quality
-        Losses of the results, and how they were judged.
+        The losses of the results, and how they were judged.
     limits : mapping of str to float
-        Largest accepted values, as given.
+        The largest accepted values, as passed to `ab_test`.
     change : str
-        What changed, as given.
+        A description of the change, as passed to `ab_test`.
     options, environment : mapping
-        Options of the test; versions, device, settings, host and commit.
+        The test's options; and its versions, device, settings, host and commit.
     profiles : mapping of str to Profile
         Profiles of ``baseline`` and ``candidate``; empty without ``profile=True``.
     """
@@ -76,12 +77,12 @@ class ABTest(PairedTimes, Documented):
 
     @property
     def a(self) -> Timing:
-        """Times of a, the baseline."""
+        """The times of a, the baseline."""
         return shown_timing(super().a)
 
     @property
     def b(self) -> Timing:
-        """Times of b, the candidate."""
+        """The times of b, the candidate."""
         return shown_timing(super().b)
 
     @property
@@ -91,7 +92,7 @@ class ABTest(PairedTimes, Documented):
 
     @property
     def decision(self) -> str:
-        """``accept``, ``reject`` or ``inconclusive``; never ``accept`` if the results were not judged."""
+        """``accept``, ``reject`` or ``inconclusive``. It is never ``accept`` if the results were not judged."""
         return self.outcome.decision
 
     @property
@@ -102,33 +103,33 @@ class ABTest(PairedTimes, Documented):
 
     @cached_property
     def outcome(self) -> Decision:
-        """The decision with its cause, and the losses or resources that the cause is about."""
+        """The decision with its cause, and the losses or resources that the cause refers to."""
         known = {*RESOURCES, *(loss.name for loss in self.quality.losses)}
         unmatched = [name for name in self.limits if name not in known]
         return decide(self.verdict, self.quality.losses, self.resources, unmatched)
 
     @cached_property
     def resources(self) -> tuple[Resource, ...]:
-        """The candidate's usage of everything that is limited."""
+        """The candidate's usage of each limited resource."""
         return limited_resources(self.candidate, self.limits)
 
     @cached_property
     def baseline(self) -> ABTestSide:
-        """Figures of the baseline: ``median_ms``, ``p95_ms``, ``throughput_per_s`` and so on."""
+        """The baseline's figures: ``median_ms``, ``p95_ms``, ``throughput_per_s`` and so on."""
         return side_of(self.a_name, super().a, self._summary("baseline"))
 
     @cached_property
     def candidate(self) -> ABTestSide:
-        """Figures of the candidate."""
+        """The candidate's figures."""
         return side_of(self.b_name, super().b, self._summary("candidate"))
 
     @property
     def table(self) -> pd.DataFrame:
-        """Figures of both steps, a row per metric.
+        """The figures of both steps, one row per metric.
 
-        Columns: ``unit``, ``baseline``, ``candidate``, ``difference`` (candidate minus baseline), ``ratio`` (candidate
-        divided by baseline; for times, that of the pairs) with its 95 % interval ``ci_low`` to ``ci_high`` if the
-        metric varies, and ``limit`` (largest accepted value of the candidate).
+        The columns are ``unit``, ``baseline``, ``candidate``, ``difference`` (candidate minus baseline), ``ratio``
+        (candidate divided by baseline; for times, the ratio from the pairs) with its 95 % interval from ``ci_low`` to
+        ``ci_high`` if the metric varies, and ``limit`` (the largest accepted value for the candidate).
         """
         return self._metrics.copy()
 
@@ -142,20 +143,20 @@ class ABTest(PairedTimes, Documented):
         return document_markdown(ab_document(self))
 
     def save(self, path: str | Path) -> Path:
-        """Save the test to the folder `path` atomically, as Parquet and JSON; `perfnb.load` reads it.
+        """Save the test atomically to the folder `path`, as Parquet and JSON files that `perfnb.load` reads.
 
         Raises
         ------
         RecordingError
-            If `path` holds something else, or cannot be written.
+            If `path` contains something else, or cannot be written.
         """
         return save_report(self, path)
 
     def log_to(self, target: Any, step: int | None = None) -> list[str]:
-        """Log the figures, the report and the decision to the run of an experiment tracker, as `Profile.log_to` does.
+        """Log the figures, report and decision to an experiment tracker's run, like `Profile.log_to`.
 
-        The names of the figures start with ``perfnb/ab_test/``, as in ``perfnb/ab_test/ratio``; step time, throughput
-        and memory are the candidate's.
+        The names of the figures start with ``perfnb/ab_test/``, as in ``perfnb/ab_test/ratio``. Step time, throughput
+        and memory are those of the candidate.
         """
         more = {"samples_per_s": self.candidate.throughput_per_s}
         return log_result(Logged("ab_test", self, outcome_of_test(self), more), target, step)
@@ -190,57 +191,61 @@ def ab_test(
     equal_within: float = 0.02,
     check: float | Callable[[Any, Any], Any] | None = None,
 ) -> ABTest:
-    """Find out whether the candidate is faster than the baseline, and whether to accept it, in a randomised experiment.
+    """Run a randomised experiment to find out whether a candidate is faster than a baseline, and whether to keep it.
 
-    Both run once in each pair, in random order, on the same batch and with the same random numbers. The number of pairs
-    is planned from a pilot, to detect a difference of `equal_within` in 9 of 10 experiments, and is then fixed.
+    In each pair, both steps run once in random order, on the same batch and with the same random numbers. A pilot
+    determines the number of pairs that is needed to detect a difference of `equal_within` in 9 of 10 experiments. This
+    number is then fixed.
 
-    A step with its own loader would look too fast in such pairs, because the loader's workers prefetch batches while
-    the other step runs. So if loader workers, other processes or threads are seen, or a step is slower back to back
-    than interleaved, each pair consists of two blocks of many turns, all on one batch of `batches`; the turns that use
-    up prefetched batches do not count. The budget then sets the number of pairs, at most 40; below 6 there is no
-    verdict.
+    A step with its own loader would appear too fast in such pairs, because the loader's workers prefetch batches while
+    the other step runs. If perfnb detects loader workers, other processes or threads, or if a step is slower back to
+    back than interleaved, each pair therefore consists of two blocks of many turns, all on one batch from `batches`.
+    Turns that use up prefetched batches do not count. In this case, the budget determines the number of pairs, at most
+    40; with fewer than 6 pairs, there is no verdict.
 
-    With `quality`, `check`, `limits` or `profile` the result shows a decision: the candidate is accepted if it is
-    faster, its results are good enough, and it stays within all limits.
+    With `quality`, `check`, `limits` or `profile`, the result includes a decision: the candidate is accepted if it is
+    faster, if its results are good enough, and if it stays within all limits.
 
     Parameters
     ----------
     baseline, candidate : callable
-        One step each: ``baseline()``, or ``baseline(batch)`` with `batches`. Both must do the same work. Give two
-        training steps a model each, with equal weights: with a shared model, the second step continues where the first
-        stopped, so their results differ.
+        One step each: ``baseline()``, or ``baseline(batch)`` with `batches`. Both must do the same work. Two training
+        steps need separate models with equal weights. If they share a model, the second step continues where the first
+        one stopped, so their results differ.
     batches : iterable, or callable returning one, optional
-        Restarted when exhausted. A generator cannot restart: pass the function that makes it. Waiting for a batch
-        counts for neither step, however many workers the loader has.
+        Restarted when exhausted. Generators cannot be restarted, so pass the function that creates the generator
+        instead. The time spent waiting for a batch does not count for either step, regardless of the loader's number of
+        workers.
     quality : callable, optional
-        Called once, without arguments, after the pairs, when both steps have run equally often on the same batches.
-        Returns losses by name, where smaller is better: ``{"loss": evaluate(candidate_model)}``. These are the
-        candidate's; to give those of both, return ``{"baseline": {...}, "candidate": {...}}``.
+        Called once, without arguments, after the last pair, when both steps have run equally often on the same batches.
+        It returns the candidate's losses by name, where smaller is better: ``{"loss": evaluate(candidate_model)}``. To
+        provide the losses of both steps, return ``{"baseline": {...}, "candidate": {...}}``.
 
-        With `limits` or `profile` but without `quality`, the return values of both steps after the warm-up are
-        compared, as the loss ``difference``: the largest difference between elements divided by the largest value.
-        Tensors, numbers, arrays, and lists, mappings and data classes of them are compared; non-finite values must be
-        the same. If a result is NaN throughout, or a part cannot be compared, quality is unknown.
+        If `limits` or `profile` is given without `quality`, the steps' return values after the warm-up are compared
+        instead. The result is the loss ``difference``, the largest difference between elements divided by the largest
+        value. The comparison supports tensors, numbers and arrays, as well as lists, mappings and data classes of them;
+        non-finite values must be identical. If a result consists entirely of NaN, or if a part cannot be compared,
+        quality is unknown.
     limits : mapping of str to float, optional
-        Largest accepted value of each loss by name. The default is the baseline's loss plus 0.1 %; if that is unknown
-        too, the decision is inconclusive. The default for ``difference`` is 1e-4 for float32 and Python numbers, 1e-6
-        for float64, 0.02 for float16 and bfloat16 (of two dtypes, the coarser), and 0 for everything else.
+        The largest accepted value of each loss by name. The default is the baseline's loss plus 0.1 %; if this is
+        unknown as well, the decision is inconclusive. The default for ``difference`` is 1e-4 for float32 and Python
+        numbers, 1e-6 for float64, 0.02 for float16 and bfloat16, and 0 for everything else. If two dtypes are compared,
+        the coarser one counts.
 
-        The candidate's ``peak_memory_bytes`` (of a profiled step), ``median_ms`` and ``p95_ms`` (which needs 59 pairs)
-        can be limited too. A time must stay below its limit with its whole 95 % interval.
+        You can also limit the candidate's ``peak_memory_bytes`` (in a profiled step), ``median_ms`` and ``p95_ms``
+        (which requires 59 pairs). The whole 95 % interval of a time must be below its limit.
     change : str
-        The difference of the candidate, in your words.
+        Your description of how the candidate differs from the baseline.
     profile : bool
-        Whether to profile both steps for a few steps, to measure memory and utilisation.
+        Whether to profile a few executions of both steps, to measure memory and utilisation.
     budget_s : float
-        Seconds that all steps together may take; with `profile`, 60 % are for the pairs.
+        The time limit in seconds for all steps together; with `profile`, 60 % of it is spent on the pairs.
     equal_within : float
-        Largest relative difference of time that does not matter: 0.02 is 2 %.
+        The largest relative time difference that does not matter: 0.02 is 2 %.
     check : float or callable, optional
-        Compares the return values of the two steps after the warm-up. A number is the limit of ``difference``. A
-        function gets the two results and raises `AssertionError` or returns ``False`` if they differ; it may also
-        compare the models' parameters.
+        How to compare the two steps' return values after the warm-up. A number is the limit on ``difference``. A
+        function is called with the two results and raises `AssertionError` or returns ``False`` if they differ; it may
+        also compare the models' parameters.
 
     Returns
     -------
@@ -249,11 +254,11 @@ def ab_test(
     Raises
     ------
     TypeError, ValueError
-        For invalid arguments, before any step runs; for an invalid return value of `quality`, after the pairs.
+        If arguments are invalid, before any step runs; or if `quality` returns an invalid value, after the last pair.
     CaptureError
-        Inside a profiler, or if the batches run out.
+        If a profiler is active, or if the batches run out.
     Exception
-        Whatever the steps, `quality` or `check` raise, after perfnb has removed everything it installed.
+        Any exception that the steps, `quality` or `check` raise, after perfnb has removed everything it installed.
     """
     from perfnb.step.checks import require_steps
     from perfnb.step.device import random_state, set_random_state
@@ -327,7 +332,7 @@ def load_ab_test(path: str | Path) -> ABTest:
     Raises
     ------
     RecordingError
-        If it is missing or damaged.
+        If the folder is missing or damaged.
     """
     times, recordings, rest = read_report(path)
     return ABTest(**vars(times), profiles={side: Profile(each) for side, each in recordings.items()}, **rest)

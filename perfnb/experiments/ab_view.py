@@ -50,7 +50,7 @@ _APART = 0.01
 
 
 def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
-    """Return the answer first; below 6 pairs, only the pairs are shown, and no effect on the time."""
+    """Return a document that starts with the answer; with fewer than 6 pairs, no effect on the time is shown."""
     state, sentence, advice = pairs_answer(test)
     if test.judged:
         sentence, advice = reason(test)
@@ -75,7 +75,7 @@ def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
 
 
 def reason(test: ABTest) -> tuple[str, str]:
-    """Return the reason for the decision, as a sentence without its capital and full stop, and a recommendation."""
+    """Return the reason for the decision, without capital letter and full stop, and a recommendation."""
     cause, about = test.outcome.cause, test.outcome.about
     if cause in (acceptance.CANNOT_TELL, acceptance.SLOWER, acceptance.NO_GAIN):
         return pairs_answer(test)[1:]
@@ -108,7 +108,7 @@ def reason(test: ABTest) -> tuple[str, str]:
 
 
 def _effects(test: ABTest) -> Iterator[Effect]:
-    """Yield the effect on everything where less is better."""
+    """Yield the effect on each metric where less is better."""
     limited: dict[str, Any] = {loss.name: loss for loss in test.quality.losses}
     limited |= {resource.name: resource for resource in test.resources}
     for name, row in test.table.iterrows():
@@ -122,7 +122,7 @@ def _effects(test: ABTest) -> Iterator[Effect]:
 
 
 def _known_ratio(test: ABTest, metric: str, row: Any) -> float | None:
-    """Return the ratio of a metric; too few pairs allow no ratio of times."""
+    """Return a metric's ratio; with too few pairs, times have no ratio."""
     timed = metric in _METRICS and metric not in ("peak_memory_bytes", "flops")
     return None if timed and test.ratio_ci is None else fmt.known(row["ratio"])
 
@@ -171,7 +171,7 @@ def _unit(metric: str, row: Any) -> Unit:
 
 
 def _apart(test: ABTest) -> str:
-    """Return a remark if the medians by themselves have another ratio than the pairs."""
+    """Return a remark if the ratio of the medians differs from the ratio of the pairs."""
     medians = test.candidate.median_ms / test.baseline.median_ms
     if abs(math.log(medians / test.ratio)) <= _APART:
         return ""
@@ -214,7 +214,7 @@ def _notes(test: ABTest) -> Iterator[str]:
 
 
 def _origin(environment: Mapping[str, Any]) -> str:
-    """Return the environment of the measurement: ``torch 2.13 on host, commit 1234abcd``."""
+    """Describe the environment of the measurement: ``torch 2.13 on host, commit 1234abcd``."""
     words = f"torch {environment['torch']}"
     if environment.get("host"):
         words += f" on {environment['host']}"
@@ -262,7 +262,7 @@ def _unchecked(test: ABTest, name: str) -> str:
 
 
 def _exact(metric: str, value: Any, row: Any) -> str:
-    """Return a figure, with more digits if it would otherwise look equal to its limit."""
+    """Format a figure, with additional digits if it would otherwise look equal to its limit."""
     unit = _unit(metric, row)
     if words(row["candidate"], unit) == words(row["limit"], unit):
         return f"{float(value):.9g} {'' if unit == 'number' else unit}".strip()

@@ -1,4 +1,4 @@
-"""Compute the basis of the decision on a change: the quality of its results, and the figures of both steps."""
+"""Compute the basis for the decision on a change: the quality of the results, and both steps' figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Quality:
-    """The known facts about the quality of the candidate's results."""
+    """The known facts about the quality of the candidate's results, and how they were judged."""
 
     losses: tuple[Loss, ...]  # empty if quality is unknown
     # "function" (the user's), "results" (the steps' return values were compared), "check" (the same, on request), or
@@ -49,9 +49,9 @@ NOT_COMPARED = Quality((), "nothing", "they were not compared")
 def compare_results(
     first: Any, second: Any, check: float | Callable[[Any, Any], Any] | None, limit: float | None
 ) -> Quality:
-    """Compare the return values of the two steps by `check`, or else within `limit`.
+    """Compare the two steps' return values, by `check` if it is given, otherwise within `limit`.
 
-    The default limit is the tolerance of their dtype.
+    The default limit is their dtype's tolerance.
     """
     from perfnb.bench.distances import worst_difference
 
@@ -72,20 +72,20 @@ def compare_results(
 
 @dataclass(frozen=True)
 class ABTestSide:
-    """Figures of one step; ``None`` if not measured.
+    """One step's figures; ``None`` if they were not measured.
 
     Attributes
     ----------
     name : str
         Name of the step.
     timing : StepTimes
-        Its times in the pairs.
+        The step's times in the pairs.
     utilisation : float or None
         Model FLOPs utilisation, 0 to 1, at its step time in the pairs.
     peak_memory_bytes : int or None
-        Peak memory that torch had allocated in a step.
+        The peak of the memory that torch allocated in a step.
     flops : int or None
-        FLOPs of a step.
+        The FLOPs of a step.
     ceiling : str or None
         The dtype whose ceiling `utilisation` refers to.
     """
@@ -114,12 +114,12 @@ class ABTestSide:
 
     @property
     def throughput_per_s(self) -> float:
-        """Samples per second at the median step time; steps per second if the batch size is unknown."""
+        """Samples per second at the median step time, or steps per second if the batch size is unknown."""
         return (self.timing.batch_size or 1) / self.median_ms * 1e3
 
 
 def limited_resources(candidate: ABTestSide, limits: Mapping[str, float]) -> tuple[Resource, ...]:
-    """Return the candidate's usage of everything that `limits` names."""
+    """Return the candidate's usage of each resource in `limits`."""
     timing = candidate.timing
     vary = {"median_ms": timing.ci_ms, "p95_ms": quantile_interval(timing.samples_ms, 0.95)}
     return tuple(
@@ -128,7 +128,7 @@ def limited_resources(candidate: ABTestSide, limits: Mapping[str, float]) -> tup
 
 
 def side_of(name: str, timing: StepTimes, profile: Summary | None) -> ABTestSide:
-    """Return the figures of a step, given the summary of its profile, if there is one."""
+    """Return a step's figures, given its profile's summary if there is one."""
     if profile is None:
         return ABTestSide(name, timing)
     roofline, memory = profile.roofline, profile.memory
@@ -147,7 +147,7 @@ def side_of(name: str, timing: StepTimes, profile: Summary | None) -> ABTestSide
 
 
 def of_two_ceilings(baseline: ABTestSide, candidate: ABTestSide) -> bool:
-    """Return whether the two utilisations refer to different ceilings, so that they cannot be compared."""
+    """Return whether the two utilisations refer to different ceilings and therefore cannot be compared."""
     known = baseline.utilisation is not None and candidate.utilisation is not None
     return known and baseline.ceiling != candidate.ceiling
 
@@ -155,7 +155,7 @@ def of_two_ceilings(baseline: ABTestSide, candidate: ABTestSide) -> bool:
 def metrics(
     times: PairedTimes, baseline: ABTestSide, candidate: ABTestSide, losses: Sequence[Loss], limits: Mapping[str, float]
 ) -> pd.DataFrame:
-    """Return a row per metric, as `ABTest.table` describes it."""
+    """Return one row per metric, as described in `ABTest.table`."""
     time, bounds = times.ratio, times.ratio_ci
     apart = of_two_ceilings(baseline, candidate)
     units = {
@@ -198,10 +198,10 @@ def _ratio(first: float | None, second: float | None) -> float | None:
 
 
 def _tail_bounds(pairs: PairedTimes) -> tuple[float, float] | None:
-    """Return the interval of the ratio of the 95th percentiles.
+    """Return the interval for the ratio of the 95th percentiles.
 
-    It spans the ratios that two 97.5 % intervals allow, so it covers at least 95 % however the two are correlated
-    (Bonferroni).
+    It spans the ratios that two 97.5 % intervals allow. Its coverage is therefore at least 95 %, regardless of how the
+    two percentiles are correlated (Bonferroni).
     """
     first, second = (quantile_interval(times, 0.95, 0.975) for times in (pairs.a_ms, pairs.b_ms))
     return None if first is None or second is None else (second[0] / first[1], second[1] / first[0])

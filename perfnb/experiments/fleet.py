@@ -1,4 +1,4 @@
-"""Reduce a fleet of raw traces: each trace is reduced to its tables where it is read, and then saved in a journal."""
+"""Reduce a fleet of raw traces. Each trace is reduced to its tables where it is read, then saved in a journal."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class _Task(NamedTuple):
     Attributes
     ----------
     file, entry : Path
-        The trace, and the entry that it becomes or belongs to.
+        The trace, and the journal entry that it becomes or belongs to.
     unread : Path
-        The entry with the reason, if it cannot be read.
+        The entry that contains the reason if the trace cannot be read.
     alone : bool
-        Whether it is not one of the ranks of a job.
+        Whether the trace does not belong to a job with several ranks.
     """
 
     file: Path
@@ -44,7 +44,7 @@ class _Task(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether it was reduced after it was last written."""
+        """Whether the trace was reduced after it was last modified."""
         rank = rank_of_name(self.file.name)
         made = [self.entry / PROFILE.file, self.entry / RANKS.file] if self.alone else []
         made += [self.entry / rank_folder(rank) / PROFILE.file] if rank is not None else []
@@ -88,7 +88,7 @@ def reduce_traces(
 
 
 def reduce_file(path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Profile] | str:
-    """Read a trace and keep the tables of each of its ranks; an error is returned as text, in whichever process."""
+    """Read a trace and keep the tables of each of its ranks. Errors are returned as text, to work in any process."""
     try:
         recordings, profiles = read_file(path, limits, rank, steps=steps), []
         while recordings:
@@ -132,12 +132,12 @@ def _tasks(paths: Sequence[Path], folder: Path) -> Iterator[_Task]:
 
 
 def _visible(path: str) -> str:
-    """Return a path of which a journal sees every part."""
+    """Return a path with its hidden parts renamed, because journals ignore hidden folders."""
     return "/".join(f"_{part[1:]}" if part.startswith(".") else part for part in Path(path).parts)
 
 
 def _save_ranks(profiles: Sequence[Profile], entry: Path, taken: set[int]) -> None:
-    """Save ranks of a job under their numbers or, if these are not known or taken, under the next ones."""
+    """Save a job's ranks under their numbers or, if these are unknown or in use, under the next free numbers."""
     for profile in profiles:
         source = profile._source
         assert isinstance(source, ReducedProfile)

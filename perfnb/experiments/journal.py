@@ -1,4 +1,4 @@
-"""`journal`: everything that was saved below a folder, its development, and the entries that a person adds."""
+"""`journal`: all results that were saved below a folder, their trends, and the entries that people add."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ Thing = ABTest | Profile | Timing
 
 
 class Trials(Protocol):
-    """Several measurements with the change of each, as `perfnb.try_levers` and `perfnb.compare_inference` return."""
+    """Several measurements, each with its change, as returned by `perfnb.try_levers` and `perfnb.compare_inference`."""
 
     def journal_entries(self) -> Iterable[tuple[Timing, str, bool]]:
-        """Yield step times, the change, and whether it is kept."""
+        """Yield step times, the change, and whether the change is kept."""
 
 
 class Journal(Documented):
-    """Everything that perfnb saved below a folder, to which several processes may write. A notebook displays it.
+    """All results that perfnb saved below a folder. Notebooks display the journal.
 
-    It is opened by `journal`. Each access looks for new entries.
+    Use `journal` to open one. New entries are found on every access, and several processes may write to the folder.
     """
 
     def __init__(self, path: Path, equal_within: float) -> None:
@@ -66,14 +66,14 @@ class Journal(Documented):
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row per entry, in chronological order, with what was found when it was saved.
+        """One row per entry, in chronological order, with the outcome from the time when it was saved.
 
-        The index ``entry`` is its path below the folder. Columns: ``number``, ``at``, ``kind``, ``name``, ``commit``,
-        ``host``, ``device``, ``torch``, ``batch_size``; the step time ``step_ms`` with its 95 % interval
-        ``step_low_ms`` to ``step_high_ms`` (of an A/B test, the candidate's); ``data_share`` (0 to 1), ``peak_bytes``,
-        ``verdict``, and the ``decision`` of an A/B test. Added entries also have ``change``, ``hypothesis`` and
-        ``accepted``. A job of several ``ranks`` is one row, with the figures of its slowest rank and the largest of the
-        peaks. An entry that cannot be read has no number, and the reason in ``damaged``.
+        The index ``entry`` is the entry's path below the folder. The columns are ``number``, ``at``, ``kind``,
+        ``name``, ``commit``, ``host``, ``device``, ``torch`` and ``batch_size``; the step time ``step_ms`` with its 95
+        % interval from ``step_low_ms`` to ``step_high_ms`` (for an A/B test, the candidate's step time); ``data_share``
+        (0 to 1), ``peak_bytes``, ``verdict``, and an A/B test's ``decision``. Entries that people added also have
+        ``change``, ``hypothesis`` and ``accepted``. A job with several ``ranks`` is a single row, with the figures of
+        its slowest rank and the largest peak. Unreadable entries have no number, and ``damaged`` contains the reason.
         """
         return entry_table(self._entries())
 
@@ -84,33 +84,33 @@ class Journal(Documented):
 
     @property
     def layers(self) -> pd.DataFrame:
-        """`Profile.layers` of all profiles, one after another, with their ``entry`` and ``rank``."""
+        """The rows of `Profile.layers` for all profiles, with their ``entry`` and ``rank``."""
         return self._frame("layers")
 
     @property
     def phases(self) -> pd.DataFrame:
-        """`Profile.phases` of all profiles."""
+        """The rows of `Profile.phases` for all profiles."""
         return self._frame("phases")
 
     @property
     def ops(self) -> pd.DataFrame:
-        """`Profile.ops` of all profiles."""
+        """The rows of `Profile.ops` for all profiles."""
         return self._frame("ops")
 
     @property
     def kernels(self) -> pd.DataFrame:
-        """`Profile.kernels` of all profiles."""
+        """The rows of `Profile.kernels` for all profiles."""
         return self._frame("kernels")
 
     @property
     def gpu_time(self) -> pd.DataFrame:
-        """`Profile.gpu_time` of all profiles."""
+        """The rows of `Profile.gpu_time` for all profiles."""
         return self._frame("gpu_time")
 
     def dataset(self, table: str) -> Dataset:
-        """Return a table of all profiles without reading it.
+        """Return a table for all profiles as a dataset, without reading it.
 
-        Filters and choices of columns are applied to the files, so that the rows need not fit into memory.
+        Filters and column selections are applied to the files directly, so the rows do not need to fit into memory.
 
         Parameters
         ----------
@@ -126,38 +126,39 @@ class Journal(Documented):
         return dataset_of(self._path, self._entries(), table, self._unread)
 
     def sql(self, query: str) -> pd.DataFrame:
-        """Run a query of DuckDB over the tables: ``entries`` (`table`), ``findings``, ``layers`` and so on.
+        """Run a DuckDB query over the tables: ``entries`` (see `table`), ``findings``, ``layers`` and so on.
 
         Parameters
         ----------
         query : str
-            Such as ``"select entry, total_ms from layers where layer = 'encoder'"``.
+            For example, ``"select entry, total_ms from layers where layer = 'encoder'"``.
 
         Raises
         ------
         PerfnbError
-            If DuckDB is not installed, or the query cannot be run.
+            If DuckDB is not installed, or if the query fails.
         """
         frames: dict[str, Callable[[], Any]] = {name: partial(self.dataset, name) for name in TABLES}
         frames |= {"entries": lambda: self.table.reset_index(), "findings": lambda: self.findings.reset_index()}
         return run_query(query, frames)
 
     def trend(self, name: str | None = None, *, figure: str = "step_ms", across: str | Sequence[str] = ()) -> Trend:
-        """Look for changes of a figure over time, comparing like with like.
+        """Look for changes in a figure over time, comparing like with like.
 
-        Entries are of one series if they have the same name, kind, host, device, version of torch, batch size and
-        number of ranks. Changes are corrected for many comparisons: the probability of a false change in any of the
-        series is 5 %. A change of less than the journal's `equal_within` is not listed. A series needs ten entries. A/B
-        tests and trials of levers belong to none.
+        Entries belong to the same series if they have the same name, kind, host, device, torch version, batch size and
+        number of ranks. A series needs at least ten entries. The search corrects for multiple comparisons: the
+        probability of a false change in any of the series is 5 %. Changes smaller than the journal's `equal_within` are
+        not listed. A/B tests and lever trials are not part of any series.
 
         Parameters
         ----------
         name : str, optional
-            Only entries of this name.
+            Restricts the search to entries with this name.
         figure : str
             ``step_ms`` or ``peak_bytes``.
         across : str or list of str
-            Facts that may differ in a series: ``"torch"`` joins the versions of torch, ``"host"`` machines of one kind.
+            Facts that may differ within a series: ``"torch"`` joins entries from different torch versions, ``"host"``
+            from different machines of the same kind.
         """
         loose = [across] if isinstance(across, str) else list(across)
         if figure not in FIGURES:
@@ -177,19 +178,19 @@ class Journal(Documented):
 
     @property
     def history(self) -> pd.DataFrame:
-        """A row per entry that was added, in chronological order, compared with the last accepted one.
+        """One row per added entry, in chronological order, compared with the last accepted entry.
 
-        Columns: ``number``, ``at``, ``kind`` (report, profile, timing; an A/B test is a report on a change), ``name``,
-        ``hypothesis``, ``change``, ``decision`` and ``reason`` (of a report), ``accepted``; the step time ``median_ms``
-        with its 95 % interval (of a report, the candidate's), and of a report that of its ``baseline`` and the
-        ``candidate_ratio`` of its pairs.
+        The columns are ``number``, ``at``, ``kind`` (report, profile or timing; an A/B test is a report on a change),
+        ``name``, ``hypothesis``, ``change``, ``decision`` and ``reason`` (for reports), and ``accepted``. They are
+        followed by the step time ``median_ms`` with its 95 % interval (for reports, the candidate's step time) and, for
+        reports, the step time of the ``baseline`` and the ``candidate_ratio`` from the pairs.
 
-        ``ratio`` with its interval, ``verdict`` and ``regression`` compare the entry (of a report, its baseline) with
-        the last accepted one before it (``against``) of the same ``name``, machine and batch size. These two were not
-        measured in pairs: changes of the machine in between affect the ratio but not the interval; ``disturbed`` names
-        disturbances that were noticed. ``also_changed`` lists differences in environment and options that ``change``
-        does not name, ``two_changes`` is true if more than one thing changed, and ``not_compared`` is the reason why
-        the first entry of a machine or batch size is not compared.
+        ``ratio`` with its interval, ``verdict`` and ``regression`` compare the entry (for reports, its baseline) with
+        the last previously accepted entry (``against``) with the same ``name``, machine and batch size. These two were
+        not measured in pairs, so changes of the machine in between affect the ratio but not the interval; ``disturbed``
+        names the disturbances that were noticed. ``also_changed`` lists differences in environment and options that
+        ``change`` does not mention, ``two_changes`` is true if more than one thing changed, and ``not_compared`` is the
+        reason why the first entry on a machine or with a batch size is not compared.
         """
         return self._history(self._entries())
 
@@ -200,7 +201,7 @@ class Journal(Documented):
 
     @property
     def damaged(self) -> dict[str, str]:
-        """Entries that cannot be read, and the reasons; the others still work."""
+        """Entries that cannot be read, with the reasons. All other entries remain usable."""
         return _damaged(self._catalogue.entries()) | self._unread
 
     @overload
@@ -226,48 +227,52 @@ class Journal(Documented):
         name: str = "",
         accepted: bool | None = None,
     ) -> str | list[str]:
-        """Add an A/B test, profile or timing with its environment, atomically.
+        """Atomically add an A/B test, profile or timing, with its environment.
 
-        Trials of levers or backends add many entries. An A/B test knows its environment. A timing gets the current one,
-        so add it where it was measured. A profile gets the current host and commit, unless it was loaded; then they are
-        unknown.
+        Trials of levers or backends add several entries. An A/B test includes its environment. A timing is stored with
+        the current environment, so add it on the machine where it was measured. A profile is stored with the current
+        host and commit; if it was loaded, these are unknown.
 
         Parameters
         ----------
         measured : ABTest, Profile, Timing, LeverTrials or InferenceComparison
         hypothesis : str
-            What you expect, and why.
+            The result that you expect, and why.
         change : str, optional
-            The one thing you changed; by default that of the test.
+            The one thing you changed; by default, the change that the test names.
         name : str
-            Name of the step, if the journal covers several. Only entries of the same name are compared; without names,
-            all entries are, whatever they measured.
+            The name of the step, if the journal covers several steps. Only entries with the same name are compared with
+            each other. Entries without a name are all compared, whatever they measured.
         accepted : bool, optional
-            Whether later entries are compared with this one; by default, if it is a test that accepts.
+            Whether later entries are compared with this one. By default, this is the case for tests that accept their
+            candidate.
 
         Returns
         -------
         str
-            The entry's name, for `load`; for trials, a list of the names of each one tried, and of those kept together.
+            The entry's name, for use with `load`. For trials, this is a list with the name of each trial, and of the
+            combination that is kept.
 
         Raises
         ------
         TypeError
-            For anything else.
+            If `measured` is anything else.
         RecordingError
-            If it cannot be written, or its texts are too long (about a million characters).
+            If the entry cannot be written, or if its texts are too long (about a million characters).
         """
         given: Any = measured
         if callable(entries := getattr(given, "journal_entries", None)) and not isinstance(given, type):
             if change is not None or accepted is not None:
-                raise TypeError("trials name their changes and the accepted ones: leave out change and accepted.")
+                raise TypeError("trials specify their own changes and decisions: leave out change and accepted.")
             _require_texts(hypothesis=hypothesis, name=name)
             return [
                 self._write(timing, hypothesis, name, change=what, accepted=kept, options={"lever": True})
                 for timing, what, kept in entries()
             ]
         if not isinstance(given, (ABTest, Profile, StepTimes)):
-            raise TypeError(f"a journal takes A/B tests, profiles, timings and trials, not {type(measured).__name__}.")
+            raise TypeError(
+                f"a journal accepts A/B tests, profiles, timings and trials, not {type(measured).__name__}."
+            )
         _require_texts(hypothesis=hypothesis, change=change or "", name=name)
         if not (accepted is None or isinstance(accepted, bool)):
             raise TypeError(f"accepted must be True, False or None, not {amounts.shown(accepted)}.")
@@ -282,12 +287,12 @@ class Journal(Documented):
         return storage.write_entry(self._path, entry, thing.save)
 
     def load(self, entry: str | int) -> Thing:
-        """Load a saved or added entry.
+        """Load an entry that was saved or added.
 
         Parameters
         ----------
         entry : str or int
-            The entry's path, the start of it, or its number in `table`; -1 is the last.
+            The entry's path, the beginning of its path, or its number in `table`; -1 is the last entry.
         """
         entries = _readable(self._entries())
         try:
@@ -298,7 +303,7 @@ class Journal(Documented):
         return cast("Thing", load(place if entries[name].added is None else place / entries[name].kind))
 
     def plot(self) -> Figure:
-        """Draw the run chart: the step time of each entry that was added, next to the last accepted one."""
+        """Draw the run chart, which shows the step time of each added entry next to the last accepted one."""
         return series_figure(list(trends(self.history, 1)))
 
     def _entries(self) -> dict[str, SavedEntry]:
@@ -331,18 +336,18 @@ class Journal(Documented):
 
 
 class Trend(Documented):
-    """The development of a figure, from `Journal.trend`. A notebook displays it.
+    """A figure's trend, as returned by `Journal.trend`. Notebooks display it.
 
     Attributes
     ----------
     table : DataFrame
-        The entries, as in `Journal.table`, with the number of their ``series`` and the ``level`` of the figure around
-        them: the median between two changes.
+        The entries, as in `Journal.table`, with the number of their ``series`` and the figure's ``level``, which is its
+        median between two changes.
     changes : DataFrame
-        A row per change, oldest first: its ``series``, the ``entry`` that is the first after it, ``at``, the levels
-        ``before`` and ``after``, their ``ratio`` with a 95 % interval, the ``p_value`` corrected for all series,
-        ``verdict``, the facts that ``also_changed`` at that point (commit, batch size, versions, settings), and whether
-        it is the ``latest`` of its series.
+        One row per change, oldest first: its ``series``, the first ``entry`` after it, ``at``, the levels ``before``
+        and ``after``, their ``ratio`` with a 95 % interval, the ``p_value`` corrected for all series, ``verdict``, the
+        facts that ``also_changed`` at that point (commit, batch size, versions, settings), and whether it is the
+        ``latest`` change in its series.
     """
 
     def __init__(self, table: pd.DataFrame, changes: pd.DataFrame, figure: str, where: str) -> None:
@@ -361,15 +366,16 @@ def _damaged(entries: Mapping[str, SavedEntry]) -> dict[str, str]:
 
 
 def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
-    """Open the journal of a folder: everything that perfnb saved below it, and the entries that `Journal.add` adds.
+    """Open a folder's journal: all results that perfnb saved below it, and the entries that `Journal.add` adds.
 
-    The folder is created when the first entry is added. Several processes may write to it at once, a killed writer
-    leaves nothing half-written, and it can be moved. A hidden file in it caches what was read, and may be deleted.
+    The folder is created when you add the first entry. Several processes may write to it at the same time, a killed
+    writer does not leave incomplete entries, and you can move the folder. A hidden file in the folder caches the
+    entries that were read; you may delete it.
 
     Parameters
     ----------
     path : str or Path
-        Links to other folders are not followed.
+        The folder. Links to other folders are not followed.
     equal_within : float
         Largest relative difference of time that does not matter: 0.02 is 2 %.
 
@@ -380,7 +386,7 @@ def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
     Raises
     ------
     ValueError
-        For an invalid `equal_within`.
+        If `equal_within` is invalid.
     RecordingError
         If `path` is a file.
     """
@@ -397,7 +403,7 @@ def _require_texts(**given: Any) -> None:
 
 
 def _facts(thing: Thing) -> dict[str, Any]:
-    """Return the facts of an entry, without the user's texts."""
+    """Return an entry's facts, without the user's texts."""
     from perfnb.step.environment import provenance
 
     if isinstance(thing, ABTest):

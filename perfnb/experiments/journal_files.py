@@ -1,8 +1,8 @@
-"""Store the entries that a person adds to a journal.
+"""Store the entries that people add to a journal.
 
-Each is a folder, written atomically, with the measured thing inside it. An entry is written under a hidden name next to
-the others and then renamed. Names consist of the time and random digits, so that processes can write concurrently
-without a lock, and no entry refers to anything outside its folder, so that the journal can be moved.
+Each entry is a folder that contains the measured result. It is written under a hidden name next to the other entries
+and then renamed, so writing is atomic. Names consist of the time and random digits, so processes can write concurrently
+without a lock. Entries do not refer to anything outside their folder, so the journal can be moved.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SLACK = 1 - 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEntry:
-    """The facts of one entry; times in milliseconds, 95 % intervals, ``None`` if unknown."""
+    """An entry's facts, with times in milliseconds and 95 % intervals; ``None`` if unknown."""
 
     at: str  # when it was added: UTC, ISO 8601
     kind: Literal["report", "profile", "timing"]  # its contents, in a subfolder of that name
@@ -67,7 +67,7 @@ class JournalEntry:
 
     @property
     def time(self) -> datetime:
-        """When it was added."""
+        """The time when it was added."""
         return datetime.fromisoformat(self.at).astimezone(UTC)
 
 
@@ -83,14 +83,14 @@ UNREAD = SavedKind("unread", UnreadFacts)
 
 
 def write_entry(journal: str | Path, entry: JournalEntry, save: Callable[[Path], object]) -> str:
-    """Add an entry to a journal's folder, atomically, and return its name.
+    """Atomically add an entry to a journal's folder, and return its name.
 
     `save` is called with the folder to write the entry's contents to.
 
     Raises
     ------
     RecordingError
-        If it cannot be written, or could not be read back.
+        If the entry cannot be written, or could not be read back.
     """
     target, facts = usable(journal), asdict(entry)
     try:
@@ -110,13 +110,13 @@ def entry_in(file: Path) -> JournalEntry:
     Raises
     ------
     NewerFormatError, or one of `UNREADABLE`
-        With the fault, without the file's name.
+        The message describes the problem, without the file's name.
     """
     return _entry(facts_in(ENTRY, file)[0])
 
 
 def _entry(facts: Mapping[str, Any]) -> JournalEntry:
-    """Return an entry of these facts, after checking the date, too."""
+    """Return an entry with these facts, after validating the date as well."""
     entry = msgspec.convert(facts, JournalEntry)
     try:
         year = entry.time.year
@@ -132,12 +132,12 @@ def _entry(facts: Mapping[str, Any]) -> JournalEntry:
 
 
 def entry_of(names: Sequence[str], wanted: str | int) -> str:
-    """Return the full name of an entry given by its name, the start of it, or its number from 1; -1 is the last.
+    """Return an entry's full name, given its name, the beginning of its name, or its number from 1; -1 is the last.
 
     Raises
     ------
     KeyError
-        With a message, if there is none or more than one.
+        If there is no such entry, or more than one.
     """
     if isinstance(wanted, int) and not isinstance(wanted, bool):
         place = wanted - 1 if wanted > 0 else len(names) + wanted

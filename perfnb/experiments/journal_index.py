@@ -1,9 +1,10 @@
-"""Find everything that perfnb saved below a folder, read it once, and remember it in a file that may be lost.
+"""Find all results that perfnb saved below a folder, read each one once, and cache them in a file.
 
-What was read of an entry is kept in a hidden file of the folder, with the state of the files it came from. An entry
-whose files are unchanged is not read again. Paths are relative, so that the folder can be moved. Each writer replaces
-the file by what it saw, all of which is true, so writers need no lock. A file that is missing, damaged or of another
-version is made anew, and a folder that cannot be written to is read each time.
+The facts about each entry are cached in a hidden file in the folder, together with the state of the files that they
+come from. An entry is not read again as long as its files are unchanged. Paths are relative, so the folder can be
+moved. Each writer replaces the file with its own findings, all of which are correct, so no lock is needed. If the file
+is missing, damaged or from another version, it is created again. If the folder is not writable, its entries are read
+each time.
 """
 
 from __future__ import annotations
@@ -44,24 +45,24 @@ _HALF = frozenset(("events.parquet", "steps.parquet", "modules.parquet"))
 
 
 class SavedEntry(Struct, frozen=True, kw_only=True):
-    """The known facts about something that perfnb saved.
+    """The known facts about a saved result.
 
     Attributes
     ----------
     kind : str
-        The word of its kind; empty if perfnb turned out not to have saved it.
+        The name of its kind; empty if it turned out that perfnb did not save it.
     at : datetime
-        When it was measured or added.
+        The time when it was measured or added.
     outcome : Outcome or None
-        What was found; of several ranks, the outcome of the slowest.
+        The outcome; for several ranks, the outcome of the slowest rank.
     added : JournalEntry or None
-        The entry that a person added.
+        The entry, if a person added it.
     environment : mapping
-        Facts about the machine and the software, besides those of `outcome`.
+        Facts about the machine and the software that are not in `outcome`.
     profiles : tuple of (str, int or None)
-        The folders of profiles in it, relative to its own, and their ranks.
+        The profiles' folders in it, relative to its own folder, and their ranks.
     ranks : int
-        Ranks of a job that are in it.
+        The number of a job's ranks in it.
     damaged : str
         The reason why it cannot be read; empty if it can.
     """
@@ -83,13 +84,13 @@ class _Index(Struct):
 
 @dataclass
 class Catalogue:
-    """Everything that perfnb saved below a folder; changed parts are read again.
+    """All results that perfnb saved below a folder; entries that have changed are read again.
 
     Attributes
     ----------
     folder : Path
     limits : str
-        What was left out because the folder is too large; empty if nothing was.
+        A note on entries that were omitted because the folder is too large; empty if there are none.
     """
 
     folder: Path
@@ -103,7 +104,7 @@ class Catalogue:
         Raises
         ------
         RecordingError
-            If the folder is not a folder or cannot be listed. A folder that does not exist yet has no entries.
+            If the path is not a folder, or cannot be listed. A folder that does not exist yet has no entries.
         """
         if not self.folder.exists():
             return {}
@@ -139,7 +140,7 @@ class Catalogue:
             if (entry := self._entry_at(place, {one.name for one in listed})) is not None:
                 yield _shown(place), entry
             elif depth == _DEEPEST or looked + len(waiting) > _MOST_FOLDERS:
-                self.limits = f"Only {_MOST_FOLDERS:,} folders, at most {_DEEPEST} levels deep, were looked at."
+                self.limits = f"Only {_MOST_FOLDERS:,} folders, at most {_DEEPEST} levels deep, were searched."
             else:
                 below = sorted((name for name in folders if not name.startswith((".", "__pycache__"))), reverse=True)
                 waiting += [(name if place == "." else f"{place}/{name}", depth + 1) for name in below]
@@ -165,12 +166,12 @@ class Catalogue:
         if place.isprintable():
             self._seen[place] = (state, entry)
         elif entry.kind:
-            return _damaged(entry.kind, folder, "its name has characters that cannot be shown")
+            return _damaged(entry.kind, folder, "its name contains characters that cannot be displayed")
         return entry if entry.kind else None
 
 
 def _remembered(folder: Path) -> dict[str, tuple[str, SavedEntry]]:
-    """Return the contents of the index, nothing if it cannot be used."""
+    """Return the contents of the index; empty if it cannot be used."""
     try:
         index = msgspec.json.decode(read_regular(folder / INDEX, _LARGEST), type=_Index)
     except UNREADABLE:
@@ -225,7 +226,7 @@ def _added(folder: Path) -> SavedEntry:
 
 
 def of_added(added: JournalEntry, inside: SavedEntry | None = None) -> SavedEntry:
-    """Return an added entry, with the facts about the thing inside it, if that can be read."""
+    """Return an added entry, with the facts about the result inside it, if it can be read."""
     found = None if inside is None else inside.outcome
     known: dict[str, Any] = {
         name: str(value) for name in ("host", "torch", "commit") if (value := added.environment.get(name)) is not None
@@ -251,7 +252,7 @@ def of_added(added: JournalEntry, inside: SavedEntry | None = None) -> SavedEntr
 
 
 def _job(folder: Path, ranks: Sequence[str]) -> SavedEntry:
-    """Return the ranks of a job as one: their slowest, and the largest of their peaks."""
+    """Return a job's ranks as one entry, with the slowest rank and the largest peak."""
     facts_in(RANKS, folder / RANKS.file)
     kinds = [(rank, kind) for rank in ranks for kind in _OF_RANKS if (folder / rank / f"{kind}.json").exists()]
     read = {rank: _read(folder / rank, kind) for rank, kind in kinds}
@@ -275,7 +276,7 @@ def _damaged(word: str, folder: Path, why: str) -> SavedEntry:
 
 
 def _modified(file: Path) -> datetime:
-    """Return when a file was last written, or else its folder."""
+    """Return the time when a file or, if it does not exist, its folder was last written."""
     for place in (file, file.parent):
         with suppress(OSError, ValueError, OverflowError):
             return datetime.fromtimestamp(place.stat().st_mtime, UTC)
@@ -283,7 +284,7 @@ def _modified(file: Path) -> datetime:
 
 
 def _is_ours(file: Path) -> bool:
-    """Return whether perfnb wrote a file that cannot be read, or whether it is in the place of an entry."""
+    """Return whether an unreadable file was written by perfnb, or is where an entry is expected."""
     with suppress(OSError), open_regular(file) as opened:
         return _MARK in opened.read(64)
     return bool(ENTRY_NAME.fullmatch(file.parent.name))

@@ -1,4 +1,4 @@
-"""Join the tables of all profiles of a journal into one, read from their files on request, and run SQL over them."""
+"""Join the tables of all profiles in a journal, reading their files on request, and run SQL over them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ARROW: Mapping[Any, pa.DataType] = {
 def dataset_of(folder: Path, entries: Mapping[str, SavedEntry], table: str, damaged: dict[str, str]) -> ds.Dataset:
     """Return the rows of a table of all profiles, each with its ``entry`` and ``rank``; only requested rows are read.
 
-    A file that is damaged, or would need too much memory, is left out, and named in `damaged`.
+    Files that are damaged, or would need too much memory, are skipped and listed in `damaged`.
     """
     form, system = ds.ParquetFileFormat(), pyarrow.fs.LocalFileSystem()
     fragments = []
@@ -47,7 +47,7 @@ def dataset_of(folder: Path, entries: Mapping[str, SavedEntry], table: str, dama
 
 
 def frame_of(rows: ds.Dataset, table: str) -> pd.DataFrame:
-    """Return all rows as a frame, in the types of the schema."""
+    """Return all rows as a frame, with the schema's types."""
     read = rows.to_table()
     types: Any = {name: TEXT if dtype == "category" else dtype for name, dtype in SCHEMA[table].items()}
     types |= dict.fromkeys(("entry", INDEX.get(table, "entry")), TEXT) | {"rank": "Int64"}
@@ -69,12 +69,12 @@ def _schema(table: str) -> pa.Schema:
 
 
 def query(text: str, frames: Mapping[str, Callable[[], Any]]) -> pd.DataFrame:
-    """Run a query of DuckDB over those of the tables that it names.
+    """Run a DuckDB query over the tables that it uses.
 
     Raises
     ------
     PerfnbError
-        Without DuckDB, or if the query cannot be run.
+        If DuckDB is not installed, or if the query fails.
     """
     try:
         duckdb = importlib.import_module("duckdb")

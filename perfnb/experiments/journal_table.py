@@ -1,4 +1,4 @@
-"""Turn a journal's entries into frames: all with what was found, and added ones compared with the last accepted one."""
+"""Convert a journal's entries to frames: all entries with their outcomes, and comparisons of the added ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _DECISIVE = ("machine", "processor", "gpus", "cpus", "cpu_limit", "batch_size")
 def entry_table(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
     """Return a row per entry, in the order given; see `Journal.table` for the columns.
 
-    Entries that can be read are numbered.
+    Readable entries are numbered.
     """
     number, records = 0, []
     for entry in entries.values():
@@ -105,7 +105,7 @@ def _typed(records: Sequence[Mapping[str, Any]], names: Sequence[str], columns: 
 
 @dataclass(frozen=True)
 class _Reference:
-    """The entry that others are compared with: the last accepted one, and its time."""
+    """The last accepted entry, which others are compared with, and its time."""
 
     entry: str
     ms: float | None
@@ -113,7 +113,7 @@ class _Reference:
     made: JournalEntry
 
     def changed(self, entry: JournalEntry) -> dict[str, tuple[str, str]]:
-        """Return what differs in a later entry: environment, batch size, and for the same kind, options."""
+        """Return the differences in a later entry: environment, batch size and, for the same kind, options."""
         changed = changes_between(self.made.environment, entry.environment)
         sizes = self.made.batch_size, entry.batch_size
         if None not in sizes and sizes[0] != sizes[1]:
@@ -196,7 +196,7 @@ def _against(entry: JournalEntry, reference: _Reference | None, equal_within: fl
 
 
 def _in_effect(name: str, entry: JournalEntry, first: bool) -> _Reference | None:
-    """Return the new reference after an entry; ``None`` if it stays."""
+    """Return the new reference after an entry; ``None`` if it does not change."""
     if not (entry.accepted or first):
         return None
     before = entry.kind == "report" and not entry.accepted  # then its own baseline is the reference
@@ -205,7 +205,7 @@ def _in_effect(name: str, entry: JournalEntry, first: bool) -> _Reference | None
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the facts that both contain with different values."""
+    """Return the facts that both entries contain, but with different values."""
     both = [key for key in old if key in new and key not in _APART]
     return {key: (_short(old[key]), _short(new[key])) for key in both if old[key] != new[key]}
 

@@ -1,4 +1,4 @@
-"""Find how a figure developed over the entries of a journal: like compared with like, and what changed with it."""
+"""Determine how a figure developed over a journal's entries, comparing like with like, and what else changed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trend_rows(
 ) -> pd.DataFrame:
     """Return the entries that have the figure, with the number of their ``series``.
 
-    Trials that were undone are left out.
+    Trials that were undone are excluded.
     """
     rows = table[table["damaged"].isna() & table[figure].notna() & (table[figure] > 0) & (table["kind"] != "report")]
     rows = rows[np.array([not _is_trial(entries[path]) for path in rows.index], dtype=bool)]
@@ -53,16 +53,16 @@ def trend_rows(
 
 
 def _is_trial(entry: SavedEntry) -> bool:
-    """Return whether it is a trial of a lever, which changed nothing."""
+    """Return whether an entry is a lever trial, which did not change anything permanently."""
     return entry.added is not None and bool(entry.added.options.get("lever"))
 
 
 def trend_changes(
     rows: pd.DataFrame, entries: Mapping[str, SavedEntry], figure: str, equal_within: float
 ) -> tuple[pd.DataFrame, pd.Series]:
-    """Return the changes of the series, oldest first, and the level of each entry.
+    """Return the changes in the series, oldest first, and each entry's level.
 
-    The probability of a false change in any of the series is 5 %. A change of less than `equal_within` does not count.
+    The probability of a false change in any of the series is 5 %. Changes smaller than `equal_within` do not count.
     """
     long = [series for _, series in rows.groupby("series") if len(series) >= FEWEST]
     records, levels = [], rows[figure].astype(float).groupby(rows["series"]).transform("median")
@@ -100,8 +100,8 @@ def _compared(before: pd.DataFrame, after: pd.DataFrame, figure: str, equal_with
 def _also_changed(before: Sequence[str], after: Sequence[str], entries: Mapping[str, SavedEntry]) -> str | None:
     """Return the facts that differ between the entries around a change.
 
-    On either side, the most frequent value of a few entries counts. The commit is that of the last entry before and of
-    the first one after it.
+    On either side, the most frequent value among a few entries is used. The commits are those of the last entry before
+    and the first entry after the change.
     """
     old, new = ([_facts(entries[path]) for path in part] for part in (before[-FEWEST_ASIDE:], after[:FEWEST_ASIDE]))
     changed = changes_between(_usual(old), _usual(new))

@@ -28,7 +28,7 @@ _CAUTION = (
     "but not the intervals. perfnb.ab_test compares in pairs."
 )
 _NAMELESS = (
-    "Entries added without name= are compared as if all were of one step: pass name= to journal.add if they are not."
+    "Entries added without name= are compared as if all measured the same step: pass name= to journal.add if not."
 )
 
 
@@ -41,20 +41,20 @@ def journal_document(
     where: str,
     limits: Sequence[str] = (),
 ) -> Document:
-    """Return the document of what has become slower, or was decided last, with the history.
+    """Return a document that shows regressions or the last decision, with the history.
 
     Parameters
     ----------
     table, history : DataFrame
-        All entries, and those that were added; as of `Journal`.
+        All entries, and the added entries; see `Journal`.
     series, changes : DataFrame
-        As of `Trend`.
+        See `Trend`.
     damaged : mapping of str to str
-        Entries that cannot be read, and why.
+        Entries that cannot be read, with the reasons.
     where : str
         The folder.
     limits : sequence of str
-        Sentences about what was left out.
+        Sentences about omitted entries.
     """
     decided = history["at"].where(history["decision"].notna()).max()
     latest = changes[changes["latest"]]
@@ -80,7 +80,7 @@ def journal_document(
 
 
 def trend_document(series: pd.DataFrame, changes: pd.DataFrame, figure: str, where: str) -> Document:
-    """Return the document of how a figure developed, and where it changed."""
+    """Return a document that shows how a figure developed, and where it changed."""
     latest = changes[changes["latest"]]
     worse = latest[latest["ratio"] > 1]
     news = worse if len(worse) else latest
@@ -95,7 +95,7 @@ def trend_document(series: pd.DataFrame, changes: pd.DataFrame, figure: str, whe
 
 
 def _changed(row: Any, figure: str) -> Verdict:
-    """Return the verdict on a change: since when, by how much, and what else changed."""
+    """Describe a change: when it occurred, how large it is, and what else changed."""
     worse = row["ratio"] > 1
     of = f" of {row['name']}" if row["name"] else ""
     long = f"{'more' if worse else 'less'} {'time' if figure == FIGURES[0] else 'memory'}"
@@ -118,7 +118,7 @@ def _steady(series: pd.DataFrame) -> Verdict:
 
 
 def _charts(series: pd.DataFrame, changes: pd.DataFrame, figure: str) -> Iterator[Series]:
-    """Yield the figure over the entries of the longest series, first of those with the latest changes."""
+    """Yield charts of the figure for the longest series, starting with those that changed most recently."""
     sizes = series["series"].value_counts()
     changed = changes.sort_values("at", ascending=False)["series"].drop_duplicates()
     wanted = [*changed[changed.isin(sizes.index)], *sizes[sizes >= FEWEST].index]
@@ -137,7 +137,7 @@ def _charts(series: pd.DataFrame, changes: pd.DataFrame, figure: str) -> Iterato
 
 
 def _changes(changes: pd.DataFrame, figure: str) -> Iterator[Table]:
-    """Yield the changes, the last one first."""
+    """Yield the changes, most recent first."""
     if not len(changes):
         return
     unit = "ms" if figure == FIGURES[0] else "bytes"
@@ -214,7 +214,7 @@ def _slower(row: Any, history: pd.DataFrame) -> str:
 
 
 def _reference(row: Any, history: pd.DataFrame) -> str:
-    """Return what an entry is compared with: the last accepted one, or else the first; of an A/B test, its baseline."""
+    """Describe what an entry is compared with: the last accepted entry or the first one; or a test's baseline."""
     reference = history.loc[row["against"]]
     if reference["accepted"]:
         return f"entry {reference['number']}, the last accepted before it"
@@ -257,7 +257,7 @@ def _known(values: pd.Series) -> list[float | None]:
 
 
 def _entries(table: pd.DataFrame, history: pd.DataFrame) -> Iterator[Table]:
-    """Yield the entries, the last one first."""
+    """Yield the entries, most recent first."""
     if not len(table):
         return
     columns = (
@@ -303,7 +303,7 @@ def _cells(entry: Any, row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
 
 
 def _compared(row: Any, history: pd.DataFrame) -> tuple[Cell, str]:
-    """Return the ratio of an added entry, and what it is compared with."""
+    """Return an added entry's ratio, and what it is compared with."""
     if row["kind"] == "report":
         bounds = row["candidate_ci_low"], row["candidate_ci_high"]
         return Value(row["candidate_ratio"], "ratio", bounds), "its baseline"
@@ -313,7 +313,7 @@ def _compared(row: Any, history: pd.DataFrame) -> tuple[Cell, str]:
 
 
 def _found(entry: Any) -> str:
-    """Return what was found when an entry was saved, or why it cannot be read, and where it is."""
+    """Return an entry's outcome when it was saved, or the reason why it cannot be read, and its location."""
     verdict = None if pd.isna(entry["verdict"]) else entry["verdict"].partition(":")[0]
     return " · ".join(part for part in (entry.name, entry["damaged"], verdict) if pd.notna(part))
 

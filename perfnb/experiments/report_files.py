@@ -1,4 +1,4 @@
-"""Save and load a report on a change: a folder of Parquet files and one JSON file, with a profile of each step."""
+"""Save and load a report on a change: a folder with Parquet files, one JSON file, and each step's profile."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Quality(TypedDict):
 
 
 class ReportFacts(TypedDict):
-    """The contents of a saved report besides its frames."""
+    """The contents of a saved report apart from its frames."""
 
     change: str
     limits: dict[str, Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]]
@@ -80,9 +80,9 @@ REPORT = SavedKind("report", ReportFacts, _FRAMES, parts=PROFILE)
 
 
 def save_report(test: ABTest, path: str | Path) -> Path:
-    """Save a test to the folder `path`, atomically; an earlier one there is replaced.
+    """Atomically save a test to the folder `path`, replacing an earlier one.
 
-    The table, decision and reason are for other tools; they are not read back.
+    The table, decision and reason are written for other tools and are not read back.
     """
     losses = pd.DataFrame([astuple(loss) for loss in test.quality.losses], columns=_LOSS)
     frames = {
@@ -104,7 +104,7 @@ def save_report(test: ABTest, path: str | Path) -> Path:
 
 
 def outcome_of_test(test: ABTest) -> Outcome:
-    """Make the outcome of a test: its decision, and the figures of the candidate."""
+    """Create a test's outcome: its decision, and the candidate's figures."""
     return make_outcome(
         test.change or test.b_name,
         test.environment,
@@ -124,7 +124,7 @@ def read_report(path: str | Path) -> tuple[PairedTimes, dict[str, SavedProfile],
     Raises
     ------
     RecordingError
-        If there is no report, or it is damaged or was saved by a newer version.
+        If there is no report, or if it is damaged or was saved by a newer version.
     """
     saved = SavedFolder(REPORT, path)
     source, meta, pairs, rows = saved.source, saved.facts, saved.frame("pairs"), saved.frame("losses")

@@ -1,4 +1,4 @@
-"""Find out what makes bounds doubtful: too few timed steps, or timed and traced steps that do not fit each other."""
+"""Find reasons to doubt bounds, such as too few timed steps, or inconsistent timed and traced steps."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _LESS, _WAITS = 2.0, 0.05
 
 
 def held_up(facts: Facts) -> bool:
-    """Return whether something held up the timed steps.
+    """Return whether the timed steps were held up.
 
-    They then took far longer than traced ones, which do at least the same work. If batches are made in the background,
-    that may have slowed the steps.
+    In this case, they took far longer than the traced steps, which do at least the same work. If batches are made in
+    the background, this may have slowed the timed steps.
     """
     compiled = bool(facts.compiling_ms.any())  # which explains it
     return facts.live and facts.gpu is None and facts.scale > _HELD_UP and not _works_ahead(facts) and not compiled
 
 
 def too_few_steps(facts: Facts) -> str:
-    """Return a sentence with the reason why no figure of the step is certain.
+    """Return a sentence that explains why the step's figures are uncertain.
 
     The result is empty if there are enough timed steps for an interval.
     """
@@ -51,7 +51,7 @@ def too_few_steps(facts: Facts) -> str:
 
 
 def doubt_of(facts: Facts) -> str:
-    """Return the reason why bounds may be far off, and a recommendation, in sentences.
+    """Return sentences with the reason why bounds may be far off, and a recommendation.
 
     The result is empty if there is no reason for doubt.
     """
@@ -79,7 +79,7 @@ def doubt_of(facts: Facts) -> str:
 
 
 def _disturbances(facts: Facts) -> list[str]:
-    """Return the evidence that timed and traced steps were not the same, or not alone on the machine."""
+    """Return evidence that timed and traced steps differed, or that other work ran on the machine."""
     reasons = []
     # The test leaves out waits and the cost of tracing; the sentence gives the ratio that the report shows.
     ratio = facts.figures.slowdown or 0.0
@@ -106,8 +106,9 @@ def _disturbances(facts: Facts) -> list[str]:
 def _works_ahead(facts: Facts) -> bool:
     """Return whether batches are made in the background, by workers or a thread.
 
-    They compete with the timed steps for cores, while the traced ones find prefetched batches. How other kinds of
-    iterables work is unknown; they are recognised by traced steps that waited far less than the other work explains.
+    These compete with the timed steps for cores, while the traced steps find prefetched batches. It is not known how
+    other kinds of iterables work. They are recognised if traced steps waited much less than the rest of the work
+    explains.
     """
     kind, workers = facts.loader.get("class"), facts.loader.get("num_workers")
     if isinstance(workers, int) and (workers > 0 or kind == "DataLoader"):

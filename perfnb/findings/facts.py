@@ -1,8 +1,8 @@
-"""Compute the figures of one step that the rules share, once.
+"""Compute the figures of a step that several rules need, once.
 
-Times of the traced pass are corrected for the cost of tracing, and scaled so that the parts of a step other than the
-wait for data add up to a timed step. A bound therefore refers to the step as it really ran. If all traced steps did the
-same, each part is its median over them, so that one disturbed step counts little.
+Times from the traced pass are corrected for tracing overhead, and scaled so that all parts of the step except the wait
+for data add up to a timed step. A bound therefore refers to the duration without tracing. If all traced steps did the
+same work, each part is the median over them, so that a single disturbed step has little effect.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TINY = 15.0
 
 @dataclass(frozen=True)
 class StepFigures:
-    """The figures of a step in the report, which the rules argue from."""
+    """A step's figures in the report, which the rules are based on."""
 
     #: Step times of the timed pass.
     timing: StepTimes
@@ -90,7 +90,7 @@ class Facts:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """The recorded facts about the run."""
+        """The facts recorded about the run."""
         return self.recording.meta
 
     @property
@@ -110,23 +110,23 @@ class Facts:
 
     @cached_property
     def known(self) -> dict[Callable[[Facts], Any], Any]:
-        """The results of `shared` functions of rules so far, by function."""
+        """The results of rules' `shared` functions so far, by function."""
         return {}
 
     @cached_property
     def uses_torch(self) -> bool:
-        """Whether PyTorch ran in the step; otherwise advice names nothing of torch's."""
+        """Whether PyTorch ran in the step. If not, recommendations do not mention torch."""
         return self.recording.uses_torch
 
     def for_torch(self, words: str) -> str:
-        """Return words of advice that name something of torch's; empty if PyTorch did not run."""
+        """Return advice that mentions torch, or an empty text if PyTorch did not run."""
         return words if self.uses_torch else ""
 
     @cached_property
     def records_python(self) -> bool:
         """Whether all Python calls were recorded, not only those of modules.
 
-        A trace may hold the latter without the others.
+        A trace may contain module calls without all other calls.
         """
         events = self.recording.events
         names = events["name"].iloc[python_calls(events)]
@@ -140,7 +140,7 @@ class Facts:
 
     @property
     def step_words(self) -> str:
-        """The step that bounds are shares of; called a mean step if it is not the median of the headline."""
+        """The step that bounds refer to; it is called a mean step if it differs from the headline's median."""
         whole, median = fmt.duration(self.step_ms), self.figures.timing.median_ms
         return whole if median is None or fmt.duration(median) == whole else f"a mean step of {whole}"
 
@@ -163,13 +163,13 @@ class Facts:
 
     @cached_property
     def compilations(self) -> pd.DataFrame:
-        """What torch.compile compiled in timed steps: ``step``, ``function``, ``line``, failed ``guard``, ``ms``."""
+        """All compilations in timed steps: ``step``, ``function``, ``line``, the failed ``guard``, and ``ms``."""
         known = pd.DataFrame(self.meta.get("compilations") or [], columns=["step", "function", "line", "guard", "ms"])
         return known[known["step"].isin(range(len(self.timed_ms)))].astype({"step": "int64", "ms": "float64"})
 
     @cached_property
     def compiling_ms(self) -> Floats:
-        """By timed step: how long torch.compile compiled in it, or how much longer the step took, if that is more."""
+        """For each timed step, torch.compile's compile time or, if it is longer, the additional time of the step."""
         ms = np.bincount(self.compilations["step"], self.compilations["ms"], len(self.timed_ms))
         own, without = self.timed_ms - self.waits_ms - self.pauses_ms, ms == 0
         usual = float(np.median(own[without])) if without.any() else np.inf
@@ -180,25 +180,25 @@ class Facts:
         return ms / self.step_ms if self.step_ms > 0 else 0.0
 
     def of_step(self, ms: float) -> str:
-        """Return a time in words, at most the whole step: ``2.00 ms (16 % of the step)``."""
+        """Describe a time, at most the whole step: ``2.00 ms (16 % of the step)``."""
         ms = min(ms, self.step_ms)
         return f"{fmt.duration(ms)} ({fmt.share(self.share(ms))} of the step)"
 
     def per_step(self, ns: float) -> float:
-        """Return typical nanoseconds of all traced steps as milliseconds of a timed one."""
+        """Convert typical nanoseconds over all traced steps to milliseconds of a timed step."""
         return ns / 1e6 / self.steps * self.scale
 
     @cached_property
     def phases_ms(self) -> dict[str, float]:
-        """Time by phase in a timed step; the wait for data is the mean of the timed pass.
+        """Time by phase in a timed step; the wait for data is the mean over the timed pass.
 
-        It never exceeds the report's time for a phase, which is a mean.
+        It never exceeds the phase's time in the report, which is a mean.
         """
         waited_ms = float(self.waits_ms.mean()) if self.live and self.waits_ms.any() else self.shown_ms("data")
         return {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES} | {"data": waited_ms}
 
     def typical_ms(self, phase: str) -> float:
-        """Return the time of a phase in an undisturbed timed step."""
+        """Return a phase's time in an undisturbed timed step."""
         return self.per_step(float(self.cells_ns[(self.attribution.cells["phase"] == phase).to_numpy()].sum()))
 
     def shown_share(self, phase: str) -> float:
@@ -214,10 +214,10 @@ class Facts:
     def ops(self) -> pd.DataFrame:
         """One row per call to an operator in the traced steps, in order of time.
 
-        ``op``, ``start``, ``end``, ``thread``, ``block``, ``step``, ``phase``, ``layer``, ``direction``, ``outer``
-        (in no other operator of its block), ``around`` (row of the enclosing operator, -1 for none), ``place`` (among
-        the host's events), ``whole_ns`` (typical, corrected, operators inside included; together no more than their
-        block of the step's thread).
+        The columns are ``op``, ``start``, ``end``, ``thread``, ``block``, ``step``, ``phase``, ``layer``,
+        ``direction``, ``outer`` (whether no other operator in its block encloses it), ``around`` (the row of the
+        enclosing operator, -1 for none), ``place`` (its position among the host's events) and ``whole_ns`` (typical and
+        corrected time, including the operators inside; the sum never exceeds the block's time in the step's thread).
         """
         host, cells = self.attribution.host, self.attribution.cells
         # Parallel work of other threads takes no time from the step.
@@ -255,21 +255,21 @@ class Facts:
 
     @cached_property
     def lines(self) -> Ints:
-        """By block: the innermost block of the step's own thread that contains it, or itself; -1 on other threads."""
+        """For each block, the innermost block of the step's thread around it, or itself; -1 on other threads."""
         host = self.attribution.host
         main = host.blocks["main"].to_numpy(dtype=bool)
         return np.where(main, np.arange(len(main)), innermost(host.forest, main))
 
     @cached_property
     def left_ns(self) -> Floats:
-        """By block of the step's thread: its time outside operators."""
+        """For each block of the step's thread, its time outside operators."""
         outer = self.ops[self.ops["outer"]]
         line = self.lines[outer["block"].to_numpy()]
         inside = np.bincount(line, weights=outer["whole_ns"].to_numpy(), minlength=len(self.cells_ns))
         return np.maximum(self.cells_ns - inside, 0.0)
 
     def in_compiled(self, thread: Ints, start: Ints) -> Bools:
-        """Return what starts on a thread inside compiled code, including its backward pass and its lookup."""
+        """Return which events start on a thread inside compiled code, including its backward pass and its lookup."""
         host = self.attribution.host
         compiled = found(self.recording.events["name"], COMPILED.search)[host.rows]
         inside = np.zeros(len(start), dtype=bool)
@@ -282,10 +282,10 @@ class Facts:
         return inside
 
     def between_ops_ms(self, ns: float) -> float:
-        """Return nanoseconds of all traced steps between operators as milliseconds of a timed one.
+        """Convert nanoseconds between operators over all traced steps to milliseconds of a timed step.
 
-        Tracing slows operators but not the Python code between them. If there is more of that code than a timed step
-        lasts, tracing slowed both alike, as recording Python calls does.
+        Tracing slows operators but not the Python code between them. If this code takes longer than a timed step,
+        tracing must have slowed both, for example because Python calls were recorded.
         """
         fits = float(self.left_ns.sum()) / 1e6 / self.steps <= self.per_step(float(self.cells_ns.sum()))
         return ns / 1e6 / self.steps if self.scale < 1 and fits else self.per_step(ns)
@@ -299,11 +299,11 @@ class Facts:
 
     @cached_property
     def layers_ms(self) -> pd.Series:
-        """Time of each row of the layers' table in a timed step, without the layers inside it."""
+        """Time of each row in the layers' table in a timed step, excluding the layers inside it."""
         return pd.Series(self.cells_ns).groupby(self.owners).sum().map(self.per_step)
 
     def layers_on_gpu_ms(self, layers: Collection[str]) -> float:
-        """Return the time per step when at least one of some layers runs on the GPU, without the layers inside them."""
+        """Return the time per step when at least one of these layers runs on the GPU, excluding layers inside them."""
         assert self.gpu is not None
         events = self.recording.events
         block = blocks_of_events(events, self.attribution.host)[rows_of_trace(events)]
@@ -313,7 +313,7 @@ class Facts:
 
     @cached_property
     def owners(self) -> npt.NDArray[np.object_]:
-        """The row of the layers' table that owns each cell; empty if none does."""
+        """The row in the layers' table that owns each cell; empty if there is none."""
         return owner_names(self.recording, self.attribution)
 
     @cached_property
@@ -330,25 +330,25 @@ class Facts:
 
     @property
     def bare_op_ns(self) -> float:
-        """Nanoseconds of an operator that does nothing, without the profiler; 0 if that was not measured."""
+        """Nanoseconds that an empty operator takes without the profiler; 0 if this was not measured."""
         return float(self.meta.get("bare_cost", {}).get("op_ns", 0.0))
 
     @property
     def cores(self) -> float | None:
-        """CPUs that the process may use; ``None`` if unknown."""
+        """Number of CPUs that the process may use; ``None`` if unknown."""
         cpus, limit = self.environment.get("cpus"), self.environment.get("cpu_limit")
         return min((float(value) for value in (cpus, limit) if value), default=None)
 
     @property
     def busy(self) -> bool:
-        """Whether there was work for more CPUs than the machine has while steps were timed."""
+        """Whether there was work for more CPUs than the machine has during the timed steps."""
         noise = self.meta.get("noise", {})
         load = max(noise.get("load_before", 0.0), noise.get("load_after", 0.0))
         return bool(noise.get("cpus")) and load > noise["cpus"]
 
     @property
     def variables(self) -> set[str]:
-        """The user's variables that a line of code may use, if known."""
+        """The user's variables that proposed code may use, if known."""
         names = [*self._models, *(part.get("name") for part in (*self.optimizers, self.loader))]
         imported = set(self._parts.get("imports") or ()) & set(MODULES)
         return {root for name in names if (root := root_of(name))} | imported
@@ -364,26 +364,26 @@ class Facts:
 
     @cached_property
     def collectives(self) -> pd.DataFrame:
-        """Each collective of the traced steps; see `collective_calls`."""
+        """All collectives in the traced steps; see `collective_calls`."""
         return collective_calls(self.recording, self.attribution)
 
     @property
     def _models(self) -> dict[str, bool]:
-        """The models that the user's variables hold, and whether the step calls each of them itself."""
+        """The models in the user's variables, and whether the step calls each of them directly."""
         models = self._parts.get("models") or ()
         return {model["name"]: model.get("called") is True for model in models if root_of(model["name"])}
 
     def applicable(self, lever: str) -> str:
-        """Return the lever, or an empty text if the step refuses it.
+        """Return the lever, or an empty text if it does not apply to the step.
 
-        For a trace, whose step is not known, any lever applies.
+        For traces, whose step is not known, all levers apply.
         """
         return "" if self.live and lever in (self._parts.get("refused") or ()) else lever
 
     def root(self, layer: str | None = None) -> str | None:
         """Return the model that a layer belongs to.
 
-        Without a layer, it is the model with most parameters, or ``None`` without any.
+        Without a layer, this is the model with the most parameters, or ``None`` if there are no models.
         """
         modules = self.recording.modules
         roots = modules.loc[modules["parent"] == NONE].sort_values("parameters", ascending=False, kind="stable")
@@ -393,12 +393,12 @@ class Facts:
         return max((name for name in names if f"{layer}.".startswith(f"{name}.")), key=len, default=None)
 
     def variable(self, layer: str | None = None) -> str | None:
-        """Return the user's name for the model that a layer belongs to; ``None`` if no known variable holds it."""
+        """Return the user's name for the model that a layer belongs to; ``None`` if it is not in a known variable."""
         root = self.root(layer)
         return root if root in self._models else None
 
     def is_called(self, layer: str | None = None) -> bool:
-        """Return whether the step calls that model itself, rather than one of its methods or layers."""
+        """Return whether the step calls the layer's model directly, rather than one of its methods or layers."""
         return self._models.get(self.root(layer) or "", False)
 
     @cached_property
@@ -413,16 +413,16 @@ class Facts:
 
     @property
     def optimizers(self) -> list[Mapping[str, Any]]:
-        """Names and settings of the known optimizers; if the trace holds optimizer steps, only those that it holds."""
+        """Names and settings of the known optimizers or, if the trace contains optimizer steps, of these optimizers."""
         known = [_named(part) for part in self._parts.get("optimizers") or ()]
         return [part for part in known if not self.optimizer_classes or part["class"] in self.optimizer_classes]
 
     @property
     def trainer(self) -> str:
-        """The trainer that runs the training; empty for a plain loop.
+        """The name of the trainer; empty for a plain loop.
 
-        `perfnb.findings.proposed_code.setting` knows it. An optimizer that an ``Accelerator`` has prepared is of a
-        class of its own.
+        See `perfnb.findings.proposed_code.setting`. Optimizers that an ``Accelerator`` has prepared have their own
+        class.
         """
         prepared = any(part["class"] == "AcceleratedOptimizer" for part in self._parts.get("optimizers") or ())
         return str(self.meta.get("loop", {}).get("trainer") or "accelerate" * prepared)
@@ -440,7 +440,7 @@ class Facts:
 
     @cached_property
     def updates(self) -> float:
-        """How often each optimizer steps per profiled step: more than once if that contains a loop."""
+        """How often each optimizer steps per profiled step, which is more than once if the step contains a loop."""
         blocks = self.attribution.host.blocks
         steps = blocks[blocks["kind"] == Kind.STEP]
         starts = self.recording.events["start_ns"][self.optimizer_steps]
@@ -454,7 +454,7 @@ class Facts:
         return _named(loader) if loader else {}
 
     def heaviest_ops(self, chosen: pd.DataFrame, most: int = 3) -> pd.Index:
-        """Return the names of some operators with the most time."""
+        """Return the names of the operators with the most time."""
         return chosen.groupby("op", observed=True)["whole_ns"].sum().nlargest(most).index
 
     def heaviest_layers(self, chosen: pd.DataFrame) -> list[str]:
@@ -464,7 +464,7 @@ class Facts:
 
 
 def shared(find: Callable[[Facts], Known]) -> Callable[[Facts], Known]:
-    """Compute once for each step what several rules need; they must not change it."""
+    """Make a function compute its result only once per step; the rules that share it must not modify it."""
 
     @wraps(find)
     def known(facts: Facts) -> Known:
@@ -517,14 +517,14 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
 def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the known facts of a part, which may end up in a line of code.
 
-    A name or class that is not plain Python is left out.
+    Names and classes that are not plain Python identifiers are omitted.
     """
     name, kind = part.get("name"), part.get("class") or ""
     return {**part, "name": name if root_of(name) else None, "class": kind if kind.isidentifier() else None}
 
 
 def _cells_ns(attribution: Attribution) -> Floats:
-    """Return the corrected time of each cell, at its median over steps that did the same."""
+    """Return the corrected time of each cell, which is the median over steps that did the same work."""
     cells, blocks = attribution.cells, attribution.host.blocks
     order = np.lexsort((attribution.host.forest.depth, blocks["start"].to_numpy()))
     result = np.empty(len(cells))
@@ -534,7 +534,7 @@ def _cells_ns(attribution: Attribution) -> Floats:
 
 
 def typical(values: Floats, step: Ints, kind: npt.NDArray[Any]) -> Floats:
-    """Return values in order of time, each at its median over the steps if all steps are the same series of kinds."""
+    """Return values in order of time, replaced by medians over the steps if all steps have the same series of kinds."""
     steps, counts = np.unique(step, return_counts=True)
     if len(steps) < 3 or len(set(counts.tolist())) > 1 or (np.diff(step) < 0).any():
         return values

@@ -1,4 +1,4 @@
-"""Define findings and the rules that make them, with what steps, runs and jobs share: their order, table and choice."""
+"""Define findings and rules, with the order, table and choice of findings that steps, runs and jobs share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OUTWEIGHS = 0.5
 
 
 class Row(NamedTuple):
-    """A row of another table that a finding is about."""
+    """A row in another table that a finding refers to."""
 
     #: ``layer``, ``op``, ``phase``, ``kernel``, ``step`` (number of a timed step), ``memory`` (milliseconds into the
     #: counted step) or ``rank``.
@@ -29,13 +29,13 @@ class Row(NamedTuple):
 
 
 def rows(kind: str, names: Iterable[object]) -> tuple[Row, ...]:
-    """Return the rows of one kind that have these names."""
+    """Return the rows of one kind with these names."""
     return tuple(Row(kind, str(name)) for name in names)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that holds back a step, a run or a job."""
+    """Something that slows down a step, a run or a job."""
 
     #: The figures behind it.
     evidence: str
@@ -72,7 +72,7 @@ class Finding:
         return self.bound_ms / whole if self.bound_ms and whole else 0.0
 
     def at_most(self, confidence: Confidence, reason: str) -> Finding:
-        """Return the finding with no more than this confidence, and with the reason if it had more."""
+        """Return the finding with at most this confidence, and with the reason if it was lowered."""
         if _SUREST_FIRST.index(self.confidence) >= _SUREST_FIRST.index(confidence):
             return self
         return replace(self, confidence=confidence, why=f"{reason} {self.why}")
@@ -80,7 +80,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """A bottleneck: how to find it, and its words in the verdict. Calling it with the facts searches for it."""
+    """A bottleneck, with the function that finds it and the words for the verdict. Call it with the facts."""
 
     #: The bottleneck in two or three words, as in the frame ``findings``.
     name: str
@@ -120,12 +120,12 @@ class Rule:
 def rule(
     name: str, headline: str, saving: str = "removing it", **traits: Any
 ) -> Callable[[Callable[[Any], Iterator[Finding]]], Rule]:
-    """Turn the function that searches for a bottleneck into its `Rule`; `traits` are the other attributes."""
+    """Convert a function that searches for a bottleneck to its `Rule`; `traits` are the other attributes."""
     return lambda search: Rule(name, headline, saving, search, **traits)
 
 
 def found_by(rules: Iterable[Rule], facts: Any, step_ms: float) -> list[Finding]:
-    """Yield what the rules find, in order. No bound is longer than the step that it is a part of."""
+    """Yield the rules' findings in order. Bounds never exceed the duration of the step."""
     return in_order(_within(finding.of_ms or step_ms, finding) for rule in rules for finding in rule(facts))
 
 
@@ -145,7 +145,7 @@ def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFra
     ----------
     found : iterable of Finding
     step_ms : float or None
-        The step that `bound_share` is a share of.
+        The step time that `bound_share` refers to.
     """
     listed = in_order(found)
     table = pd.DataFrame(
@@ -163,7 +163,7 @@ def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFra
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What holds a step or a run back, the reasons, and a recommendation."""
+    """The verdict on a step or a run, with its reasons and a recommendation."""
 
     #: The cause.
     verdict: str
@@ -177,7 +177,7 @@ class Conclusion:
 
 @dataclass(frozen=True)
 class Findings:
-    """All findings on a step or a run."""
+    """All findings about a step or a run."""
 
     #: The frame ``findings``.
     table: pd.DataFrame
@@ -189,10 +189,10 @@ class Findings:
 
 
 def deciding(found: Sequence[Finding], rules: Mapping[str, Rule], step_ms: float, least: float) -> int | None:
-    """Return the place of the finding to start with: the largest one with a known cause, if it is large enough.
+    """Return the index of the finding to start with, which is the largest one with a known cause if it is large enough.
 
-    A bound of low confidence is often far from the possible saving, so a surer one that is not much smaller is
-    preferred.
+    A low-confidence bound is often far from the possible saving, so a more reliable bound is preferred if it is not
+    much smaller.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def deciding(found: Sequence[Finding], rules: Mapping[str, Rule], step_ms: float
         By bottleneck.
     step_ms : float
     least : float
-        Share of the step that a finding must be able to save.
+        The minimum share of the step that a finding must be able to save.
     """
     if found and found[0].urgency > 0:
         return 0

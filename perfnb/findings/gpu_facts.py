@@ -1,7 +1,7 @@
-"""Find out how a GPU was used in a step, and why it was idle, from the work of the host at the time.
+"""Determine how a GPU was used in a step, and why it was idle, based on the host's work at the time.
 
-A step spans the host's step and the GPU's work on it afterwards: the time before the GPU's first work and after its
-last is idle time too.
+A step comprises the host's step and the GPU's remaining work for it afterwards. The time before the GPU's first work
+and after its last work is idle time, too.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
 
 
 class Doing(NamedTuple):
-    """The work of the host in some time."""
+    """The host's work during a period of time."""
 
     #: By `PLACES`: the share of the time in each, outside the previous ones.
     shares: dict[str, float]
@@ -82,7 +82,7 @@ class Doing(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """Kernels, copies and fills of the steps, with one value per array for each."""
+    """The steps' kernels, copies and fills, with one value for each in every array."""
 
     names: pd.Categorical
     #: Index into `SORTS`.
@@ -96,7 +96,7 @@ class Runs:
     called: Ints
 
     def named(self, pattern: re.Pattern[str]) -> Bools:
-        """Return which of them have a name that contains the pattern."""
+        """Return which of them have a name that matches the pattern."""
         return found(pd.Series(self.names), pattern.search)
 
     def time(self, chosen: Bools) -> IntervalSet:
@@ -119,13 +119,13 @@ class Copies:
 
     @property
     def is_small(self) -> bool:
-        """Whether a copy takes no longer than the call itself."""
+        """Whether a copy takes no longer than its call."""
         return self.each_bytes is not None and self.each_bytes < _SMALL
 
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """Figures of the busiest GPU, in milliseconds per traced step."""
+    """The busiest GPU's figures, in milliseconds per traced step."""
 
     #: The host's step, and the GPU's work on it afterwards.
     span_ms: float
@@ -189,22 +189,22 @@ class GpuFacts:
         return self.idle_by[cause] + self.idle_perhaps[cause]
 
     def is_unsure(self, cause: str) -> bool:
-        """Return whether the GPU is not known to have waited for the host for most of this time.
+        """Return whether it is uncertain that the GPU waited for the host during most of this time.
 
-        While copies run, the GPU is busy, not idle, so their time is known.
+        While copies run, the GPU is busy rather than idle, so their time is certain.
         """
         known = self.idle_by[cause] + (self.copies_ms if cause == "copies" else 0.0)
         return self.idle_perhaps[cause] > known
 
     def late_ms(self, blocks: pd.DataFrame) -> float:
-        """Return the idle time because the host was late, within some blocks of the host."""
+        """Return the idle time that occurred because the host was late, within some of its blocks."""
         inside = union(blocks["start"].to_numpy(dtype=np.int64), blocks["end"].to_numpy(dtype=np.int64))
         return intersection(self.late, inside).length * self.per_step
 
     def in_step_of(self, ms: float) -> GpuFacts:
         """Return the same facts for a step of that length, where the GPU is idle for less time than in a traced one.
 
-        If it worked for longer than that, tracing slowed its work, too.
+        If it worked longer than that, tracing must have slowed its work, too.
         """
         if self.busy_ms > ms:
             slower = ("communication_ms", "exposed_ms", "copies_ms", "run_ms")
@@ -274,7 +274,7 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
 
 
 def _runs(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Runs:
-    """Return the work in some rows of the events."""
+    """Return the GPU work in some rows of the events."""
     chosen = np.isin(work.rows, rows)
     called = np.where(work.call != NONE, column(events, "start_ns")[work.call], NONE)
     return Runs(
@@ -310,7 +310,7 @@ def _calls(events: pd.DataFrame, steps: int) -> dict[str, tuple[float, int]]:
 
 
 def _heaviest(frame: pd.DataFrame, name: str, ns: str) -> pd.Series:
-    """Return the values of a column, by the sum of another, largest first."""
+    """Return the values of a column, sorted by the sum of another column, largest first."""
     sums = frame.groupby(frame[name].astype(TEXT))[ns].sum().sort_values(ascending=False, kind="stable")
     return pd.Series(sums.index)
 
@@ -318,7 +318,7 @@ def _heaviest(frame: pd.DataFrame, name: str, ns: str) -> pd.Series:
 def _idle(
     events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution
 ) -> tuple[dict[str, float], dict[str, float], IntervalSet, Doing]:
-    """Attribute the idle time of the device that does `mine` of the work to causes.
+    """Attribute idle time to causes, for the device that does the part `mine` of the work.
 
     Returns the nanoseconds of all traced steps as in `GpuFacts.idle_by` and `GpuFacts.idle_perhaps`, `GpuFacts.late`
     and `GpuFacts.doing`.
@@ -353,10 +353,10 @@ def _idle(
 
 
 def _steps(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution) -> IntervalSet:
-    """Return the time of the steps: the host's, and the GPU's remaining work on the last one.
+    """Return the time of the steps, which includes the GPU's remaining work for the last step.
 
-    The latter is left out if the GPU is mostly idle then. In a trace without step marks it starts with the first work
-    if that had waited in a queue: what ran before it is not in the trace.
+    The remaining work is excluded if the GPU is mostly idle then. In a trace without step marks, the time starts with
+    the first work if that work had waited in a queue, because the work before it is not in the trace.
     """
     first = int(work.start[mine].min())
     marked = step_windows(events)
@@ -404,7 +404,7 @@ def _parts(events: pd.DataFrame, work: DeviceWork, mine: Bools, steps: IntervalS
 
 
 def _edges(events: pd.DataFrame, work: DeviceWork, mine: Bools, begin: int, end: int) -> pd.DataFrame:
-    """Return the pieces before the device's first work and after its last."""
+    """Return the pieces before the device's first work and after its last work."""
     first, last = int(work.start[mine].min()), int(work.end[mine].max())
     call = int(work.call[mine][work.start[mine].argmin()])
     pieces = [(begin, first, "unknown")]
@@ -441,7 +441,7 @@ def _set(parts: pd.DataFrame, steps: IntervalSet) -> IntervalSet:
 
 
 def _doing(events: pd.DataFrame, work: DeviceWork, time: IntervalSet) -> Doing:
-    """Return what the launching threads did in the given time."""
+    """Return the work of the launching threads during the given time."""
     shares, longest = dict.fromkeys(PLACES, 0.0), dict.fromkeys(PLACES, "")
     keys = thread_keys(events)
     launch = np.unique(keys[work.call[work.call != NONE]])

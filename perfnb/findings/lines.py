@@ -1,4 +1,4 @@
-"""Find the lines of user code that take the time of a phase, if stacks were sampled."""
+"""Find the lines of user code that take most of a phase's time, if stacks were sampled."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LONGEST, _LONGEST_CODE = 60, 80
 def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> str:
     """Return the user's functions with most of the sampled time of some phases, each with its heaviest line.
 
-    The times are shares, because a sampled step does not last as long as a timed one, and at most the share of the
-    finding's bound. The result is empty if stacks were not sampled, or if no sample of these phases met a user
-    function.
+    The times are given as shares, because a sampled step and a timed step have different durations, and never exceed
+    the share of the finding's bound. The result is empty if stacks were not sampled, or if no sample from these phases
+    contains a user function.
     """
     table = facts.lines_of_code
     table = table[table["process"] == "step"]
@@ -43,11 +43,12 @@ def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> st
 
 
 def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float:
-    """Return the time of work in some phases, or the time that samples give for it if that is more.
+    """Return the time of work in some phases, or its time according to samples if that is longer.
 
-    `ms` is the time in the trace. Traced steps are corrected for the cost of tracing, which is about as long as the ops
-    themselves if there are thousands of short ones. Samples need no correction: the work has the same part of the
-    sampled phases as of the traced ones. As a bound, the upper end of the 95 % interval of their share counts.
+    `ms` is the time in the trace. Traced steps are corrected for tracing overhead, which is about as large as the time
+    of the ops themselves if there are thousands of short ops. Samples need no correction, because the work has the same
+    share of the sampled phases as of the traced phases. For the bound, the upper end of the 95 % interval for this
+    share is used.
     """
     table = facts.lines_of_code
     table = table[table["process"] == "step"]
@@ -62,7 +63,7 @@ def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float
 
 
 def short(name: str) -> str:
-    """Return the name of a function, with its beginning cut off if it is long."""
+    """Return a function's name, with the beginning truncated if it is long."""
     return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
 
 
@@ -71,7 +72,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _place(file: str) -> str:
-    """Return a file without its folder; empty for a cell, whose file is made up."""
+    """Return a file's name without its folder; empty for a cell, whose file does not exist."""
     if not file or "ipykernel_" in file or file.startswith("<"):
         return ""
     return f"{short(file.replace(chr(92), '/').rpartition('/')[2])}, "

@@ -1,6 +1,6 @@
-"""Write the code that a finding may propose: lines of Python whose names are all known.
+"""Write the code that a finding may propose, which consists of lines of Python with known names only.
 
-Also determine the units of the GPU.
+This module also determines which matrix units the GPU has.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ LOADER_WORDS = (
 
 
 def root_of(name: object) -> str | None:
-    """Return the variable that a user's name for something starts with: ``nets`` of ``nets['a'].body``.
+    """Return the variable that a user's name starts with, such as ``nets`` for ``nets['a'].body``.
 
-    ``None`` if the name may not appear in a line of Python: it may contain only attributes and constant keys, and must
-    be in Python's own spelling, without comments and compatibility characters.
+    The result is ``None`` if the name must not be used in a line of Python. Names may contain only attributes and
+    constant keys, and must use Python's own spelling, without comments and compatibility characters.
     """
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return None
@@ -124,9 +124,9 @@ def _is_key(node: ast.expr) -> bool:
 
 
 def shown(line: str, known: Collection[str]) -> str:
-    """Return a line with the imports that it needs.
+    """Return a line of code with the imports that it needs.
 
-    The result is empty if the line is not Python, or uses a name neither known nor bound in it.
+    The result is empty if the line is not valid Python, or if it uses a name that is neither known nor assigned in it.
     """
     try:
         missing = dict.fromkeys(_free(ast.parse(line), set(known)))
@@ -148,33 +148,33 @@ def _free(tree: ast.Module, bound: set[str]) -> Iterator[str]:
 
 
 def lever_line(lever: str, what: object = "") -> str:
-    """Return the line that keeps a lever, for a model or for the value that was chosen."""
+    """Return the line of code that makes a lever permanent, for a model or for the chosen value."""
     return _LINES[lever].format(what)
 
 
 def setting(trainer: object, lever: str, workers: object = "N") -> str:
-    """Return the setting that keeps a lever in a training run by this trainer; empty if the trainer has none."""
+    """Return this trainer's setting that makes a lever permanent; empty if the trainer has no such setting."""
     return _SETTINGS.get(str(trainer), {}).get(lever, "").format(workers)
 
 
 def update_line(lever: str, optimizers: Sequence[str]) -> str:
-    """Return the line that makes optimizers, by their names, update all parameters at once."""
+    """Return the line that makes optimizers with these names update all parameters at once."""
     groups = f"(*{', *'.join(f'{name}.param_groups' for name in optimizers)})"
     source = f"{optimizers[0]}.param_groups" if len(optimizers) == 1 else groups
     return f"for group in {source}: group.update({_UPDATES[lever]})"
 
 
 def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
-    """Return the line that makes a loader of the same samples with some arguments changed.
+    """Return the line that creates a loader for the same samples with some arguments changed.
 
-    Empty if its name or its arguments are not known.
+    The result is empty if the loader's name or arguments are not known.
 
     Parameters
     ----------
     loader : mapping
         Its ``name``, and the result of `perfnb.step.namespace.loader_facts`.
     **changed : object
-        The arguments as text; ``None`` leaves one out.
+        The changed arguments as text; ``None`` omits an argument.
     """
     name, words = loader.get("name"), loader.get("same")
     if not name or not words:
@@ -186,10 +186,10 @@ def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
 
 
 def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
-    """Return the line that makes a loader of the same samples with this many workers; empty as for `loader_line`.
+    """Return the line that creates a loader for the same samples with this many workers, like `loader_line`.
 
-    Persistent workers are left to the user: a loader that keeps them draws fewer random numbers, which changes the
-    order of later epochs.
+    The decision on persistent workers is left to the user, because a loader with persistent workers draws fewer random
+    numbers, which changes the order of later epochs.
     """
     pin = {"pin_memory": True} if pinned else {}
     return loader_line(loader, num_workers=workers, **pin)
@@ -249,18 +249,18 @@ _SHAPES = tuple(
 
 
 def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[str, str]:
-    """Return instructions to try a lever on the profiled step, in words, and the code to run.
+    """Return instructions for trying a lever on the profiled step, and the code to run.
 
-    Both are empty if there is no lever, or if the user's names are not known, as in a trace.
+    Both are empty if there is no lever, or if the user's names are not known, as is the case for traces.
 
     Parameters
     ----------
     call : object
-        How the profile was requested, from the recording: the form of its ``magic``, ``cell`` or ``line``; or the
-        variables that hold ``step`` and ``batches``, and whether perfnb is ``imported`` under its name.
+        How the profile was requested, from the recording: either the ``magic`` and whether it was a ``cell`` or a
+        ``line``; or the variables for ``step`` and ``batches``, and whether perfnb is ``imported`` under its own name.
     lever : str
     saves_memory : bool
-        Whether the lever is to save memory instead of time.
+        Whether the goal is to save memory instead of time.
     """
     if not lever or not isinstance(call, Mapping):
         return "", ""
@@ -279,8 +279,8 @@ def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[st
 def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tuple[str, str]:
     """Return a caveat about compiling a layer's model, and the line that compiles it.
 
-    The model is that of the first of some layers. The line is empty if it would not apply, because torch.compile
-    replaces only a model's own call, or if no variable is known to hold the model.
+    The model is the one that the first of these layers belongs to. The line is empty if it would have no effect,
+    because torch.compile replaces only a model's own call, or if the model's variable is not known.
     """
     if not facts.uses_torch:
         return "", ""

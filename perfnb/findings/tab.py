@@ -1,4 +1,4 @@
-"""Show the verdict and the findings as parts of a document."""
+"""Describe the verdict and the findings as parts of a document."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECTIONS = {"layer": "layers", "op": "ops", "kernel": "kernels", "memory": "mem
 
 
 def document_verdict(findings: Findings) -> Verdict:
-    """Return the verdict on a step, which rests on a finding unless nothing stands out."""
+    """Return the verdict on a step, which is based on a finding unless nothing stands out."""
     verdict = findings.verdict
     if verdict.finding is None:
         return Verdict("open", verdict.verdict, verdict.why, verdict.next)
@@ -38,7 +38,7 @@ def document_verdict(findings: Findings) -> Verdict:
 
 
 def verdict_of_finding(findings: Findings, place: int, selects: str = "") -> Verdict:
-    """Return the verdict that rests on the finding at a place, with the reason if its confidence is low."""
+    """Return the verdict based on the finding with this index, with the reason if its confidence is low."""
     verdict = findings.verdict
     row = findings.table.iloc[place]
     confidence, reason = str(row["confidence"]), str(row["why"])
@@ -49,7 +49,7 @@ def verdict_of_finding(findings: Findings, place: int, selects: str = "") -> Ver
 
 
 def finding_cards(findings: Findings, title: str = "") -> Cards:
-    """Return the findings, the one of the verdict first, without the sentences that the verdict already has."""
+    """Return the findings, starting with the verdict's finding, without sentences that the verdict already contains."""
     first = findings.verdict.finding
     order = sorted(range(len(findings.table)), key=lambda place: place != first)
     return Cards(title, tuple(_card(findings, findings.table.iloc[place]) for place in order), "findings")
@@ -83,12 +83,12 @@ def _link(subject: Mapping[str, Any]) -> Link:
 
 
 def grows(row: Mapping[str, Any] | pd.Series) -> bool:
-    """Return whether the bytes of a finding are added by a step, rather than freed by a change."""
+    """Return whether a finding's bytes are added by a step, rather than freed by a change."""
     return str(row["bottleneck"]) in ("memory may grow", "memory growth")
 
 
 def bound_words(row: Mapping[str, Any] | pd.Series) -> str:
-    """Return the most that a finding could save, in words."""
+    """Describe the most that a finding could save."""
     parts = []
     if fmt.known(row["bound_ms"]) is not None:
         parts.append(f"up to {fmt.duration(row['bound_ms'])} ({fmt.share(row['bound_share'])})")
@@ -99,13 +99,13 @@ def bound_words(row: Mapping[str, Any] | pd.Series) -> str:
 
 
 def row_words(row: Mapping[str, Any]) -> str:
-    """Return a row that a finding is about, in words."""
+    """Describe a row that a finding refers to."""
     name = fmt.duration(float(row["name"])) if row["kind"] == "memory" else row["name"]
     return f"{KINDS.get(str(row['kind']), str(row['kind']))} {name}"
 
 
 def findings_document(findings: Findings) -> Document:
-    """Return the document of what holds the step back, the most expensive first."""
+    """Return a document with the findings about the step, most expensive first."""
     title = "What each costs at most per step"
     return Document("findings", sections=(finding_cards(findings, title),), upfront=True)
 

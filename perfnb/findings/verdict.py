@@ -1,4 +1,4 @@
-"""Get from a step to its findings and the verdict: what bounds it, why, and what to try next."""
+"""Derive a step's findings and its verdict: what bounds it, why, and what to try next."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PHASES = {
 def find(recording: Recording, attribution: Attribution, figures: StepFigures) -> Findings:
     """Apply every rule.
 
-    Code is shown only if all its names are known, and no finding is more certain than the steps allow.
+    Code is shown only if all its names are known, and findings are never more certain than the steps allow.
     """
     facts = facts_of(recording, attribution, figures)
     found = [_applied(finding, facts) for finding in found_by(RULES, facts, facts.step_ms)]
@@ -45,7 +45,7 @@ def find(recording: Recording, attribution: Attribution, figures: StepFigures) -
 
 
 def _applied(finding: Finding, facts: Facts) -> Finding:
-    """Return the finding with what applies to this step: code, lever, and no more confidence than the steps allow."""
+    """Adapt a finding to this step: its code, its lever, and no more confidence than the steps allow."""
     code, remedy = "", ""  # both are torch's
     if facts.uses_torch:
         code, remedy = shown(finding.code, facts.variables), facts.applicable(finding.remedy)
@@ -66,7 +66,7 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
 
 
 def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
-    """Return the verdict on a step from its findings in order, or from where its time goes if there are none."""
+    """Return the verdict on a step, based on its sorted findings or, if there are none, on its use of time."""
     place, doubt = deciding(found, BY_NAME, facts.step_ms, _DECIDES), doubt_of(facts) or too_few_steps(facts)
     if place is not None and (found[place].urgency > 0 or BY_NAME[found[place].bottleneck].timed_only):
         verdict, doubt = _of_finding(facts, found, place), too_few_steps(facts)
@@ -112,7 +112,7 @@ def _of_finding(facts: Facts, found: Sequence[Finding], place: int) -> Conclusio
 
 
 def _without_finding(facts: Facts, smaller: bool) -> Conclusion:
-    """Return the verdict on a step without a finding that decides; `smaller` if there are others."""
+    """Return the verdict on a step without a decisive finding; `smaller` means that there are smaller findings."""
     if facts.gpu is None and not facts.attribution.host.is_op.any():
         if facts.live:
             return Conclusion(
@@ -137,7 +137,7 @@ def _without_finding(facts: Facts, smaller: bool) -> Conclusion:
 
 
 def _bound_by(facts: Facts) -> tuple[str, str]:
-    """Return what takes most of a step without a problem, and the figures."""
+    """Return what takes most of the time in a step without problems, and the figures."""
     gpu = facts.gpu
     if gpu is not None:
         share, busy = fmt.share(facts.share(gpu.busy_ms)), fmt.duration(gpu.busy_ms)

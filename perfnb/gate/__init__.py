@@ -1,5 +1,6 @@
-"""The pytest plugin, which counts the work of a step and compares it with a record and with another revision.
+"""The pytest plugin, which counts a step's work and compares it with a record and with another revision.
 
-`plugin` has the hooks and options, `gating` the fixture. `counts` counts, `records` keeps the files next to tests, and
-`revisions` runs a step of two revisions in turns, each in a process that runs the script `child`.
+`plugin` contains the hooks and options, and `gating` the fixture. `counts` counts the work, `records` manages the files
+next to the tests, and `revisions` lets the same step of two revisions take turns, each in a process that runs the
+script `child`.
 """

@@ -1,7 +1,7 @@
-"""The process that runs the step of one revision: a test, up to its `perf.step`, which then takes turns on request.
+"""The process that runs one revision's step: it runs a test up to its `perf.step`, then takes turns on request.
 
-It runs as a script, with the import path of its revision, and imports nothing of perfnb, because it may measure another
-version of perfnb.
+It runs as a script with the import path of its revision. It does not import perfnb, because the code to measure may be
+another version of perfnb.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 
 
 class Served:
-    """The fixture `perf` in this process: it runs the wanted step on request, and ignores others.
+    """The fixture `perf` in this process, which runs the requested step and ignores all others.
 
     Parameters
     ----------
     name : str
-        The step that is wanted.
+        The requested step.
     channel : file
-        Lines of JSON, one for each request, and one for each answer.
+        A channel for lines of JSON, one for each request and one for each answer.
     elsewhere : str
-        The folder of another revision, from which no module may have been imported; empty if there is none.
+        The folder of another revision, from which no module may be imported; empty if there is none.
     """
 
     def __init__(self, name: str, channel: Any, elsewhere: str) -> None:
@@ -41,7 +41,7 @@ class Served:
         self._channel.flush()
 
     def step(self, step: Callable[..., Any], batches: Any = None, *, name: str = "") -> None:
-        """Take turns until no more are requested, then end this process's tests."""
+        """Take turns until no more turns are requested, then end this process's tests."""
         import pytest
 
         if name != self._name:
@@ -60,7 +60,7 @@ class Served:
         pytest.exit("no more turns are requested", returncode=0)
 
     def _foreign(self) -> str | None:
-        """Return a module that was imported from the other revision although this one has it, too."""
+        """Return a module that was imported from the other revision although this revision contains it, too."""
         if not self._elsewhere:
             return None
         for name, module in list(sys.modules.items()):
@@ -83,10 +83,10 @@ def _endless(batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[A
 
 
 def _turn(step: Callable[..., Any], batch: tuple[Any, ...], lead: int, steps: int) -> float:
-    """Return milliseconds per step of some steps back to back, after `lead` steps that do not count.
+    """Run steps back to back, after `lead` steps that do not count, and return milliseconds per step.
 
-    Without an accelerator it is the median of single steps, which an interruption by another process hardly changes.
-    With one it is the mean, because waiting for each step would keep the host from working ahead.
+    Without an accelerator, this is the median of individual steps, which interruptions by other processes hardly
+    affect. With an accelerator, it is the mean, because waiting for each step would keep the host from working ahead.
     """
     for _ in range(lead):
         step(*batch)
@@ -104,13 +104,13 @@ def _turn(step: Callable[..., Any], batch: tuple[Any, ...], lead: int, steps: in
 
 
 def _accelerator() -> Any:
-    """Return torch's module for the accelerator of this machine, if torch is in use and there is one."""
+    """Return torch's module for this machine's accelerator, if there is one and torch is in use."""
     torch: Any = sys.modules.get("torch")
     return torch.accelerator if torch is not None and torch.accelerator.is_available() else None
 
 
 def main(order: dict[str, Any]) -> None:
-    """Run the test of an order."""
+    """Run the test that an order specifies."""
     sys.path[:] = order["path"]
     import pytest
 
@@ -120,7 +120,7 @@ def main(order: dict[str, Any]) -> None:
     class Plugin:
         @pytest.fixture
         def perf(self) -> Served:
-            """Serve turns of a step."""
+            """Provide the fixture, which serves turns of a step."""
             return served
 
     code = pytest.main(order["arguments"], plugins=[Plugin()])

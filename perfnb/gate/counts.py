@@ -1,4 +1,4 @@
-"""Count the work of a step, in figures that are the same in every run of the same code on the same kind of machine."""
+"""Count a step's work, in figures that are identical whenever the same code runs on the same kind of machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READS = ("aten::_local_scalar_dense", "aten::nonzero")
 
 
 def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, int | None], str]:
-    """Count the work of one step, and name the things that the figures depend on.
+    """Count the work of one step, and describe what the figures depend on.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, 
 
 
 def environment_of(facts: Mapping[str, Any]) -> str:
-    """Return in words what the counts of a step depend on besides its code."""
+    """Describe what a step's counts depend on apart from its code."""
     device = ", ".join(facts["gpus"]) or f"CPU ({facts['machine']})"
     return f"torch {facts['torch']}, {device}, {fmt.counted(facts['threads'], 'thread')}"
 
@@ -73,9 +73,9 @@ def _figures(recording: Recording) -> dict[str, int | None]:
 
 
 def peak_bytes(watched: Watched) -> int:
-    """Return the most bytes that the step has on one device: what it allocates, and its own memory from before.
+    """Return the step's peak memory on one device, including the memory that it already used before.
 
-    Memory that was there before and does not belong to it is left out: other tests of the process may hold it.
+    Earlier memory that does not belong to the step is excluded, because other tests in the process may use it.
     """
     blocks = watched.counted
     blocks = blocks[~((blocks["start"] == BEFORE) & (blocks["category"] == "other"))]

@@ -1,4 +1,4 @@
-"""`Perf`: the object that the fixture gives a test.
+"""`Perf`: the object that the fixture provides to tests.
 
 It counts a step and compares it with its record, and with another revision.
 """
@@ -28,11 +28,11 @@ class GatedStep:
     Attributes
     ----------
     counts : mapping of str to int or None
-        The work of one step; ``None`` for a figure that its device lacks.
+        The work of one step; ``None`` for figures that do not exist on its device.
     environment : str
-        What the counts depend on besides the code.
+        What the counts depend on apart from the code.
     times : PairedTimes or None
-        The step of the working tree compared with that of the other revision, with ``--perf-against``.
+        With ``--perf-against``, the working tree's step compared with the other revision's.
     """
 
     counts: Counts
@@ -41,7 +41,7 @@ class GatedStep:
 
 
 class Perf:
-    """Gates the steps of a test. The fixture ``perf`` is one.
+    """Gates a test's steps. The fixture ``perf`` is a `Perf` object.
 
     Parameters
     ----------
@@ -53,23 +53,23 @@ class Perf:
         self._item, self._config = item, item.config
 
     def step(self, step: Callable[..., Any], batches: Iterable[Any] | None = None, *, name: str = "") -> GatedStep:
-        """Fail if a step does more or less than its test file's record allows, or takes longer than before.
+        """Fail if a step's work differs from the record of its test file, or if the step takes longer than before.
 
-        The step runs a few times here, and is counted: bytes at the peak of memory, FLOPs, ops, GPU kernels,
-        synchronisations and graph breaks. These must be exactly the recorded ones. They are not compared, and the test
-        is skipped, if there is only a record for another environment.
+        The step runs a few times in this process while its peak memory, FLOPs, ops, GPU kernels, synchronisations and
+        graph breaks are counted. These counts must equal the recorded ones exactly. If they were recorded only for
+        another environment, they are not compared and the test is skipped.
 
-        With ``--perf-against REV`` the test is also run in two new processes, in the working tree and at that
-        revision, up to this call, where they take turns with the step.
+        With ``--perf-against REV``, the test also runs in two new processes, one in the working tree and one at that
+        revision. When both have reached this call, they take turns running the step.
 
         Parameters
         ----------
         step : callable
             ``step()``, or ``step(batch)`` with `batches`.
         batches : iterable, or callable returning one, optional
-            Restarted when exhausted. Waiting for a batch is not timed.
+            Restarted when exhausted. The time spent waiting for a batch does not count.
         name : str
-            Distinguishes the steps of a test, if it has several.
+            Distinguishes the steps, if a test has several.
 
         Returns
         -------
@@ -112,7 +112,7 @@ class Perf:
     def _counted(
         self, test: str, counts: Counts, environment: str, step: Callable[..., Any], batches: Any
     ) -> tuple[list[str], list[str], str]:
-        """Return failures, the reason why nothing was compared, and what was done, for the counts of a step."""
+        """Check a step's counts. Return failures, the reason why nothing was compared, and what was done."""
         file = file_of(self._item.path)
         if self._config.getoption("--perf-update"):
             kept, vary = stable(counts, counts_of(step, batches)[0])
@@ -125,7 +125,7 @@ class Perf:
         if (reason := missing(records, test, environment)) is not None:
             return [], [reason], f"not compared: {reason}"
         if found := differences(records[test][environment], counts):
-            words = f"the step has changed: {', '.join(found)}. If that is meant to be, run pytest --perf-update."
+            words = f"the step has changed: {', '.join(found)}. If this is intended, run pytest --perf-update."
             return [words], [], ", ".join(found)
         return [], [], "as recorded"
 
@@ -135,9 +135,9 @@ class Perf:
 
 
 def confirmed(measure: Callable[[], PairedTimes], limit: float) -> tuple[PairedTimes, bool]:
-    """Measure and, if that is too slow, measure once more in new processes. Return whether both were too slow.
+    """Measure, and if the result is too slow, measure again in new processes. Return whether both were too slow.
 
-    The place of a process's memory can make all of its steps faster or slower, however many are measured.
+    The addresses of a process's memory can make all its steps faster or slower, regardless of how many are measured.
     """
     for _ in range(2):
         times = measure()

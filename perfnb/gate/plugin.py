@@ -1,6 +1,6 @@
 """The pytest plugin: the fixture `perf`, its options, and its reports.
 
-Every pytest of an environment with perfnb loads it, so it imports nothing that takes long before the fixture is used.
+Every pytest run in an environment with perfnb loads it, so slow imports are deferred until the fixture is used.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _default_termination() -> None:
 
 
 def _end_on_termination(config: pytest.Config) -> None:
-    """Have a signal to terminate end the tests, as an interrupt does, so that everything is removed."""
+    """Make a termination signal end the tests like an interrupt, so that everything is removed."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         config.add_cleanup(_default_termination)
@@ -98,7 +98,7 @@ def _end_on_termination(config: pytest.Config) -> None:
 
 @pytest.fixture
 def perf(request: pytest.FixtureRequest) -> Perf:
-    """Gate a step: ``perf.step(step, batches)`` fails if it does more, or takes longer, than recorded or before.
+    """Gate a step: ``perf.step(step, batches)`` fails if its work differs from the record, or if it takes longer.
 
     See `perfnb.gate.gating.Perf`.
     """
@@ -108,14 +108,14 @@ def perf(request: pytest.FixtureRequest) -> Perf:
 
 
 class Reports:
-    """Collects the results, and writes them at the end."""
+    """Collects the results and writes them at the end."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._steps: list[dict[str, Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the steps of a test, also from another process."""
+        """Collect a test's steps, even if it ran in another process."""
         if report.when == "call":
             self._steps += [facts for name, facts in report.user_properties if name == PROPERTY]  # type: ignore[misc]
 

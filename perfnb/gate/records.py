@@ -1,8 +1,8 @@
-"""Store the counts of steps that a repository records.
+"""Store step counts that are recorded in a repository.
 
-There is one file for each test file, next to it, so that both move together. The file is JSON with a line for each
-figure, so that the diff of a change shows its effect. A record belongs to a test and an environment: one machine's
-figures never replace another's.
+Each test file has one record file next to it, so both move together. The file is JSON with one line per figure, so that
+a change's effect is visible in its diff. A record belongs to a test and an environment, so one machine's figures never
+replace another's.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Records = dict[str, dict[str, dict[str, int | None]]]
 
 
 def file_of(test_file: Path) -> Path:
-    """Return the file with the counts of the tests in a file: ``test_model.perf.json`` for ``test_model.py``."""
+    """Return the record file for a test file: ``test_model.perf.json`` for ``test_model.py``."""
     return test_file.with_suffix(".perf.json")
 
 
 def read_records(file: Path) -> Records:
-    """Read the counts in a file; none if there is no file.
+    """Read the counts from a file; empty if the file does not exist.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def read_records(file: Path) -> Records:
 
 
 def update_record(file: Path, test: str, environment: str, counts: Counts) -> None:
-    """Record the counts of a test in an environment; all other records stay.
+    """Record a test's counts in an environment; all other records are kept.
 
     Raises
     ------
@@ -67,9 +67,9 @@ def update_record(file: Path, test: str, environment: str, counts: Counts) -> No
 
 
 def differences(recorded: Counts, counted: Counts) -> list[str]:
-    """Return the differences between two sets of counts, in words.
+    """Describe the differences between two sets of counts.
 
-    A figure that varies was not recorded, and is not compared.
+    Figures that vary were not recorded, and are not compared.
     """
     words = []
     for name, before in recorded.items():
@@ -86,13 +86,13 @@ def _number(value: int | None) -> str:
 
 
 def stable(first: Counts, second: Counts) -> tuple[dict[str, int | None], list[str]]:
-    """Return the counts that are the same in two counts of the work, and the names of those that differ."""
+    """Return the counts that are equal in two measurements, and the names of the counts that differ."""
     vary = [name for name in first if first[name] != second[name]]
     return {name: value for name, value in first.items() if name not in vary}, vary
 
 
 def missing(records: Mapping[str, Mapping[str, Counts]], test: str, environment: str) -> str | None:
-    """Return the reason why the counts of a test cannot be compared in this environment; ``None`` if they can."""
+    """Return the reason why a test's counts cannot be compared in this environment; ``None`` if they can."""
     if environment in records.get(test, {}):
         return None
     known = "; ".join(sorted(records[test]))

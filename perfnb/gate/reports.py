@@ -1,6 +1,6 @@
 """Report the results of gated steps.
 
-They are a line, Markdown for the page of a CI job, or JSON of pytest-benchmark.
+The formats are a line for the terminal, Markdown for a CI job's page, and pytest-benchmark's JSON.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Facts = Mapping[str, Any]
 
 
 def time_words(times: Any) -> str:
-    """Return the ratio of a comparison with its interval, and its basis."""
+    """Describe a comparison's ratio with its interval, and its basis."""
     low, high = times.ratio_ci or (float("nan"), float("nan"))
     interval = f" [{low:.3f}, {high:.3f}]" if times.ratio_ci else ""
     return f"{times.ratio:.3f} ×{interval} the time of {times.a_name}, in {len(times.a_ms)} pairs"
 
 
 def seen_words(times: Any, limit: float) -> str:
-    """Return the smallest slowdown that a comparison would have failed for."""
+    """Describe the smallest slowdown that would have made the comparison fail."""
     least = limit * (1 + times.smallest_detectable) - 1
     return f"9 of 10 such runs fail from a slowdown of {least:.1%}".replace("%", " %")
 
 
 def line(facts: Facts) -> str:
-    """Return one line of the terminal."""
+    """Return one line for the terminal."""
     return f"{_name(facts)}: {'; '.join(_parts(facts))}"
 
 
@@ -55,9 +55,9 @@ def markdown(steps: Sequence[Facts]) -> str:
 
 
 def benchmark_json(steps: Sequence[Facts]) -> str:
-    """Return times and counts of timed steps in the layout of pytest-benchmark.
+    """Return the timed steps' times and counts in pytest-benchmark's layout.
 
-    Services that keep a history read this layout.
+    Services that track performance over time can read this layout.
     """
     made = {
         "machine_info": {

@@ -1,4 +1,4 @@
-"""Check out another revision of a repository for the time of a test run, and run the same step of both in processes."""
+"""Check out another revision for the duration of a test run, and run the same step of both in processes."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ _NOT_THERE = (4, 5)
 
 
 class MissingTestError(PerfnbError):
-    """Raised if the other revision has no such test, or if the test does not call `perf.step`."""
+    """Raised if the other revision does not have the test, or if the test does not call `perf.step`."""
 
 
 class Revision:
-    """Another revision of the repository that contains a folder.
+    """Another revision of the repository that a folder belongs to.
 
     Parameters
     ----------
     name : str
-        The name that a person gives it: ``origin/main``, ``HEAD~1``, a commit.
+        The name given by the user: ``origin/main``, ``HEAD~1`` or a commit.
     folder : Path
 
     Raises
     ------
     PerfnbError
-        If there is no git, no repository, or no such revision.
+        If git is not installed, or if the repository or revision does not exist.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -71,7 +71,7 @@ class Revision:
 
     @property
     def tree(self) -> Path:
-        """The folder where it is checked out, as a worktree of the repository."""
+        """The folder where the revision is checked out, as a worktree of the repository."""
         if self._tree is None:
             folder = Path(tempfile.mkdtemp(prefix="perfnb_gate_")).resolve()
             self._made.callback(self._remove, folder)
@@ -95,7 +95,7 @@ class Revision:
             _git(self.top, "worktree", "prune", wrong="")
 
     def moved(self, path: str | Path) -> Path:
-        """Return the place of a file or folder of the working tree in this revision; itself if that has none."""
+        """Return the path in this revision for a path in the working tree, or the path itself if there is none."""
         try:
             there = self.tree / Path(path).resolve().relative_to(self.top.resolve())
         except ValueError:
@@ -120,22 +120,22 @@ def _git(folder: Path, *words: str, wrong: str) -> str:
 
 
 class StepProcess:
-    """A process that runs a step of a test in turns, in the working tree or at another revision.
+    """A process that runs a test's step on request, in the working tree or at another revision.
 
     Parameters
     ----------
     item : pytest.Item
         The test.
     name : str
-        The name of the step in the test.
+        The name of the step within the test.
     revision : Revision, optional
 
     Raises
     ------
     MissingTestError
-        If the revision has no such step.
+        If the revision does not have this step.
     PerfnbError
-        If the test fails, or its code comes from elsewhere.
+        If the test fails, or if its code comes from elsewhere.
     """
 
     def __init__(self, item: pytest.Item, name: str, revision: Revision | None = None) -> None:
@@ -161,7 +161,7 @@ class StepProcess:
             self._stack = stack.pop_all()
 
     def wait(self) -> None:
-        """Wait until it has come to the step."""
+        """Wait until the process has reached the step."""
         answer = self._answer()
         if not answer.get("ready"):
             raise self._failed(answer)
@@ -172,7 +172,7 @@ class StepProcess:
             )
 
     def turn(self, lead: int, steps: int) -> float:
-        """Run steps back to back. Return milliseconds per step."""
+        """Run steps back to back, and return milliseconds per step."""
         with suppress(BrokenPipeError):
             self._channel.write(json.dumps({"lead": lead, "steps": steps}) + "\n")
             self._channel.flush()
@@ -182,7 +182,7 @@ class StepProcess:
         return float(answer["ms"])
 
     def close(self) -> None:
-        """Have the process end its test, and end it if it does not."""
+        """Make the process end its test; if it does not, terminate it."""
         self._stack.close()
 
     def _answer(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _moved(path: str | Path, revision: Revision | None) -> str:
 
 
 def _order(item: pytest.Item, revision: Revision | None) -> dict[str, Any]:
-    """Return pytest's arguments, the import path, and the folder from which nothing may be imported."""
+    """Return pytest's arguments, the import path, and the folder that nothing may be imported from."""
     config, file = item.config, item.path
     if revision is not None:  # even if it is not there
         file = revision.tree / file.resolve().relative_to(revision.top.resolve())
@@ -253,7 +253,7 @@ def _environment(revision: Revision | None) -> dict[str, str]:
 
 
 class StepPair:
-    """Two processes where the same step takes turns. The experiments of `perfnb.bench.design` run it."""
+    """Two processes that take turns running the same step, for the experiments in `perfnb.bench.design`."""
 
     count = 2
 
@@ -273,9 +273,9 @@ class StepPair:
         until: float | None = None,
         keep_results: bool = False,
     ) -> Any:
-        """Run rounds, as `perfnb.bench.rounds.Bench` does.
+        """Run rounds, like `perfnb.bench.rounds.Bench`.
 
-        Return milliseconds, a row per side and a column per round.
+        Return milliseconds, with a row per side and a column per round.
         """
         import numpy as np
 
@@ -289,7 +289,7 @@ class StepPair:
 
 
 def paired(baseline: Any, candidate: Any, names: tuple[str, str], limit: float, budget_s: float) -> Any:
-    """Compare two sides in interleaved pairs, enough to find a step that is slower than the limit by its own margin.
+    """Compare two sides in enough interleaved pairs to detect a step that exceeds the limit by the limit's own margin.
 
     Returns
     -------
@@ -315,7 +315,7 @@ def paired(baseline: Any, candidate: Any, names: tuple[str, str], limit: float, 
 
 
 def compare_revisions(item: pytest.Item, name: str, revision: Revision, limit: float, budget_s: float) -> Any:
-    """Compare a step of a test in the working tree with that of another revision; errors as in `StepProcess`.
+    """Compare a test's step in the working tree with another revision's; raises the same errors as `StepProcess`.
 
     Returns
     -------

@@ -1,1 +1,1 @@
-"""Callbacks that let trainers profile some of their steps; each module needs its trainer."""
+"""Callbacks that let trainers profile some of their steps. Each module requires its trainer to be installed."""

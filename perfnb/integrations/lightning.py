@@ -1,4 +1,4 @@
-"""`ProfileCallback` for the Trainer of Lightning, as ``lightning`` or as ``pytorch_lightning``."""
+"""`ProfileCallback` for Lightning's Trainer, from ``lightning`` or ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callbacks() -> tuple[type, ...]:
-    """Return the base classes: those of the packages that are in use, else of the first that is installed."""
+    """Return the base classes from the packages in use or, if none is, from the first installed package."""
     if used := [sys.modules[name].Callback for name in _PACKAGES if hasattr(sys.modules.get(name), "Callback")]:
         return tuple(used)
     for name in _PACKAGES:
@@ -39,12 +39,12 @@ def _callbacks() -> tuple[type, ...]:
 
 
 class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
-    """Profile a few steps in the middle of ``Trainer.fit``, each executed once.
+    """Profile a few steps in the middle of ``Trainer.fit``, each of which runs only once.
 
     A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
-    to the request for the next step's first batch. With manual optimization it ends with a batch after which an
-    optimizer has stepped; if none of Lightning's optimizers ever steps, each batch is a step. Validation and
-    checkpoints do not count as steps.
+    to the request for the next step's first batch. With manual optimization, a step ends with a batch after which an
+    optimizer has stepped. If none of Lightning's optimizers ever steps, each batch is a step. Validation and
+    checkpoints are not part of any step.
     """
 
     _optimizer_steps = 0
@@ -122,7 +122,7 @@ def _optimizers(trainer: Any) -> dict[str, Any]:
 
 
 def _left(trainer: Any) -> int | None:
-    """Return steps before the next validation or the end of the training, whichever is known to come first."""
+    """Return the number of steps before the next validation or the end of training, whichever is known to be first."""
     loop, ahead = trainer.fit_loop.epoch_loop, []
     done, every = loop.batch_progress.current.ready, trainer.check_val_every_n_epoch
     if trainer.enable_validation and (every is None or (trainer.current_epoch + 1) % every == 0):
@@ -138,7 +138,7 @@ def _left(trainer: Any) -> int | None:
 
 
 def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerStep:
-    """Return the work of Lightning's loop between two batches of steps, where it optimizes automatically."""
+    """Return the step of Lightning's loop as a function, if it uses automatic optimization."""
     loop, [optimizer] = trainer.fit_loop.epoch_loop, trainer.optimizers
     automatic, accumulates = loop.automatic_optimization, trainer.accumulate_grad_batches
     progress = automatic.optim_progress
@@ -193,6 +193,6 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
 
 
 def _steps_left(trainer: Any) -> int | None:
-    """Return steps before the end of the training; ``None`` if that is not known."""
+    """Return the number of steps before the end of training; ``None`` if it is not known."""
     planned = trainer.estimated_stepping_batches
     return int(planned) - trainer.global_step if 0 <= planned < math.inf else None

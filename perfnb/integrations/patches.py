@@ -1,4 +1,4 @@
-"""Replace attributes of a trainer's objects for as long as it trains."""
+"""Replace attributes of a trainer's objects during training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an object its own attribute in place of its class's, or of the one that it has."""
+    """Temporarily replace an object's attribute, whether it comes from the object or its class."""
     own, had = vars(owner).get(name), name in vars(owner)
     setattr(owner, name, value)
     try:

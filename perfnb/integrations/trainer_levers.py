@@ -40,23 +40,23 @@ class TrainerStep:
     Attributes
     ----------
     run : callable
-        Runs one optimizer step on the batches of a step, given as a list.
+        Runs one optimizer step on a list of batches.
     batches : list of list
-        Batches of a few steps that the trainer has just run.
+        The batches of a few steps that the trainer has just run.
     model, optimizer
         The trainer's model and optimizer.
     loader : DataLoader or None
-        The loader of the trainer's batches, as torch's own loader.
+        The trainer's loader, as torch's own DataLoader.
     silent : context manager
-        Keeps the trainer's counters, and keeps everything that runs inside from its callbacks and loggers.
+        Preserves the trainer's counters, and hides everything that runs inside from its callbacks and loggers.
     prepared : callable
-        Turns a loader's batch into the argument of `run`.
+        Converts a loader's batch to the argument of `run`.
     trainer : str
         The trainer's name in `perfnb.findings.proposed_code.setting`.
     unsettable : sequence of str
-        Levers whose setting does not apply to this training.
+        Levers whose setting does not apply to this training run.
     left : int or None
-        The steps that the run still has.
+        The number of remaining steps in the run.
     """
 
     run: Callable[[Sequence[Any]], Any]
@@ -72,14 +72,14 @@ class TrainerStep:
 
 
 def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, name: str) -> LeverTrials | str:
-    """Try levers on a trainer's step, and restore everything. Return the reason if that is not possible.
+    """Try levers on a trainer's step, and restore everything. If this is not possible, return the reason.
 
     Parameters
     ----------
     profile : Profile
-        The profile of the same run. With ``"auto"``, levers that its findings give reason for are tried.
+        The profile of the same run. With ``"auto"``, the levers that its findings suggest are tried.
     levers : str or list of str
-        As for `perfnb.try_levers`.
+        As in `perfnb.try_levers`.
     """
     if reason := _refusal(step):
         return f"{reason}."
@@ -126,7 +126,7 @@ def _refusal(step: TrainerStep) -> str:
     for device, needed in held.items():
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
         if needed > free:
-            return f"copies of the training's state need {size(needed)} on {device}, which has {size(free)} left"
+            return f"copies of the training state need {size(needed)} on {device}, which has {size(free)} left"
     return ""
 
 
@@ -137,10 +137,10 @@ def _words(step: TrainerStep, lever: str, subject: Any) -> list[str] | None:
 
 
 def _loader(step: TrainerStep) -> DataLoader[Any] | None:
-    """Return a loader of some of the run's samples that draws no random numbers.
+    """Return a loader for some of the run's samples that does not draw random numbers.
 
-    The result is ``None`` if the step takes several batches. The trainer's own loader is left alone, because its
-    samplers know their position.
+    The result is ``None`` if the step uses several batches. The trainer's own loader is not used, because its samplers
+    keep track of their position.
     """
     own = step.loader
     if own is None or any(len(batches) > 1 for batches in step.batches) or isinstance(own.dataset, IterableDataset):
@@ -160,7 +160,7 @@ def _loader(step: TrainerStep) -> DataLoader[Any] | None:
 
 
 def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:
-    """Return the facts about the levers that a run's summary keeps, with `left` steps to go."""
+    """Return the facts about levers that are stored in a run's summary, with `left` remaining steps."""
     figures, kept = trials.figures, trials.best
     tried = [trial for trial in figures.trials if trial.verdict != "not tried"]
     combined = [figures.confirmed] if figures.confirmed is not None and len(kept) > 1 else []

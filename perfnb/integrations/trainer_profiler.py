@@ -1,4 +1,4 @@
-"""The common base of both callbacks: their options and results, and what begins and ends with a training."""
+"""The common base of both callbacks, with their options, their results, and the start and end of training."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _SEEN = 4
 
 
 class TrainerProfiler:
-    """Has a few steps in the middle of a training profiled.
+    """Profiles a few steps in the middle of training.
 
-    A subclass reports the trainer's actions to its `LoopSteps`. A step ends where the next one starts, so that logging
-    is in its phase *other*; validation and checkpoints, which come before that, end it too.
+    Subclasses report the trainer's actions to their `LoopSteps`. A step ends when the next step starts, so logging
+    belongs to its phase *other*. Validation and checkpoints also end a step if they come first.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TrainerProfiler:
         log: Any = False,
         **options: Any,
     ) -> None:
-        """Plan the windows, and the trial after the first one.
+        """Plan the windows, and the trial after the first window.
 
         Parameters
         ----------
@@ -57,19 +57,19 @@ class TrainerProfiler:
         every : int, optional
             Profile again after this many steps.
         save : str or Path, optional
-            Folder for the profiles. With several ranks each saves its own, and `perfnb.load` gives the `Ranks` of a
-            window.
+            Folder for the profiles. If there are several ranks, each saves its own profile, and `perfnb.load` returns a
+            window's `Ranks`.
         on_done : callable, optional
             Called with each `Profile`.
         try_levers : bool, str or list of str
-            After the first window, try the levers of `perfnb.try_levers` on the trainer's own step and put everything
-            back: ``True`` for those that the profile gives reason for, or names. The training then continues as if
-            nothing had happened.
+            Whether to try levers on the trainer's own step after the first window, or which ones. With ``True``, perfnb
+            tries the levers that the profile suggests. Everything is then restored, and training continues as if
+            nothing had happened. See `perfnb.try_levers`.
         levers_budget_s : float
-            Seconds that this may take, to within 20 %.
+            The time limit for this in seconds, which is kept to within 20 %.
         log : bool or object
-            Log each profile and the run of the training to the runs of trackers that are open (``True``), or to this
-            one; see `perfnb.Profile.log_to`.
+            Log each profile and the whole run to all open tracker runs (``True``), or to the given tracker run; see
+            `perfnb.Profile.log_to`.
         **options
             As in `perfnb.profiled`.
         """
@@ -91,7 +91,7 @@ class TrainerProfiler:
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for strategies that start processes."""
+        """Return the state to pickle, for strategies that start processes."""
         levers, budget_s = self._levers
         return {**self._options, "try_levers": levers, "levers_budget_s": budget_s, "log": self._log}
 
@@ -100,21 +100,21 @@ class TrainerProfiler:
 
     @property
     def profiles(self) -> Sequence[Profile]:
-        """The profiles of the last training, in the order of their steps."""
+        """The profiles from the last training run, in the order of their steps."""
         return self._steps.driver.profiles
 
     @property
     def run(self) -> RunSummary | None:
-        """The whole last training: all its steps, profiled or not; ``None`` before the first has ended."""
+        """The whole last training run with all its steps, profiled or not; ``None`` before the first step has ended."""
         return summarise(self._steps.driver.recorder)
 
     @property
     def levers(self) -> LeverTrials | None:
-        """The levers that were tried after the first window of the last training; ``None`` if none were."""
+        """The levers that were tried after the first window of the last training run; ``None`` if none were."""
         return self._tried
 
     def _prepare(self, *, optimizers_end_steps: bool = True, **own: Any) -> None:
-        """Prepare for a training; `own` are options that the trainer gives and the user may override."""
+        """Prepare for training; `own` contains the trainer's options, which the user may override."""
         self._tried: LeverTrials | None = None
         self._to_try = self._levers[0] is not False
         self._seen: deque[list[Any]] = deque(maxlen=_SEEN)
@@ -125,7 +125,7 @@ class TrainerProfiler:
         self._kept_run = KeptRun(driver, asked=True)
 
     def _ask(self) -> None:
-        """Note that the trainer asks for a batch."""
+        """Record that the trainer requests a batch."""
         if not self._kept_run.begun:
             self._kept_run.begin()
         if self._to_try:
@@ -135,24 +135,24 @@ class TrainerProfiler:
         self._steps.ask()
 
     def _has(self, batches: list[Any]) -> None:
-        """Note that a step of the trainer has these batches; the last ones of a window are kept for the levers."""
+        """Record the batches of a trainer's step; the last ones of a window are kept for the levers."""
         if self._to_try and self._steps.driver.is_open:
             self._seen.append(batches)
 
     def _profiled(self, profile: Profile) -> None:
-        """Note that a window has ended."""
+        """Record that a window has ended."""
         self._log_result(profile, profile.meta["loop"]["step"])
         if self._options["on_done"] is not None:
             self._options["on_done"](profile)
 
     def _log_result(self, result: Profile | RunSummary | None, step: int | None = None) -> None:
-        """Log a result if that is wanted, and print the parts that the tracker did not take."""
+        """Log a result if requested, and report the parts that could not be logged."""
         if self._log is not False and result is not None:
             for note in log_at_once([(result, step)], open_runs() if self._log is True else [self._log]):
                 print(f"perfnb: {note}", file=sys.stderr)
 
     def _refuse_levers(self, reason: str) -> None:
-        """Warn that levers cannot be tried on this training, if that is wanted."""
+        """If levers were requested, warn that they cannot be tried on this training run."""
         if self._to_try:
             self._to_try = False
             warnings.warn(f"perfnb: no lever will be tried: {reason}.", RuntimeWarning, stacklevel=3)
@@ -177,7 +177,7 @@ class TrainerProfiler:
         say(escape.plain(f"perfnb: {tried._document().verdict.sentence}", 500))
 
     def _finish(self) -> None:
-        """Note that the training has ended as planned, and warn if that was too early for a profile."""
+        """Record that training has ended as planned, and warn if this was too early for a profile."""
         self._steps.pause()
         driver = self._steps.driver
         driver.close()
@@ -191,7 +191,7 @@ class TrainerProfiler:
             )
 
     def _remove(self) -> None:
-        """Remove everything, because the training is over, however it ended."""
+        """Remove everything after training, however it ended."""
         try:
             self._steps.driver.close()
             if self._kept_run.begun:

@@ -1,4 +1,4 @@
-"""`ProfileCallback` for Hugging Face's ``Trainer`` and those made from it."""
+"""`ProfileCallback` for Hugging Face's ``Trainer`` and its subclasses."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _FAILING = {
 
 
 class ProfileCallback(TrainerProfiler, TrainerCallback):
-    """Profile a few steps in the middle of ``Trainer.train``, each executed once.
+    """Profile a few steps in the middle of ``Trainer.train``, each of which runs only once.
 
     A step is one optimizer step with all batches whose gradients it accumulates, from the request for its first batch
-    to the request for the next step's first batch. Evaluation and checkpoints do not count as steps.
+    to the request for the next step's first batch. Evaluation and checkpoints are not part of any step.
     """
 
     _guarded: weakref.ref[Trainer] | None = None
@@ -128,7 +128,7 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
 
 
 class _Waited:
-    """An iterator of batches whose waits count for the steps."""
+    """An iterator over batches whose waits count as part of the steps."""
 
     def __init__(self, batches: Iterator[Any], callback: ProfileCallback) -> None:
         self._batches, self._callback = batches, callback
@@ -154,7 +154,7 @@ def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[
 
 
 def _trainer() -> Any:
-    """Return the trainer of this event, which no event names; ``None`` if something else calls."""
+    """Return the trainer that sent this event, because events do not name it; ``None`` for other callers."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if isinstance(owner := frame.f_locals.get("self"), Trainer):
@@ -164,9 +164,9 @@ def _trainer() -> Any:
 
 
 def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[Any]]) -> TrainerStep:
-    """Return the work of the Trainer's loop between two batches of steps.
+    """Return the step of the Trainer's loop as a function.
 
-    `batches_of` is its own `get_batch_samples`.
+    `batches_of` is the Trainer's own `get_batch_samples`.
     """
     model, optimizer, scheduler = trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler
     accelerator, args, state = trainer.accelerator, trainer.args, trainer.accelerator.gradient_state
@@ -222,7 +222,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
 
 
 def _left(args: Any, state: Any, loader: Any) -> int | None:
-    """Return steps before the next evaluation or the end of the training, as far as known."""
+    """Return the number of steps before the next evaluation or the end of training, as far as this is known."""
     strategy = getattr(args.eval_strategy, "value", args.eval_strategy)
     ahead: list[int] = [state.max_steps - state.global_step]
     if strategy == "steps" and state.eval_steps:

@@ -1,4 +1,4 @@
-"""Lay the passes of a capture over the steps of a running loop, whose owner announces where each step begins."""
+"""Profile a running loop: its own steps are used for the passes, and its owner reports where each step begins."""
 
 from __future__ import annotations
 
@@ -37,49 +37,50 @@ if TYPE_CHECKING:
 
 
 class LoopProfiler:
-    """Profiles a few steps in the middle of a loop, each executed once, and then removes everything.
+    """Profiles a few steps in the middle of a loop, each running only once, and then removes everything.
 
-    The loop's owner calls `wait` where the loop asks for a batch (if that is known) and `begin` where it has the batch.
-    The first of these calls after `end` begins a step, and all that follow until `end` belong to it, so that a step of
-    several batches, as with accumulated gradients, includes all their waits. `close` is called when the loop is over,
-    however it ended. Work between `end` and the next step belongs to no step. Outside its windows a step costs a
-    counter, and nothing is installed.
+    The loop's owner calls `wait` when the loop requests a batch (if this is known) and `begin` when the loop has
+    received it. The first of these calls after `end` begins a step, and all further calls before `end` belong to that
+    step. A step with several batches, as with gradient accumulation, therefore includes all waits for them. `close` is
+    called when the loop is over, however it ended. Work between `end` and the next step is not part of any step.
+    Outside the windows, nothing is installed, and a step only increments a counter.
 
-    If perfnb itself fails, for example because another profiler is running, the window ends with a warning and the loop
+    If perfnb itself fails, for example because another profiler is active, the window ends with a warning and the loop
     continues.
 
     Parameters
     ----------
     at : int or list of int
-        Number of steps before each window: with ``at=100`` the first profiled step is the hundred-and-first.
+        Number of steps before each window. With ``at=100``, the first profiled step is the hundred-and-first.
     every : int, optional
         Profile again after this many steps, repeatedly.
     save : str or Path, optional
-        Folder where each profile is saved, as ``step_000100``. Without it they stay in memory. In a job of several
-        ranks each saves its own profile in that folder, as ``rank_3``.
+        Folder where each profile is saved, as ``step_000100``. Without a folder, profiles stay in memory. In a job with
+        several ranks, each rank saves its own profile in that folder, as ``rank_3``.
     on_done : callable, optional
-        Called with each `Profile` when its window has ended.
+        Called with each `Profile` at the end of its window.
     model : Module, list of Module, or dict of name to Module, optional
         As in `profile_step`.
     steps, traced : int
-        Steps to time and to trace in each window.
+        The number of steps to time and to trace in each window.
     memory, flops, stacks : bool
-        As in `profile_step`. Compiled code is not counted, because counting would change how it rounds.
+        As in `profile_step`. Compiled code is not counted, because counting would change its rounding.
     keep_trace : bool, optional
-        Whether profiles keep the raw trace, or are reduced to their tables. By default a single profile keeps it.
+        Whether profiles keep the raw trace or are reduced to their tables. By default, the trace is kept if there is
+        only one profile.
     name : str
         Title of the profiles.
     namespace : callable, optional
-        Returns the variables by which models and optimizers are named; called when a window ends.
+        Returns the variables that models and optimizers are named after; called when a window ends.
     loader : object
-        The loader whose settings are noted.
+        The loader whose settings are recorded.
     left : callable, optional
-        Returns the number of steps that are certain to come, or ``None`` if that is not known: a window that would not
-        fit times fewer steps, or waits until after these steps.
+        Returns the number of steps that are certain to follow, or ``None`` if it is unknown. A window that would not
+        fit times fewer steps, or is postponed until after these steps.
     trainer : str
-        ``"transformers"`` or ``"lightning"``, whose names for settings findings then use.
+        ``"transformers"`` or ``"lightning"``; findings then use this trainer's names for settings.
     try_levers : bool, str or list of str
-        Levers to try on the loop's own steps after the first window; see `profiled`.
+        The levers to try on the loop's own steps after the first window; see `profiled`.
 
     Attributes
     ----------
@@ -88,16 +89,16 @@ class LoopProfiler:
     done : int
         Number of steps that have ended.
     next_at, planned_at : int or None
-        Number of steps before the next window, and the number that the user planned, which is smaller if the
-        window did not fit there.
+        The number of steps before the next window, and the number that the user planned, which is smaller if the window
+        did not fit there.
     loader : object
-        The loader. Its owner may set it after the start, but before a window opens.
+        The loader, which the owner may set after the start, but before a window opens.
     recorder : RunRecorder
-        Notes every step, inside the windows and outside.
+        Records every step, inside and outside the windows.
     on_demand : OnDemand
-        Opens a window at the next step when somebody asks for one; its owner reports when the loop begins and ends.
+        Opens a window at the next step on request. The loop's owner reports when the loop begins and ends.
     trial : LoopTrial or None
-        The trial of levers in progress; it then supplies the batches of the loop's loader.
+        The lever trial in progress, if any; during the trial, it supplies the batches from the loop's loader.
     """
 
     def __init__(
@@ -156,14 +157,14 @@ class LoopProfiler:
 
     @property
     def length(self) -> int:
-        """Number of steps in a window, apart from warm-up steps at the start of a run."""
+        """Number of steps in a window, excluding warm-up steps at the start of a run."""
         plan = self._plan
         return (plan.steps or 0) + 1 + plan.traced + 2 * plan.memory + plan.flops
 
     def why_no_profile(self, until: str) -> str:
-        """Return the reason why there is no profile yet, to follow the loop's name.
+        """Return the reason why there is no profile yet, as text that follows the loop's name.
 
-        A window must be over before `until`.
+        A window must have ended before `until`.
         """
         at, had = self.planned_at or 0, f"had {counted(self.done, 'step')}, and"
         if self.done <= at:
@@ -171,14 +172,14 @@ class LoopProfiler:
         return f"{had} no window of {self.length} fitted between step {at:,} and {until}"
 
     def wait(self) -> None:
-        """Note that the loop asks for a batch: the next step begins, or the open one waits once more."""
+        """Record that the loop requests a batch: either the next step begins, or the current step waits again."""
         self._begin_step()
         if self._turn is not None and self._waiting is None:
             self._guarded(self._open_wait, self._turn)
         self._step.wait()
 
     def begin(self, batch: Any = None) -> None:
-        """Note that the loop has the batch it asked for, if there was one, and works on it."""
+        """Record that the loop has received the requested batch, if there was one, and works on it."""
         self._begin_step()
         if self._turn is None:
             self._step.get()
@@ -186,7 +187,7 @@ class LoopProfiler:
             self._guarded(self._close_wait, batch)
 
     def end(self) -> None:
-        """Note that the step has ended."""
+        """Record the end of the step."""
         step, turn = self._step, self._turn
         if turn is not None and self._around is not None:
             self._guarded(self._end_in_window, step.end(turn.pass_name))
@@ -211,7 +212,7 @@ class LoopProfiler:
             self._on_done(profile)  # its errors are the user's
 
     def skip(self) -> None:
-        """Drop the step that has begun: its batches ran out, or it failed and the loop continues."""
+        """Discard the current step, because its batches ran out, or because it failed and the loop continues."""
         self._step.reset()
         if self._around is not None:
             self._guarded(self._advance, None)
@@ -219,9 +220,9 @@ class LoopProfiler:
             self._pause_trial()
 
     def close(self) -> None:
-        """Remove everything. An open window is abandoned, and starts over if more steps come.
+        """Remove everything. An open window is abandoned, and starts over if more steps follow.
 
-        This can be called at any time, as before a validation, and again.
+        This may be called at any time, for example before a validation, and repeatedly.
         """
         passes, self._passes, self._turn = self._passes, None, None
         self._step.reset()
@@ -237,10 +238,10 @@ class LoopProfiler:
             self.recorder.leave()
 
     def join_first(self) -> int:
-        """Count all steps so far as one, because they were its batches.
+        """Merge all steps so far into one, because they were its batches.
 
-        Return its batches, or 1 if that was not possible. A window that is open starts over. Steps of a finished
-        profile keep their numbers.
+        Return the step's number of batches, or 1 if merging was not possible. An open window starts over. The steps in
+        a finished profile keep their numbers.
         """
         self.close()
         batches = self.done
@@ -251,7 +252,7 @@ class LoopProfiler:
         return batches
 
     def _guarded(self, part: Callable[..., Any], *args: Any) -> Any:
-        """Run a part of a window; if it fails, abandon the window and let the loop continue."""
+        """Run part of a window. If it fails, abandon the window and let the loop continue."""
         first = self.done if self._passes is None else self._first
         try:
             return part(*args)
@@ -269,13 +270,13 @@ class LoopProfiler:
         self.planned_at = self.next_at = self._windows.next(self.done + 1)
 
     def _open_next(self) -> None:
-        """Open a window at the next step; one that was planned for later is not lost."""
+        """Open a window at the next step, without losing the window that was planned for later."""
         if self.planned_at is not None and self.planned_at > self.done + 1:
             self._windows.postpone(self.planned_at)
         self.planned_at = self.next_at = self.done + 1
 
     def _begin_step(self) -> None:
-        """Begin a step unless one is open, either in the open window or in one that is due."""
+        """Begin a step unless one is in progress, either in the open window or in a window that is due."""
         if self._step.is_open:
             return
         due = self._passes is not None or (self.next_at is not None and self.done >= self.next_at)
@@ -287,14 +288,14 @@ class LoopProfiler:
             self._step.begin()
 
     def _pause_trial(self) -> None:
-        """Turn all levers off until the next step outside of windows."""
+        """Turn all levers off until the next step outside the windows."""
         if self.trial is not None:
             self.trial.pause()
             self._note_trial()
             self.recorder.leave()
 
     def _note_trial(self) -> None:
-        """Keep the answers so far, and print them at the end of the trial."""
+        """Store the results so far, and print them at the end of the trial."""
         over = self.trial.finished
         facts, answer = self.trial.found()
         self.recorder.note_tried(facts, over)
@@ -307,7 +308,7 @@ class LoopProfiler:
         return {**self._namespace(), **self._names}
 
     def _enter(self) -> bool:
-        """Begin a step of a window, opening one if none is open. Return whether there is one."""
+        """Begin a step in a window, opening a window if necessary. Return whether a window is open."""
         if self._passes is None and not self._open():
             return False
         assert self._turn is not None
@@ -317,7 +318,7 @@ class LoopProfiler:
         return True
 
     def _open(self) -> bool:
-        """Open a window if it fits before what ends or interrupts the loop. Return whether it does."""
+        """Open a window if it fits before the loop ends or is interrupted. Return whether it fits."""
         floor = FLOOR_GPU if accelerator_in_use() else FLOOR
         warmup, steps = max(0, floor - self.done), self._plan.steps or 1
         left = self._left()
@@ -360,14 +361,14 @@ class LoopProfiler:
         self.recorder.step(wall_ns, -1 if wait_ns is None else wait_ns, begin_ns)
 
     def _leave(self, error: BaseException | None) -> None:
-        """Close what surrounds the open step."""
+        """Close the contexts around the current step."""
         waiting, around, self._waiting, self._around = self._waiting, self._around, None, None
         for stack in (waiting, around):
             if stack is not None:
                 stack.__exit__(None if error is None else type(error), error, None)
 
     def _advance(self, executed: ExecutedStep | None) -> None:
-        """Tell the passes that the step took place, or that it did not; the last one ends the window."""
+        """Report to the passes whether the step took place. The last pass ends the window."""
         assert self._passes is not None
         if executed is None:
             self._leave(SkippedStep())

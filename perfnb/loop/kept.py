@@ -1,4 +1,4 @@
-"""The profiles of a loop, kept in memory, or saved and loaded again on access."""
+"""A loop's profiles, which are either kept in memory or saved and loaded again on access."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.recording.saved_profile import SavedProfile
 
 
 class KeptProfiles(Sequence[Profile]):
-    """The profiles of a loop in the order of their steps; saved ones are loaded on access.
+    """A loop's profiles in the order of their steps; saved profiles are loaded on access.
 
     Attributes
     ----------
@@ -24,8 +24,8 @@ class KeptProfiles(Sequence[Profile]):
     paths : list of Path
         Their folders; empty if they are not saved.
     given, folder : str or Path, and Path; or None
-        Where they are saved: the path as the user gave it, and the one that stays valid if the loop changes the working
-        folder.
+        The folder where they are saved: the user's original path, and a path that stays valid if the loop changes the
+        working directory.
     """
 
     def __init__(self, save: str | Path | None = None, *, keep_trace: bool = True) -> None:
@@ -39,7 +39,7 @@ class KeptProfiles(Sequence[Profile]):
         self._kept: list[Profile | Path] = []
 
     def add(self, profile: Profile, at: int) -> None:
-        """Save the profile of the window after `at` steps; keep it in memory without a folder, or if saving fails."""
+        """Save the profile of the window after `at` steps. Without a folder, or if saving fails, it stays in memory."""
         profile = profile if self._keep_trace else profile._reduced()
         kept: Profile | Path = profile
         if self.folder is not None:

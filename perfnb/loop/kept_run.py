@@ -1,4 +1,4 @@
-"""Save a run next to its profiles, and report it in one line when the process ends; show an unsaved run in full."""
+"""Save a run next to its profiles and report it in one line when the process ends; show unsaved runs in full."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _BETWEEN_S = 30.0
 
 
 class KeptRun:
-    """The run of a loop: saved where its profiles are, and reported at the end of the process.
+    """A loop's run, which is saved next to its profiles and reported at the end of the process.
 
-    Of several loops, only the last one and those that have not ended are reported.
+    If there are several loops, only the last one and those that have not ended are reported.
 
     Parameters
     ----------
     driver : LoopProfiler
         Profiles the loop and records its run.
     asked : bool
-        Whether somebody asks for the run or its profiles, so that it need not be reported.
+        Whether the run or its profiles have been accessed, so that no report is needed.
     """
 
     def __init__(self, driver: LoopProfiler, *, asked: bool) -> None:
@@ -42,7 +42,7 @@ class KeptRun:
         self.begun = False
 
     def begin(self) -> None:
-        """Note that the loop starts, or continues with the next epoch.
+        """Record that the loop starts, or continues with the next epoch.
 
         It is then reported at the end of the process.
         """
@@ -59,7 +59,7 @@ class KeptRun:
         self._driver.on_demand.begin()
 
     def end(self, *, for_good: bool = False) -> None:
-        """Note that the loop has ended, perhaps only until the next epoch: then it is saved now and then."""
+        """Record that the loop has ended, perhaps only until the next epoch; the run is saved from time to time."""
         self.begun = False
         self._driver.on_demand.end()
         self._driver.recorder.recorded()  # the memory in use at this moment, not when somebody asks
@@ -113,12 +113,12 @@ def _tell_all() -> None:
 
 
 def keep_run(run: RunSummary, folder: Path) -> Path:
-    """Save a run next to its profiles; each rank of a job with several gets its own folder.
+    """Save a run next to its profiles; in a job with several ranks, each rank has its own folder.
 
     Raises
     ------
     RecordingError
-        If it cannot be written.
+        If the run cannot be written.
     """
     rank, ranks = run.rank, run.ranks
     meta = {} if rank is None else {"job": {"rank": rank, "world_size": ranks}}

@@ -1,4 +1,4 @@
-"""Decide where the steps of a loop end, from when it asks for batches, uses them, and its optimizer steps."""
+"""Determine where a loop's steps end, from its requests for batches, its use of them, and its optimizer steps."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ if TYPE_CHECKING:
 
 
 class LoopSteps:
-    """Reports the steps of a loop to a `LoopProfiler`: each ends with the batch after which an optimizer has stepped.
+    """Reports a loop's steps to a `LoopProfiler`. Each step ends with the batch after which an optimizer has stepped.
 
-    Until an optimizer steps for the first time, it is unknown whether the loop has one, and each batch is a step. Once
-    one steps, all batches so far become one step. A step ends where the next batch is asked for, so that logging is in
-    its phase *other*, or earlier, where its owner calls `end_if_over`.
+    Until an optimizer steps for the first time, it is unknown whether the loop has an optimizer, and each batch counts
+    as a step. When an optimizer steps, all batches so far become one step. A step ends when the next batch is
+    requested, so logging belongs to its phase *other*; it ends earlier if its owner calls `end_if_over`.
 
     Parameters
     ----------
     driver : LoopProfiler
     optimizers_end_steps : bool
-        Whether it is known from the start that optimizers end the steps.
+        Whether optimizers are known from the start to end the steps.
 
     Attributes
     ----------
     batches : int
-        Batches of the last step that ended.
+        The number of batches in the last completed step.
     """
 
     def __init__(self, driver: LoopProfiler, *, optimizers_end_steps: bool) -> None:
@@ -33,34 +33,34 @@ class LoopSteps:
         self.restart()
 
     def restart(self) -> None:
-        """Start again without an open step."""
+        """Start again without a step in progress."""
         #: About the open step: the batches used, whether there was one, and whether an optimizer has stepped.
         self._used, self._works, self._stepped = 0, False, False
         #: Whether the open step, of which more batches are to come, was abandoned.
         self._given_up = False
 
     def ask(self) -> None:
-        """Note that the loop asks for a batch."""
+        """Record that the loop requests a batch."""
         self.end_if_over()
         if not self._given_up:
             self.driver.wait()
 
     def get(self, batch: object = None) -> None:
-        """Note that the loop has what it asked for, if there was a batch, or works on this batch."""
+        """Record that the loop has received the requested batch, if there was one, or works on this batch."""
         self._works |= batch is not None
         if not self._given_up:
             self.driver.begin(batch)
 
     def use(self) -> None:
-        """Note that the loop has used a batch."""
+        """Record that the loop has used a batch."""
         self._used += 1
 
     def step(self, *_: object) -> None:
-        """Note that an optimizer has stepped."""
+        """Record that an optimizer has stepped."""
         self._stepped = True
 
     def end_if_over(self) -> None:
-        """End the open step, unless it takes more batches."""
+        """End the current step, unless it needs more batches."""
         __tracebackhide__ = True
         if not (self._stepped or (self._used and not self._known)):
             return
@@ -76,18 +76,18 @@ class LoopSteps:
             self.batches = self.driver.join_first()
 
     def skip(self) -> None:
-        """Drop the open step, which does not take place."""
+        """Discard the current step, which does not take place."""
         self.restart()
         self.driver.skip()
 
     def pause(self) -> None:
-        """Note that something outside the steps comes before the next batch: a checkpoint, or the end of an epoch."""
+        """Record that the next batch comes after other work, such as a checkpoint or the end of an epoch."""
         self.end_if_over()
         if not self._works:
             self.skip()
 
     def validate(self) -> None:
-        """Note that the loop runs its model for something other than training."""
+        """Record that the loop runs its model for something other than training."""
         self.pause()
         self.driver.close()
         self._given_up = self._works

@@ -1,4 +1,4 @@
-"""Windows requested from outside while a loop is running, by a signal or by a file."""
+"""Windows that are requested from outside a running loop, by a signal or a file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BETWEEN_NS = 500_000_000
 
 
 class _Signal:
-    """Counts SIGUSR1 while somebody listens; a user's handlers are left alone."""
+    """Counts SIGUSR1 signals while anybody listens; the user's own handlers are left alone."""
 
     def __init__(self) -> None:
         self.heard = self._listeners = 0
 
     def listen(self) -> bool:
-        """Begin to listen. Return whether that is possible here."""
+        """Start listening, and return whether this is possible here."""
         number: Any = getattr(signal, "SIGUSR1", None)
         if number is None or threading.current_thread() is not threading.main_thread():
             return False
@@ -33,7 +33,7 @@ class _Signal:
         return True
 
     def stop(self) -> None:
-        """Stop listening; the last listener restores the handler."""
+        """Stop listening. The last listener restores the signal handler."""
         number: Any = getattr(signal, "SIGUSR1", None)
         self._listeners -= 1
         here = threading.current_thread() is threading.main_thread()
@@ -48,12 +48,12 @@ _SIGNAL = _Signal()
 
 
 class OnDemand:
-    """Tells a loop that somebody wants a window now.
+    """Informs a loop that a window has been requested.
 
     Parameters
     ----------
     folder : Path or None
-        Where the file is looked for, at most twice a second.
+        The folder that is checked for the file, at most twice per second.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -62,7 +62,7 @@ class OnDemand:
         self._listens = False
 
     def begin(self) -> None:
-        """Listen for the signal until `end`, because the loop is running, and create a folder for the file."""
+        """Listen for the signal while the loop is running, until `end`, and create a folder for the file."""
         if self._file is not None:
             with suppress(OSError):  # saving reports the reason
                 self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class OnDemand:
     def asked(self, now_ns: int) -> bool:
         """Return whether a window was requested since the last call.
 
-        `now_ns` is on the clock of `time.perf_counter_ns`.
+        `now_ns` is a time from `time.perf_counter_ns`.
         """
         if _SIGNAL.heard != self._heard:
             self._heard = _SIGNAL.heard

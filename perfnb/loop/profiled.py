@@ -1,4 +1,4 @@
-"""`profiled`: wrap a loader to profile some steps of its loop, with one changed line."""
+"""`profiled`: profile some steps of a loop by wrapping its loader, which changes a single line."""
 
 from __future__ import annotations
 
@@ -45,53 +45,57 @@ def profiled(
 ) -> ProfiledLoop[_Batch]:
     """Profile some steps of a running loop: ``for batch in perfnb.profiled(loader):``.
 
-    A step is an optimizer step with all batches whose gradients it accumulates, and waiting for them is its phase
-    ``data``. In a loop without an optimizer of torch each batch is a step. From step `at` on, the passes of
-    `profile_step` are laid over the loop's own steps, each executed once; then everything is removed. Before and after,
-    only the time of each step is noted, for `ProfiledLoop.run`. Used for several epochs, the same object continues.
+    A step is one optimizer step with all batches whose gradients it accumulates; the time spent waiting for them is its
+    phase ``data``. If the loop does not use a torch optimizer, each batch is a step. Starting at step `at`, the loop's
+    own steps are used for the passes of `profile_step`, each step running only once. Afterwards, everything is removed.
+    Before and after, only the time of each step is recorded, for `ProfiledLoop.run`. If you use the same object for
+    several epochs, it continues where it stopped.
 
     Parameters
     ----------
     loader : iterable
-        A loader, or anything else that gives batches.
+        A loader, or any other iterable of batches.
     at : int or list of int
-        Steps before each window of profiled steps: ``at=100`` starts with the hundred-and-first.
+        Number of steps before each window of profiled steps. With ``at=100``, the first profiled step is the
+        hundred-and-first.
     every : int, optional
         Profile again after this many steps, repeatedly.
     save : str or Path, optional
-        Folder where each profile is saved, as ``step_000100``. Without it they stay in memory.
+        Folder where each profile is saved, as ``step_000100``. Without a folder, profiles stay in memory.
     on_done : callable, optional
-        Called with each `Profile` when its window has ended.
+        Called with each `Profile` at the end of its window.
     model : Module, list of Module, or dict of name to Module, optional
         As in `profile_step`.
     steps_by : Optimizer or "batch", optional
-        A step ends with the batch after which this optimizer has stepped, by default any optimizer of torch. With
-        ``"batch"`` every batch is a step.
+        A step ends with the batch after which this optimizer has stepped; by default, any torch optimizer counts. With
+        ``"batch"``, every batch is a step.
     steps, traced : int
-        Steps to time and to trace in each window.
+        The number of steps to time and to trace in each window.
     memory, flops, stacks : bool
-        As in `profile_step`. Compiled code is not counted, because counting would change how it rounds.
+        As in `profile_step`. Compiled code is not counted, because counting would change its rounding.
     keep_trace : bool, optional
-        Whether profiles keep the raw trace, or are reduced to their tables. By default a single profile keeps it.
+        Whether profiles keep the raw trace or are reduced to their tables. By default, the trace is kept if there is
+        only one profile.
     name : str
         Title of the profiles.
     try_levers : bool or list of str
-        After the first window, switch levers on and off over random blocks of the loop's own steps, each executed once,
-        and compare neighbouring blocks: these levers, or with ``True`` those that answer a finding of the first profile
-        and those that cost little to try. A line tells in advance how many steps that takes. It changes how your run
-        rounds, but not what it computes; at the end nothing stays changed. The answers are in ``run.tried``.
+        Whether to try levers after the first window, or which ones. Levers are switched on and off over random blocks
+        of the loop's own steps, each step running only once, and neighbouring blocks are compared. With ``True``,
+        perfnb tries the levers that address a finding in the first profile, and those that cost little to try. A
+        message announces beforehand how many steps this takes. Levers affect the rounding of your run, but not what it
+        computes, and no change remains at the end. The results are in ``run.tried``.
 
     Returns
     -------
     ProfiledLoop
-        The object to iterate over instead of the loader; its `profiles` are those made so far.
+        The object to iterate over instead of the loader. Its attribute `profiles` contains the profiles made so far.
 
     Raises
     ------
     TypeError
-        If `loader` is not iterable, or an option makes no sense.
+        If `loader` is not iterable, or if an option is invalid.
     ValueError
-        If `try_levers` names a lever that lowers precision, or that needs a step that can be called again.
+        If `try_levers` names a lever that lowers precision, or one that requires a step that can be called again.
     """
     return ProfiledLoop(
         loader,
@@ -113,9 +117,9 @@ def profiled(
 
 
 class ProfiledLoop(Generic[_Batch]):
-    """A loader whose loop is profiled, as `profiled` returns it; its other attributes are the loader's.
+    """A loader whose loop is profiled, as returned by `profiled`. All other attributes are those of the loader.
 
-    A notebook displays the last profile when its window, or the loop, has ended.
+    Notebooks display the last profile when its window or the loop has ended.
 
     Attributes
     ----------
@@ -145,12 +149,12 @@ class ProfiledLoop(Generic[_Batch]):
 
     @property
     def run(self) -> RunSummary | None:
-        """All steps so far, inside the windows and outside; ``None`` before the first has ended."""
+        """All steps so far, inside and outside the windows; ``None`` before the first step has ended."""
         self._kept_run.asked = True
         return summarise(self._profiler.recorder)
 
     def close(self) -> None:
-        """Remove everything at once; a window that is open starts over if the loop continues."""
+        """Remove everything immediately. If a window is open and the loop continues, the window starts over."""
         self._profiler.close()
 
     def __iter__(self) -> Iterator[_Batch]:
@@ -207,7 +211,7 @@ class ProfiledLoop(Generic[_Batch]):
         return f"<perfnb.ProfiledLoop after {self._profiler.done:,} steps: {self._profiler.profiles!r}>"
 
     def _left(self) -> int | None:
-        """Return the steps of this epoch that are still to come."""
+        """Return the number of remaining steps in this epoch."""
         return None if self._batches_left is None else self._batches_left // self._steps.batches
 
     def _show(self) -> None:
@@ -219,14 +223,14 @@ class ProfiledLoop(Generic[_Batch]):
                 profiles[-1]._ipython_display_()
 
     def _show_at_once(self, error: type[BaseException] | None, *_: object) -> None:
-        """Show what there is if the loop was left by ``break``, an exception or an interrupt."""
+        """Show the results so far if the loop was left by ``break``, an exception or an interrupt."""
         if error is not None:
             with suppress(Exception):  # the user's own exception comes first
                 self._show()
                 self._show_run()
 
     def _show_run(self) -> None:
-        """Show the whole run in a notebook, below the profile; after each further epoch, replace it."""
+        """Show the whole run in a notebook, below the profile, and update it after each further epoch."""
         run = summarise(self._profiler.recorder) if in_notebook() else None
         if run is None:
             return
@@ -241,7 +245,7 @@ class ProfiledLoop(Generic[_Batch]):
 
 
 def _users_variables() -> dict[str, Any]:
-    """Return the variables of the loop that is now asking for its next batch."""
+    """Return the variables of the loop that is currently requesting its next batch."""
     frame = sys._getframe(1)
     while frame.f_back is not None and is_installed(frame.f_code.co_filename):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Compare the runs of several ranks of one job: which one is slower, by how much, and whether it waits for data."""
+"""Compare the runs of a job's ranks: which rank is slower, by how much, and whether it waits for data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _CHANGE = ("change_ms", "low_ms", "high_ms")
 
 
 class RankFigures:
-    """The facts of the ranks' runs, by rank.
+    """The facts about the ranks' runs, by rank.
 
-    In each part of the step, each rank is compared with the one in the middle (the lower of two). The 95 % intervals
-    hold for all ranks together (Bonferroni).
+    In each part of the step, every rank is compared with the median rank (the lower one of two). The 95 % intervals
+    hold simultaneously for all ranks (Bonferroni).
     """
 
     def __init__(self, runs: Mapping[int, RunFigures]) -> None:
@@ -70,7 +70,7 @@ def _differences(runs: Mapping[int, RunFigures], times: pd.DataFrame) -> pd.Data
 
 
 def _wider(others: int) -> float:
-    """Return the factor by which intervals widen to hold for this many comparisons together."""
+    """Return the factor by which intervals must be widened to hold for this number of comparisons simultaneously."""
     from scipy.special import ndtri
 
     return float(ndtri(1 - 0.025 / max(1, others)) / ndtri(0.975))

@@ -1,4 +1,4 @@
-"""`RankRuns`: the runs of several ranks of one job side by side."""
+"""`RankRuns`: the runs of a job's ranks, side by side."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from perfnb.recording.reading import rank_of_name
 
 
 class RankRuns(RankFigures, Documented):
-    """The runs of several ranks of one job. A notebook displays it; ``runs[3]`` is the `RunSummary` of rank 3.
+    """The runs of a job's ranks. Notebooks display them; ``runs[3]`` is the `RunSummary` of rank 3.
 
     Attributes
     ----------
     straggler : int or None
-        The rank whose steps clearly wait longer for data than those of other ranks, or else work longer: by at least 5
-        % of the median step, and with an interval above 0.
+        The rank whose steps clearly wait longer for data than other ranks' steps or, if there is none, work longer: by
+        at least 5 % of the median step, and with an interval above 0.
     times : DataFrame
-        For each rank: ``step_ms`` (median); the mean times per step spent waiting, working and between steps. Profiled
-        steps and the warm-up are left out.
+        For each rank, ``step_ms`` (median) and the mean times per step that are spent waiting, working and between
+        steps. Profiled steps and the warm-up are excluded.
     differences : DataFrame
         How much longer each rank takes in each part of its steps than the rank in the middle (``than``). The 95 %
         intervals from ``low_ms`` to ``high_ms`` hold for all ranks together.
@@ -38,7 +38,7 @@ class RankRuns(RankFigures, Documented):
 
     @property
     def ranks(self) -> list[int]:
-        """Numbers of the ranks."""
+        """The rank numbers."""
         return list(self._runs)
 
     def __getitem__(self, rank: int) -> RunSummary:
@@ -55,7 +55,7 @@ class RankRuns(RankFigures, Documented):
 
 
 def _folders(path: Path) -> list[Path]:
-    """Return the runs of ranks in a folder, or in its subfolder for runs."""
+    """Return the ranks' runs in a folder or in its subfolder for runs."""
     for place in (path, path / RUN_FOLDER):
         if place.is_dir():
             found = [one for one in place.iterdir() if one.name.startswith("rank_") and RUN.is_at(one)]
@@ -65,12 +65,12 @@ def _folders(path: Path) -> list[Path]:
 
 
 def load_rank_runs(path: Path) -> RankRuns:
-    """Read the runs that the ranks of a job saved.
+    """Read the runs that a job's ranks saved.
 
     Raises
     ------
     RecordingError
-        If one is damaged.
+        If a run is damaged.
     """
     return RankRuns([load_run(one) for one in _folders(path)])
 

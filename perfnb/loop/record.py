@@ -1,8 +1,8 @@
-"""Record the whole run at little cost: each step's time and wait for data, and memory now and then, in bounded space.
+"""Record a whole run at little cost and in bounded space: each step's time and wait for data, and memory.
 
-`RunRecorder.step` is called once per step and costs about a microsecond. What takes longer, folding rows together or
-reading memory, happens so rarely that it hardly counts. On an accelerator an event marks the end of each step; events
-are read when the device has passed them, and nothing ever waits for them.
+`RunRecorder.step` is called once per step and takes about a microsecond. Slower operations, such as joining rows or
+reading memory, are so rare that their cost is negligible. On an accelerator, an event marks the end of each step.
+Events are read after the device has passed them, so nothing ever waits for them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TIMED_KINDS = ("cuda", "xpu")
 
 @dataclass(frozen=True)
 class Recorded:
-    """The record of a run so far; unknown whole numbers are -1."""
+    """The record of a run so far; unknown integers are -1."""
 
     rows: Rows  # with the columns of `COLUMNS`, profiled steps left out
     windows: Rows  # with `WINDOW_COLUMNS`, a row for each profiled window
@@ -48,7 +48,7 @@ class Recorded:
 
 
 class RunRecorder:
-    """Counts the steps of a loop that somebody else drives.
+    """Counts the steps of a loop that other code runs.
 
     Parameters
     ----------
@@ -91,16 +91,16 @@ class RunRecorder:
         self._process.memory_info()
 
     def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
-        """Count a step that ended just now.
+        """Count a step that has just ended.
 
         Parameters
         ----------
         wall_ns : int
-            How long it took, including its wait for data.
+            The step's duration, including its wait for data.
         data_ns : int
-            How long it waited for data; -1 if that is not known.
+            The time it waited for data; -1 if this is not known.
         begin_ns : int
-            When it began, on the clock of `time.perf_counter_ns`.
+            The time when it began, from `time.perf_counter_ns`.
         """
         count, end_ns = self._count, begin_ns + wall_ns
         self._add((count, begin_ns, wall_ns, data_ns, begin_ns - self._end_ns))
@@ -115,10 +115,10 @@ class RunRecorder:
             self._fold()
 
     def join_first(self) -> bool:
-        """Merge all steps so far, which were batches of one, into one step.
+        """Merge all steps so far into one, because they were its batches.
 
-        Return whether that was possible: not if they are too many. If some were in a window, which must be closed, the
-        whole step counts as part of it.
+        Return whether this was possible; it is not if there are too many steps. If some of them were in a window, which
+        must be closed, the merged step counts as part of the window.
         """
         if self._pass is not None or not 1 < self._count <= _MOST_JOINED:
             return False
@@ -135,7 +135,7 @@ class RunRecorder:
         return True
 
     def enter(self, pass_name: str) -> None:
-        """Mark the steps that end from now on as part of a profiled window, in this pass of it."""
+        """Mark the steps that end from now on as part of a profiled window, in this pass."""
         if self._pass is None:
             self._add = self._window.extend
         self._pass = pass_name
@@ -164,13 +164,13 @@ class RunRecorder:
             self._device.cut(self._count)
 
     def note_tried(self, tried: list[dict[str, Any]], over: bool) -> None:
-        """Keep the results of the levers so far; once the trial is `over`, the steps that follow count as remaining."""
+        """Store the levers' results so far. Once the trial is `over`, the steps that follow count as remaining."""
         self.tried, self._tried_at, self._recorded = tried, self._count if over else None, None
 
     def recorded(self) -> Recorded:
         """Return what has been recorded so far, while the run may continue.
 
-        The result stays the same until another step ends.
+        The result does not change until another step ends.
         """
         state = (self._count, len(self._windows), self._pass, self.by_batch, self.batches)
         if self._recorded is None or self._recorded[0] != state:
@@ -222,7 +222,7 @@ class RunRecorder:
         return rows_of(step, begin - self._first_ns, wall, data, other, device)
 
     def _table(self, numbers: array[int]) -> Rows:
-        """Return the numbers of steps as rows: step, begin, wall, data, other.
+        """Return the steps' figures as rows: step, begin, wall, data, other.
 
         This is a copy, so that the array stays free to grow.
         """
@@ -233,7 +233,7 @@ class RunRecorder:
         return table
 
     def _fold(self) -> None:
-        """Turn the last steps into rows, and join rows when there are too many."""
+        """Convert the last steps to rows, and join rows if there are too many."""
         if self._device is not None:
             self._device.poll()
         rows = self._rows_of_chunk()
@@ -273,7 +273,7 @@ class RunRecorder:
         self._due_ns = now_ns + max(self._spacing_ns, _REST * self._reading_cost_ns)
 
     def _look_around(self) -> None:
-        """Note the process's place in its job: at the end of a run the process group may be gone."""
+        """Record the process's rank in its job, because the process group may no longer exist at the end of a run."""
         place = _place()
         if place["ranks"] is not None:
             self._place = place
@@ -302,7 +302,7 @@ class _DeviceClock:
         self._cut = -1
 
     def cut(self, step: int) -> None:
-        """Note that something else ran before this step, so that its time is unknown."""
+        """Record that other work ran before this step, so its time is unknown."""
         self._cut = step
 
     def mark(self, step: int) -> None:
@@ -324,7 +324,7 @@ class _DeviceClock:
             self._last = step, event
 
     def times_of(self, steps: Rows) -> Rows:
-        """Return nanoseconds from the end of the step before to the end of each step, -1 where unknown."""
+        """Return nanoseconds from the end of the previous step to the end of each step, -1 where unknown."""
         self.poll()
         times = np.array([self._times.get(step, -1) for step in steps.tolist()], dtype=np.int64)
         first = int(steps[0])
@@ -333,7 +333,7 @@ class _DeviceClock:
 
 
 def _device_clock() -> _DeviceClock | None:
-    """Return a clock on the only device in use; ``None`` with several, or without events that tell times."""
+    """Return a clock on the only device in use; ``None`` if there are several, or if its events do not measure time."""
     used = accelerators()
     if len(used) != 1 or len(used[0].indices) != 1 or used[0].kind not in _TIMED_KINDS:
         return None

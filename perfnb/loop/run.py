@@ -38,7 +38,7 @@ _NUMBER, _KNOWN = (SavedColumn("int64", low=low, high=2**62) for low in (-1, 0))
 
 
 class TriedLever(TypedDict):
-    """A lever that was tried during a run, with this many steps remaining."""
+    """A lever that was tried during a run, with the number of steps that remained."""
 
     lever: str
     verdict: str
@@ -54,7 +54,7 @@ class TriedLever(TypedDict):
 
 
 class RunFacts(TypedDict):
-    """The contents of a saved run besides its frames."""
+    """The contents of a saved run apart from its frames."""
 
     name: str
     steps: Count
@@ -85,38 +85,39 @@ RUN = SavedKind("run", RunFacts, _TABLES)
 
 
 class RunSummary(RunFigures, Documented):
-    """A whole run: how long its steps took, what held them back, and how memory developed.
+    """A whole run: how long its steps took, what slowed them down, and how memory usage developed.
 
-    A notebook and a terminal display it; its tables are pandas frames.
+    Notebooks and terminals display it. Its tables are pandas DataFrames.
 
     Attributes
     ----------
     name : str
         The name of the run.
     median_ms, ci_ms
-        Median step time, without profiled windows and warm-up, and its 95 % interval; ``None`` without any step, and
-        below 6 steps.
+        Median step time, excluding profiled windows and the warm-up, and its 95 % interval. The median is ``None``
+        without any step, and the interval is ``None`` with fewer than 6 steps.
     steps : DataFrame
-        Steps in order. A row is one step; in a run of more than 100,000 steps, several consecutive ones (`steps` says
-        how many), and a profiled window is also one row (`profiled`). `wall_ms`, `data_ms` (of it, waiting for data)
-        and `device_ms` (between the ends of steps on an accelerator) belong to one of the row's steps, chosen at
-        random, or are the medians of a window's `timed_steps`. `sum_wall_ms`, `sum_data_ms` and `sum_other_ms` (between
-        steps) are sums, and `slowest_ms`, `slowest_data_ms` and `slowest_step` describe the slowest step.
+        The steps in order. Each row is one step. In runs with more than 100,000 steps, a row covers several consecutive
+        steps (`steps` is their number), and a profiled window is also one row (`profiled`). `wall_ms`, `data_ms` (the
+        part spent waiting for data) and `device_ms` (the time between the ends of steps on an accelerator) belong to
+        one of the row's steps, which is chosen at random; for a window, they are the medians of its `timed_steps`.
+        `sum_wall_ms`, `sum_data_ms` and `sum_other_ms` (between steps) are sums, and `slowest_ms`, `slowest_data_ms`
+        and `slowest_step` describe the slowest step.
     memory : DataFrame
-        Memory now and then: `t_s` since the start, the `step` before, `resident_bytes`, `allocated_bytes`.
+        Occasional memory readings: `t_s` since the start, the preceding `step`, `resident_bytes` and `allocated_bytes`.
     phases : DataFrame
-        Where the run's time went: data, step, other (between steps) and profiled windows, which add up to it.
+        How the run's time was spent: data, step, other (between steps) and profiled windows, which add up to the whole.
     findings : DataFrame
-        What held the run back, most important first; the columns are those of `Profile.findings`.
+        What slowed the run down, most important first; the columns are those of `Profile.findings`.
     slow : DataFrame
-        Steps that are far slower than their neighbours, slowest first, and the milliseconds they lost.
+        Steps that are far slower than their neighbours, slowest first, with the milliseconds that they lost.
     tried : list of dict
-        Levers that were tried during the run, one entry each, and one more for those that are kept together: ``lever``,
-        ``verdict``, ``ratio`` to the run's own step with its ``interval``, ``values``, ``saves_ms`` per step,
-        ``setup_s``, the steps that were ``left``, whether it was ``kept``, ``why_not``, and the lines of ``code`` that
-        keep it.
+        The levers that were tried during the run, with one entry for each lever and one more for the combination that
+        is kept: ``lever``, ``verdict``, ``ratio`` to the run's own step with its ``interval``, ``values``, ``saves_ms``
+        per step, ``setup_s``, the number of steps that were ``left``, whether the lever was ``kept``, ``why_not``, and
+        the lines of ``code`` that enable it permanently.
     windows : DataFrame
-        Profiled windows, and whether each was `typical` of the run: 0.8 to 1.25 × its median.
+        The profiled windows, and whether each was `typical` of the run, that is, 0.8 to 1.25 × its median.
     """
 
     def __init__(self, recorded: Recorded, outcome: Outcome | None = None) -> None:
@@ -126,12 +127,12 @@ class RunSummary(RunFigures, Documented):
 
     @property
     def verdict(self) -> str:
-        """What held the run back, in a few words; "Steady" if nothing did, or a note that there were too few steps."""
+        """What slowed the run down, in a few words; "Steady" if nothing did, or a note about too few steps."""
         return self.judgement.verdict.verdict.partition(":")[0]
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict with the most that it could save, its reasons, the other findings, and caveats."""
+        """The verdict with its largest possible saving and its reasons, the other findings, and caveats."""
         document, evidence = self._document(), self.findings["evidence"]
         verdict = document.verdict
         return list(dict.fromkeys([f"{verdict.sentence}.", *filter(None, [verdict.why]), *evidence, *document.notes]))
@@ -142,23 +143,23 @@ class RunSummary(RunFigures, Documented):
         return self.judgement.verdict.next or None
 
     def compare(self, other: RunSummary, *, equal_within: float = 0.02) -> RunComparison:
-        """Return what changed from this run to another.
+        """Compare another run with this one.
 
         Parameters
         ----------
         other : RunSummary
         equal_within : float
-            Relative difference of step times that does not matter.
+            The relative difference between step times that does not matter.
         """
         return RunComparison(self, other, equal_within)
 
     def save(self, path: str | Path) -> Path:
-        """Save the run to the folder `path` atomically, as Parquet and JSON; `perfnb.load` reads it.
+        """Save the run atomically to the folder `path`, as Parquet and JSON files that `perfnb.load` reads.
 
         Raises
         ------
         RecordingError
-            If `path` holds something else, or cannot be written.
+            If `path` contains something else, or cannot be written.
         """
         kept = self._recorded
         frames = {
@@ -168,14 +169,14 @@ class RunSummary(RunFigures, Documented):
         return store.save(RUN, frames, kept.facts, path, outcome=self._first_outcome or self._outcome())
 
     def log_to(self, target: Any, step: int | None = None) -> list[str]:
-        """Log the figures, the report and the verdict to the run of an experiment tracker, as `Profile.log_to` does.
+        """Log the figures, report and verdict to an experiment tracker's run, like `Profile.log_to`.
 
         The names of the figures start with ``perfnb/run/``, as in ``perfnb/run/step_ms``.
         """
         return log_result(Logged("run", self, self._first_outcome or self._outcome()), target, step)
 
     def _outcome(self) -> Outcome:
-        """Return what held the run back, as dated facts."""
+        """Return the reasons that slowed the run down, as dated facts."""
         facts = self._recorded.facts
         peaks = [facts[f"peak_{which}_bytes"] for which in ("allocated", "resident")]
         return make_outcome(
@@ -191,7 +192,7 @@ class RunSummary(RunFigures, Documented):
         )
 
     def show(self) -> None:
-        """Show the run in the notebook, or print it elsewhere."""
+        """Display the run in a notebook, or print it elsewhere."""
         self._ipython_display_()
 
     def _document(self) -> Document:
@@ -199,28 +200,28 @@ class RunSummary(RunFigures, Documented):
 
 
 class RunComparison(RunChanges, Documented):
-    """The changes from one run to another, with intervals over blocks of steps.
+    """The changes between two runs, with intervals over blocks of steps.
 
     Attributes
     ----------
     verdict : str
-        ``faster``, ``slower``, ``same`` or ``inconclusive``: the second run compared with the first.
+        The verdict on the second run compared with the first: ``faster``, ``slower``, ``same`` or ``inconclusive``.
     ratio : float or None
-        Median step time of the second divided by that of the first; ``None`` without steps.
+        The second run's median step time divided by the first run's; ``None`` without steps.
     ratio_ci : tuple of float or None
-        Its 95 % interval; ``None`` with too few steps.
+        The ratio's 95 % interval; ``None`` with too few steps.
     step : DataFrame
         Rows for ``step`` (median), ``mean step``, ``waiting for data``, ``working`` and ``between steps`` (means per
-        step), with `a_ms` and `b_ms` of the two runs, `change_ms` with its 95 % interval from `low_ms` to `high_ms`,
-        and the `ratio` with its interval from `ratio_low` to `ratio_high`.
+        step). The columns are the two runs' times `a_ms` and `b_ms`, `change_ms` with its 95 % interval from `low_ms`
+        to `high_ms`, and the `ratio` with its interval from `ratio_low` to `ratio_high`.
     memory : DataFrame
-        Peak memory and growth per step of both runs, and the change; peaks have no interval.
+        Both runs' peak memory and growth per step, and the change. Peaks have no interval.
     """
 
     def __init__(self, a: RunSummary, b: RunSummary, equal_within: float = 0.02) -> None:
         for run in (a, b):
             if not isinstance(run, RunSummary):
-                raise TypeError(f"a run is compared with another run, not with {shown(run)}.")
+                raise TypeError(f"a run can only be compared with another run, not with {shown(run)}.")
         within = finite(equal_within)
         if within is None or not 0 <= within < 1:
             raise ValueError(f"equal_within must be between 0 and 1 (0.02 is 2 %), not {shown(equal_within)}.")
@@ -228,7 +229,7 @@ class RunComparison(RunChanges, Documented):
 
     @property
     def sentences(self) -> list[str]:
-        """The changes in sentences, most important first."""
+        """The changes as sentences, most important first."""
         document = self._document()
         return [f"{document.verdict.sentence}.", *filter(None, [document.verdict.why]), *document.notes]
 
@@ -237,19 +238,19 @@ class RunComparison(RunChanges, Documented):
 
 
 def summarise(recorder: RunRecorder) -> RunSummary | None:
-    """Summarise the records of a run; ``None`` before the first step."""
+    """Summarise a run's records; returns ``None`` before the first step."""
     recorded = recorder.recorded()
     return RunSummary(recorded) if recorded.facts["steps"] else None
 
 
 def place_of_run(path: str | Path) -> Path:
-    """Return the folder of a run, given that folder or the one where a loop saved its profiles."""
+    """Return a run's folder, given this folder or the folder where a loop saved its profiles."""
     source = usable(path)
     return source if RUN.is_at(source) or not RUN.is_at(source / RUN_FOLDER) else source / RUN_FOLDER
 
 
 def profiles_beside(path: str | Path) -> list[str]:
-    """Return the paths of the profiles in a folder that also has a run or the runs of ranks; none without a run."""
+    """Return the paths of the profiles in a folder that also contains a run or several ranks' runs; otherwise none."""
     folder = usable(path)
     if not any(kind.is_at(folder / RUN_FOLDER) for kind in (RUN, RANKS)):
         return []
@@ -263,7 +264,7 @@ def load_run(path: str | Path) -> RunSummary:
     Raises
     ------
     RecordingError
-        If it is missing or damaged.
+        If the folder is missing or damaged.
     """
     from perfnb.loop.record import Recorded
 

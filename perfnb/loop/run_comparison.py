@@ -1,4 +1,4 @@
-"""Compare two runs: what changed from one to the other, with intervals over blocks of their steps."""
+"""Compare two runs, with intervals over blocks of their steps."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ _PARTS = {
 
 
 class RunChanges:
-    """The changes from one run, the baseline, to another, without profiled windows and warm-up.
+    """The changes from one run, the baseline, to another run, excluding profiled windows and warm-up.
 
-    Intervals come from blocks of consecutive steps: single steps depend on their neighbours, and count for less than
-    their number. They cover what varied within each run, not what differed on the machine between the runs.
+    Intervals are computed from blocks of consecutive steps, because individual steps depend on their neighbours and
+    provide less information than their number suggests. The intervals cover variation within each run, but not changes
+    to the machine between the runs.
 
     Parameters
     ----------
     a, b : RunFigures
     equal_within : float
-        The relative difference that does not matter.
+        The largest relative difference that does not matter.
     """
 
     def __init__(self, a: RunFigures, b: RunFigures, equal_within: float = 0.02) -> None:
@@ -65,7 +66,7 @@ def _times(sides: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _ratio(one: Centre, other: Centre) -> tuple[float | None, ...]:
-    """Return the ratio of the second to the first with its interval, from the difference of their logarithms."""
+    """Return the ratio of the second to the first with its interval, from the difference between their logarithms."""
     return tuple(None if value is None else math.exp(value) for value in _change(_log(one), _log(other)))
 
 

@@ -1,4 +1,4 @@
-"""Find what held a run back: one rule per cause, which argues from the figures of the run's steps, and the verdict."""
+"""Find what slowed a run down: one rule per cause, based on the figures of the run's steps, and the verdict."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _share(share: Centre) -> str:
 
 @rule("stalls", "Held up by stalls", "making the slow steps as fast as the others")
 def stalls(run: RunFigures) -> Iterator[Finding]:
-    """Find steps that are far slower than their neighbours, waits for data left out."""
+    """Find steps that are far slower than their neighbours, excluding waits for data."""
     slow, count = run.slow, run.counted
     if slow.empty or (bound := run.lost_ms / count) < _WORTH_STALLS * run.mean_ms:
         return
@@ -119,7 +119,7 @@ def _period(steps: Ints) -> int | None:
 
 @rule("between steps", "Much time passes between steps", "doing less between steps")
 def between_steps(run: RunFigures) -> Iterator[Finding]:
-    """Find time that passes outside the steps."""
+    """Find time that is spent outside the steps."""
     bound, whole = run.between_ms, run.mean_ms + run.between_ms
     if bound < _WORTH * whole:
         return
@@ -137,7 +137,7 @@ def between_steps(run: RunFigures) -> Iterator[Finding]:
 
 @rule("drift", "Slower and slower", "keeping the pace of the start")
 def drift(run: RunFigures) -> Iterator[Finding]:
-    """Find step times that grow little by little."""
+    """Find step times that grow gradually."""
     changes = run.changes
     if changes is None or changes.kind != "drift":
         return
@@ -189,7 +189,7 @@ def _ends(ratio: Centre) -> tuple[float, float] | None:
 
 @rule("memory growth", "Memory grows")
 def memory_growth(run: RunFigures) -> Iterator[Finding]:
-    """Find memory that grows on the device, or else in the process; it is urgent if it soon fills the machine."""
+    """Find memory growth on the device or, if there is none, in the process; urgent if memory is soon full."""
     for kind, words in (("allocated", "Memory allocated on the device"), ("resident", "The process's memory")):
         slope, level = run.memory_of[kind].growth, run.memory_of[kind].last_bytes
         if slope is None or level is None or not slope.grows:
@@ -221,9 +221,9 @@ _BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def run_findings(run: RunFigures) -> Findings:
-    """Return what held a run back.
+    """Return the findings about a run.
 
-    On a busy machine, findings that other programs can cause come last, with low confidence.
+    On a busy machine, findings that other programs may have caused come last, with low confidence.
     """
     if not run.enough:
         return Findings(finding_table([], None), Conclusion(TOO_FEW, "", ""), None)

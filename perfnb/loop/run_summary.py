@@ -1,6 +1,6 @@
-"""Compute what the steps of a whole run show.
+"""Compute the figures of a whole run's steps.
 
-That is times, phases, slow steps, memory, and how typical its profiled windows are.
+These are times, phases, slow steps, memory, and how typical the profiled windows are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PHASES = ("data", "step", "other", "profiled")
 
 @dataclass(frozen=True)
 class RunMemory:
-    """The course of one kind of memory over a run."""
+    """The development of one kind of memory over a run."""
 
     peak_bytes: int | None
     last_bytes: int | None
@@ -57,7 +57,7 @@ class RunMemory:
 
 
 class RunFigures:
-    """The facts of a run: its rules argue from them, and its document shows them.
+    """The facts about a run, which its rules and its document are based on.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class RunFigures:
 
 
 def steps_frame(rows: Rows, windows: Rows) -> pd.DataFrame:
-    """Return the rows of steps and of profiled windows in order of time, in milliseconds."""
+    """Return the rows for steps and profiled windows in chronological order, in milliseconds."""
     own = pd.DataFrame(rows, columns=list(COLUMNS))
     frame = pd.concat([own, pd.DataFrame(windows, columns=list(WINDOW_COLUMNS))], ignore_index=True)
     frame["profiled"] = np.arange(len(frame)) >= len(own)
@@ -142,7 +142,7 @@ def steps_frame(rows: Rows, windows: Rows) -> pd.DataFrame:
 
 
 def memory_frame(readings: Rows) -> pd.DataFrame:
-    """Return readings of memory: seconds since the start, the step that had just ended, bytes."""
+    """Return memory readings: seconds since the start, the step that had just ended, and bytes."""
     frame = pd.DataFrame(readings, columns=list(READING_COLUMNS))
     made = pd.DataFrame({"t_s": frame["at_ns"] / 1e9, "step": frame["step"]})
     for name in ("resident_bytes", "allocated_bytes"):
@@ -151,7 +151,7 @@ def memory_frame(readings: Rows) -> pd.DataFrame:
 
 
 def _busy(facts: Mapping[str, Any]) -> tuple[float, int] | None:
-    """Return the machine's mean load and its CPUs, if there was work for more CPUs than it has."""
+    """Return the machine's mean load and number of CPUs, if there was work for more CPUs than it has."""
     load, cpus = facts.get("load"), facts.get("cpus")
     return (load, cpus) if load is not None and cpus and load > _BUSY * cpus else None
 
@@ -162,8 +162,8 @@ def stretches(steps: pd.DataFrame, most: int) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        By stretch: the number of its first step in `first`; `wall_ms` and `data_ms` (medians over rows; missing where
-        all steps were profiled).
+        For each stretch, the number of its first step in `first`, and `wall_ms` and `data_ms` (medians over rows;
+        missing if all steps were profiled).
     """
     count = int((steps["step"] + steps["steps"]).max())
     most = min(most, count)
@@ -173,7 +173,7 @@ def stretches(steps: pd.DataFrame, most: int) -> pd.DataFrame:
 
 
 def _warmup(times: Floats) -> int:
-    """Return how many steps at the start are slow because they are the first."""
+    """Return the number of warm-up steps, which are slow because they are the first ones."""
     if not len(times):
         return 0
     slow = times > _WARMING * np.median(times)
@@ -204,13 +204,13 @@ def _phases(steps: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _around(values: Floats) -> Floats:
-    """Return the median of each value's block: what was usual at that time of the run."""
+    """Return the median of each value's block, which was the usual value at that time in the run."""
     blocks = in_blocks(values, most=FINE_BLOCKS) or [(values,)]
     return np.concatenate([np.full(len(block), np.median(block)) for (block,) in blocks])
 
 
 def _slow(rows: pd.DataFrame) -> tuple[pd.DataFrame, float]:
-    """Return slow steps, and the milliseconds that they lost beyond their waits for data."""
+    """Return the slow steps, and the milliseconds that they lost in addition to their waits for data."""
     columns = ["step", "start_s", "wall_ms", "data_ms", "lost_ms"]
     if len(rows) < FEWEST_STEPS:
         return pd.DataFrame(columns=columns, dtype=float), 0.0
@@ -238,7 +238,7 @@ def _slow(rows: pd.DataFrame) -> tuple[pd.DataFrame, float]:
 
 
 def _changes(rows: pd.DataFrame, times: Floats) -> Changes | None:
-    """Return the changes of the step time, whose places are steps."""
+    """Return the changes in step time; their positions are step numbers."""
     changes = changes_in(times)
     if changes is None:
         return None
@@ -256,8 +256,7 @@ def _memory(memory: pd.DataFrame, kind: str, first: int, steps: pd.DataFrame, fa
 def _growth(memory: pd.DataFrame, column: str, first: int, steps: pd.DataFrame) -> Slope | None:
     """Return the growth per step after the warm-up and the first tenth of the run, while caches and pools fill.
 
-    Profiled windows are cut out together with the change of memory over them, because profiles take memory of their
-    own.
+    Profiled windows are excluded together with the memory change during them, because profiles themselves take memory.
     """
     known = memory[memory[column].notna()].drop_duplicates("step", keep="last")
     windows = steps[steps["profiled"]]
@@ -276,7 +275,7 @@ def _growth(memory: pd.DataFrame, column: str, first: int, steps: pd.DataFrame) 
 
 
 def _windows(profiled: pd.DataFrame, own: pd.DataFrame, times: Floats) -> pd.DataFrame:
-    """Return how the timed steps of each profiled window (or, without any, its neighbours) compare with the run's."""
+    """Compare each profiled window's timed steps (or, if it has none, its neighbours) with the run's steps."""
     columns = ["step", "steps", "ms", "ratio", "typical", "judged_by"]
     found = []
     enough = len(times) >= FEWEST_STEPS

@@ -1,4 +1,4 @@
-"""A whole run, two runs side by side, and the runs of several ranks, as documents."""
+"""Documents for a whole run, for two runs side by side, and for the runs of several ranks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _RANKS_WAIT = (
 
 
 def run_document(run: RunFigures) -> Document:
-    """Return a document about how long a run's steps took, what held it back, and how memory developed."""
+    """Return a document about a run: how long its steps took, what slowed it down, and how memory developed."""
     several = len(run.findings) > 1  # the verdict covers a single one completely
     cards = (finding_cards(run.judgement, "What each finding costs at most per step"),) if several else ()
     return Document(
@@ -69,7 +69,7 @@ def run_document(run: RunFigures) -> Document:
 
 
 def run_name(run: RunFigures) -> str:
-    """Return the name of a run, with its rank if its job has several."""
+    """Return a run's name, with its rank if its job has several."""
     return run.name if run.rank is None else f"{run.name}, rank {run.rank} of {run.ranks}"
 
 
@@ -88,7 +88,7 @@ def _verdict(run: RunFigures) -> Verdict:
 
 
 def _nothing(run: RunFigures) -> str:
-    """Return what was looked for and not found."""
+    """Describe the problems that were looked for but not found."""
     waits = f"waits for data take {fmt.share(run.wait.estimate)} of the steps' time"
     parts = [waits if fmt.known(run.phases["ms"]["data"]) is not None else "waits for data are not known"]
     parts.append("few steps are slow" if len(run.slow) else "no step is slow")
@@ -119,7 +119,7 @@ def _figures(run: RunFigures) -> tuple[Figure, ...]:
 
 
 def _tried(run: RunFigures) -> Iterator[Section]:
-    """Yield the levers that were tried during the run, the best first, and the lines that keep those that helped."""
+    """Yield the levers that were tried during the run, best first, and the lines of code that keep the helpful ones."""
     if not run.tried:
         return
     best = sorted(run.tried, key=lambda one: (not one["kept"], math.inf if one["ratio"] is None else one["ratio"]))
@@ -137,10 +137,11 @@ def _tried(run: RunFigures) -> Iterator[Section]:
 
 
 def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
-    """Return the outcome for a lever, and what it would have saved over the remaining steps.
+    """Return a lever's outcome, and what it would have saved over the remaining steps.
 
-    If several are kept `together`, only their joint saving is of interest. A step of the run takes `whole_ms` with
-    its wait for data and the trainer's own work, so levers save a smaller share of that time than of the step alone.
+    If several levers are kept `together`, only their joint saving is shown. `whole_ms` is the time of a step in the
+    run, including its wait for data and the trainer's own work, so levers save a smaller share of it than of the step
+    alone.
     """
     if not tried["kept"]:
         return str(tried["why_not"])
@@ -150,7 +151,7 @@ def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
 
 
 def _gain(tried: Mapping[str, Any], whole_ms: float) -> str:
-    """Return what a lever would have saved over the remaining steps, as text that follows "worth keeping"."""
+    """Describe a lever's saving over the remaining steps, as text that follows "worth keeping"."""
     saves_ms, left = tried["saves_ms"], tried["left"]
     if saves_ms is None or left is None:
         return ""
@@ -245,7 +246,7 @@ def _notes(run: RunFigures) -> Iterator[str]:
 
 
 def comparison_document(changes: RunChanges) -> Document:
-    """Return the document of what changed from one run to another."""
+    """Return a document that compares two runs."""
     a, b = (run_name(run) for run in (changes.a, changes.b))
     names = f"{a} → {b}" if a != b else a
     sides = (("baseline", changes.a), ("candidate", changes.b))
@@ -277,7 +278,7 @@ def _change_verdict(changes: RunChanges) -> Verdict:
 
 
 def _reasons(changes: RunChanges) -> Iterator[str]:
-    """Yield what made the difference, the largest part first."""
+    """Yield the reasons for the difference, largest first."""
     parts = changes.step.loc[["waiting for data", "working", "between steps"]]
     clear = parts[(parts["low_ms"] > 0) | (parts["high_ms"] < 0)]
     if len(clear):
@@ -329,7 +330,7 @@ def _three(row: pd.Series, unit: str) -> tuple[Any, ...]:
 
 
 def ranks_document(ranks: RankFigures) -> Document:
-    """Return the document of which rank of a job waits longer for its data, or works longer."""
+    """Return a document that shows which rank in a job waits longer for its data, or works longer."""
     times = ranks.times
     marks = [palette.RUN["data"], Mark("working", palette.BLUE, "█", "solid"), palette.RUN["other"]]
     bars = [

@@ -1,4 +1,4 @@
-"""Find the steps of a script that knows nothing of perfnb, by watching its optimizers and data loaders."""
+"""Find the steps of an unmodified script by watching its optimizers and data loaders."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _LIBRARIES = ("perfnb", "torch", "runpy", "contextlib")
 
 
 class ScriptSteps:
-    """Finds out which loader and which optimizer make the steps of a script's training loop.
+    """Determines which loader and which optimizer define the steps in a script's training loop.
 
-    A step ends when the chosen optimizer has stepped, and the next one starts where the loop asks the same loader for
-    the next batch. Everything requested until that step ends belongs to it: further batches, as with accumulated
-    gradients, and the waits for other loaders. Requests to other loaders between steps, as for validation, belong to no
-    step. If every step asks several loaders, the batches of the first one count. Without a loader a step starts where
-    the last one ended.
+    A step ends when the chosen optimizer has stepped, and the next step starts when the loop requests the next batch
+    from the same loader. Everything that is requested before the step ends belongs to it, such as further batches (with
+    gradient accumulation) and waits for other loaders. Requests to other loaders between steps, for example during
+    validation, are not part of any step. If every step uses several loaders, the batches of the first one count.
+    Without a loader, a step starts when the previous one ended.
 
     Parameters
     ----------
     make_driver : callable
-        Makes the driver, given the loader if there is one; called at the first batch or step.
+        Creates the driver; called with the loader, if there is one, at the first batch or step.
     by : str
         One of `BY`.
 
@@ -61,7 +61,7 @@ class ScriptSteps:
         self.optimizers = 0
 
     def take(self, loader: Any, fetch: functools.partial[Any]) -> Any:
-        """Fetch a batch that the script asks of a loader, in the way that `see_loaders` needs."""
+        """Fetch a batch that the script requests from a loader, as `see_loaders` requires."""
         __tracebackhide__ = True
         waits = self._ask(loader)
         try:
@@ -76,11 +76,11 @@ class ScriptSteps:
         return batch
 
     def _is_own(self, loader: Any) -> bool:
-        """Return whether a loader's batches are those of the steps, as far as that is known."""
+        """Return whether a loader provides the steps' batches, as far as this is known."""
         return not self._known or _is(self._loader, loader)
 
     def _ask(self, loader: Any) -> bool:
-        """Note that a batch is requested. Return whether a step waits for it."""
+        """Record that a batch is requested, and return whether a step waits for it."""
         steps = self._steps_with(loader)
         before, self._asked = self._asked, weakref.ref(loader)
         self._first = self._first or self._asked
@@ -101,7 +101,7 @@ class ScriptSteps:
         return True
 
     def _run_out(self, loader: Any, waits: bool) -> None:
-        """Note that a loader had no batch, or that none could be made."""
+        """Record that a loader had no more batches, or failed to produce one."""
         if _is(self._first, loader):
             self._first = None
         if waits and not self._open:
@@ -112,7 +112,7 @@ class ScriptSteps:
         self._ran_out |= self._is_own(loader)
 
     def step(self, optimizer: Any) -> None:
-        """Note that an optimizer has stepped."""
+        """Record that an optimizer has stepped."""
         steps, first = self._steps_with(None), optimizer not in self._seen
         if first:
             self._seen.add(optimizer)
@@ -145,7 +145,7 @@ class ScriptSteps:
     def _steps_with(self, loader: Any) -> LoopSteps:
         """Return the object that reports the steps to the driver.
 
-        It is made at the first batch or step, when torch is loaded.
+        It is created at the first batch or step, when torch has been loaded.
         """
         if self._steps is None:
             driver = self._make_driver(None if isinstance(loader, Nameless) else loader)
@@ -154,7 +154,7 @@ class ScriptSteps:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """See every optimizer and loader of this process within the block; torch is not loaded, and need not be yet."""
+        """Watch every optimizer and loader in this process within the block. Torch does not need to be loaded yet."""
         with ExitStack() as undo:
             hooks: dict[str, Callable[[ModuleType], Any]] = {
                 "torch.optim.optimizer": lambda module: undo.callback(self._see_optimizers(module)),
@@ -171,10 +171,10 @@ class ScriptSteps:
                 sys.meta_path.remove(finder)
 
     def _see_optimizers(self, module: ModuleType) -> Callable[[], None]:
-        """Wrap the steps of all future optimizer classes. Return what ends that.
+        """Wrap the `step` methods of all future optimizer classes, and return a function that stops it.
 
-        Torch runs its own hooks after a step inside a range that the profiler records. There the profiler can be
-        neither started nor stopped, and no hook can be added.
+        Torch's own step hooks run inside a range that the profiler records, where the profiler can neither be started
+        nor stopped and no hook can be added. They are therefore not used.
         """
         optimizer_class, here = module.Optimizer, only_here()
         original = optimizer_class.__dict__["profile_hook_step"]
@@ -210,9 +210,9 @@ class ScriptSteps:
 
 
 def script_variables() -> dict[str, Any]:
-    """Return the variables of the functions that are running now, inner ones first.
+    """Return the variables of all running functions, innermost first.
 
-    Those of the script itself are included.
+    The script's own variables are included.
     """
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
@@ -232,14 +232,14 @@ def script_variables() -> dict[str, Any]:
 
 
 class _AfterImport:
-    """A finder of modules that only calls a function once one of some modules has been imported."""
+    """A module finder that calls a function once one of several modules has been imported."""
 
     def __init__(self, calls: dict[str, Callable[[ModuleType], Any]]) -> None:
         self._calls = calls
         self._looking = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Find a module by the other finders, and have its loader call back."""
+        """Find a module with the other finders, and make its loader call back."""
         if name not in self._calls or self._looking:
             return None
         from importlib.util import find_spec

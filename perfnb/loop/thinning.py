@@ -1,8 +1,8 @@
-"""Thin out the rows of steps as a run grows: sums, order and the slowest steps stay exact.
+"""Thin out the rows of steps as a run grows, while sums, order and the slowest steps remain exact.
 
-A row represents one step at first, and two, four, eight consecutive ones later. It keeps their number, their sums, the
-slowest of them and one chosen at random. The times of chosen steps are distributed like those of all steps, unlike
-means of rows, and no periodic pattern of the run is mistaken for all of it, as could happen with every n-th step.
+A row initially represents one step, and later two, four or eight consecutive steps. It stores their number, their sums,
+the slowest step, and one step chosen at random. Unlike row means, the times of randomly chosen steps have the same
+distribution as those of all steps. Choosing every n-th step instead could mistake a periodic pattern for the whole run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rows_of(step: Any, begin_ns: Any, wall_ns: Any, data_ns: Any, other_ns: Any,
 
 
 def joined(rows: Rows, size: int, choice: np.random.Generator) -> Rows:
-    """Join each `size` consecutive rows, and the remaining ones at the end, into one."""
+    """Join every `size` consecutive rows into one, and the remaining rows at the end into another."""
     if size == 1:
         return rows
     whole = len(rows) // size * size

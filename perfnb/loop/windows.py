@@ -1,4 +1,4 @@
-"""Decide when the windows of a loop are due."""
+"""Determine when a loop's windows are due."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from perfnb.arguments import require_count
 
 
 class Windows:
-    """The steps at which windows are due: first those that the user gave, then one at a fixed interval.
+    """The steps at which windows are due: first the user's steps, then further steps at a fixed interval.
 
     Parameters
     ----------
     at : int or iterable of int
-        Steps before each window.
+        Number of steps before each window.
     every : int or None
-        Steps from one window to the next, after the last of `at`.
+        Number of steps between windows after the last one in `at`.
     """
 
     def __init__(self, at: int | Iterable[int], every: int | None = None) -> None:
@@ -35,10 +35,10 @@ class Windows:
         self.single = len(self._planned) == 1 and every is None
 
     def next(self, done: int) -> int | None:
-        """Return the number of steps before the next window, after `done` steps; ``None`` if there is none to come.
+        """Return the number of steps before the next window, after `done` steps; ``None`` if there are no more windows.
 
-        A window that became due while another was open comes at once, but repeated windows that have been missed are
-        left out.
+        A window that became due while another one was open follows immediately, but repeated windows that were missed
+        are skipped.
         """
         if self._planned:
             return max(done, self._planned.pop(0))
@@ -49,6 +49,6 @@ class Windows:
         return self._last
 
     def postpone(self, window: int | None) -> None:
-        """Have `next` return a window again, because another one comes before it."""
+        """Make `next` return a window again, because another one precedes it."""
         if window is not None:
             self._planned.insert(0, window)

@@ -1,4 +1,4 @@
-"""Define the IPython magics: parse the line, run what the public function runs, and display the result."""
+"""The IPython magics. Each parses its line, runs the same code as the public function, and displays the result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def register(shell: Any) -> None:
 
 
 def unregister(shell: Any) -> None:
-    """Remove them again, and end what they started."""
+    """Remove the magics, and stop everything that they started."""
     watching = shell.magics_manager.registry.pop("GpuWatchMagics", None)
     if watching is not None:
         watching.end()

@@ -1,4 +1,4 @@
-"""Compile a cell's body once as a step, and run it in the user's namespace, as IPython's ``%%time`` does."""
+"""Compile a cell's body once as a step, and run it in the user's namespace, like IPython's ``%%time``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _OPTION = re.compile(r"\s--[a-z]")
 
 
 def compile_body(shell: Any, source: str) -> CodeType:
-    """Compile a cell's body; IPython syntax in it (``!``, ``%time``, ``?``) works as in a cell.
+    """Compile a cell's body. IPython syntax (``!``, ``%time``, ``?``) works as in any cell.
 
     Raises
     ------
     UsageError
-        If the body is empty, not valid Python, or awaits at its top level, which a synchronous magic cannot run.
+        If the body is empty, is not valid Python, or uses ``await`` at its top level, which a synchronous magic does
+        not support.
     """
     code: CodeType = _compiled(shell, source, ("step", "profile"), lambda tree, name: shell.compile(tree, name, "exec"))
     return code
@@ -34,7 +35,7 @@ def compile_body(shell: Any, source: str) -> CodeType:
 def run_body(shell: Any, source: str) -> Callable[[], Any]:
     """Return a function that runs a cell's body once and returns its last expression's value.
 
-    Errors are those of `compile_body`.
+    It raises the same errors as `compile_body`.
     """
 
     def parts(tree: ast.Module, name: str) -> tuple[CodeType, CodeType | None]:
@@ -57,7 +58,7 @@ def run_body(shell: Any, source: str) -> Callable[[], Any]:
 def _compiled(shell: Any, source: str, words: tuple[str, str], compiled: Callable[[ast.Module, str], Any]) -> Any:
     """Return the result of `compiled` for a cell's body, given its tree and file name.
 
-    `words` name the body and its purpose.
+    `words` describes the body and its purpose in error messages.
     """
     what, verb = words
     try:
@@ -79,15 +80,15 @@ def _compiled(shell: Any, source: str, words: tuple[str, str], compiled: Callabl
 def step_in(
     shell: Any, rest: str, cell: str | None, parser: argparse.ArgumentParser
 ) -> tuple[Callable[..., Any], Callable[[], Iterable[Any]] | None, CodeType]:
-    """Return the step of a magic, a function that evaluates the iterable of its clause, and the compiled body.
+    """Return a magic's step, a function that evaluates the iterable of its clause, and the compiled body.
 
-    The step is the cell, which `rest` may feed with a clause ``for TARGET in ITERABLE``; for a line magic, it is
-    `rest`.
+    For a cell magic, the step is the cell, and `rest` may provide its batches with a clause ``for TARGET in ITERABLE``.
+    For a line magic, the step is `rest`.
 
     Raises
     ------
     UsageError
-        If the body is not valid, or the clause has another form.
+        If the body is invalid, or if the clause has a different form.
     """
     clause = None
     if cell is not None and rest:
@@ -105,7 +106,7 @@ def clause_of(shell: Any, clause: str) -> Clause:
     Raises
     ------
     UsageError
-        If the clause has another form.
+        If the clause has a different form.
     """
     how = "options go before for" if _OPTION.search(clause) else "write for TARGET in ITERABLE, as in a for loop"
     refusal = UsageError(f"cannot read {clause!r}: {how}.")
@@ -124,13 +125,13 @@ def clause_of(shell: Any, clause: str) -> Clause:
 
 
 def _cell_number(shell: Any) -> int:
-    """Return the number of the running cell, even if it is not kept in the history."""
+    """Return the number of the running cell, even if it is not stored in the history."""
     running = shell.displayhook.exec_result
     return int(getattr(running, "execution_count", None) or shell.execution_count)
 
 
 def _top_level(tree: ast.AST) -> Iterable[ast.AST]:
-    """Return the nodes of a tree outside the functions that it defines."""
+    """Return the nodes of a syntax tree that are outside the functions it defines."""
     for child in ast.iter_child_nodes(tree):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             yield child

@@ -37,18 +37,19 @@ class GpuWatchMagics(Magics):
     def gpuwatch(self, line: str, cell: str | None = None) -> Any:
         """Show hardware telemetry live and record it: GPUs, CPU, memory, disk, network.
 
-        As a line magic it opens a panel below the cell, which runs until it is stopped:
+        As a line magic, it opens a panel below the cell, which keeps recording until you stop it:
 
             %gpuwatch --into w
             %gpuwatch status
             %gpuwatch stop
 
-        As a cell magic it watches that cell from start to end:
+        As a cell magic, it watches the cell from start to end:
 
             %%gpuwatch --interval 0.1 --into w
             train(model, loader)
 
-        The history is a DataFrame: w.samples; see also w.summary() and w.plot(). Cells are marked by their numbers.
+        The history is available as a DataFrame in w.samples; see also w.summary() and w.plot(). Cells are marked with
+        their numbers.
         """
         __tracebackhide__ = True
         first, _, behind = line.strip().partition(" ")

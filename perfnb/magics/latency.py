@@ -26,25 +26,37 @@ class LatencyMagics(Magics):
     @magic_arguments("%%latency")
     @argument("--into", metavar="NAME", help="Assign the result to this variable.")
     @argument("--rate", metavar="PER_SECOND", type=float, help="Serve requests that arrive at this rate.")
-    @argument("--bound", metavar="MS", type=float, help="Find the highest rate at which latency stays within this.")
     @argument(
-        "--quantile", metavar="Q", type=float, default=0.99, help="The share of requests within it (default 0.99)."
+        "--bound", metavar="MS", type=float, help="Find the highest rate at which latency stays within this bound."
+    )
+    @argument(
+        "--quantile",
+        metavar="Q",
+        type=float,
+        default=0.99,
+        help="The share of requests that must stay within the bound (default 0.99).",
     )
     @argument(
         "--price", metavar="PER_HOUR", type=float, help="Price of the machine, for the cost of a thousand requests."
     )
-    @argument("--budget", metavar="SECONDS", type=float, default=30.0, help="Time for all of it (default 30).")
+    @argument(
+        "--budget",
+        metavar="SECONDS",
+        type=float,
+        default=30.0,
+        help="Time limit for the whole measurement (default 30).",
+    )
     @argument("code", nargs="*", help="for TARGET in REQUESTS")
     def latency(self, line: str, cell: str) -> Any:
         """Measure how long requests take, alone and under load.
 
-        The cell serves one request, which the loop's variable holds:
+        The cell serves one request, which is assigned to the loop variable:
 
             %%latency --rate 20 --bound 100 for image in images
             with torch.inference_mode():
                 model(image)
 
-        The result is the cell's value; a trailing ; silences it.
+        The result is the cell's value. A trailing semicolon suppresses its display.
         """
         __tracebackhide__ = True
         from perfnb.inference.latency import latency

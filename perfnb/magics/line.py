@@ -1,4 +1,4 @@
-"""Parse a magic's line: options first, then Python code, which stays unchanged."""
+"""Parse a magic's line, which consists of options followed by unmodified Python code."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _KINDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, str]:
-    """Parse the options at the start of a line; return the rest untouched.
+    """Parse the options at the beginning of a line, and return the rest unchanged.
 
     Raises
     ------
     UsageError
-        For an unknown option, or one with a missing or wrong value.
+        If an option is unknown, or if its value is missing or invalid.
     """
     words: list[str] = []
     rest = line.strip()
@@ -51,7 +51,7 @@ def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Nam
 
 
 def refuse_short(clause: str, parser: argparse.ArgumentParser) -> None:
-    """Raise a UsageError for a clause that starts with a one-dash option."""
+    """Raise a UsageError if a clause starts with a single-dash option."""
     if match := _SHORT.match(clause):
         meant = [name for name in option_names(parser) if name.startswith(f"-{match[0]}")]
         hint = f"did you mean {meant[0]}?" if len(meant) == 1 else _listed(parser)
@@ -59,13 +59,13 @@ def refuse_short(clause: str, parser: argparse.ArgumentParser) -> None:
 
 
 def require_name(name: str | None) -> None:
-    """Raise a UsageError for an ``--into`` that is not a variable name."""
+    """Raise a UsageError if the value of ``--into`` is not a variable name."""
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
         raise UsageError(f"--into needs a variable name, not {name!r}.")
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the long options of a parser."""
+    """Return a parser's long options."""
     return sorted(name for name in parser._option_string_actions if name.startswith("--"))
 
 
@@ -86,7 +86,7 @@ def _listed(parser: argparse.ArgumentParser) -> str:
 
 
 def _checked(value: str, option: str, kind: Any) -> str:
-    """Return the text of an option's value, if it has the right type."""
+    """Return the text of an option's value after checking its type."""
     if kind in _KINDS:
         try:
             kind(value)

@@ -35,21 +35,23 @@ class ProfileStepMagics(Magics):
     @argument("--model", metavar="MODELS", help="Break down only these models into layers: names separated by commas.")
     @argument("--no-memory", action="store_true", help="Skip the steps that record every allocation.")
     @argument("--no-flops", action="store_true", help="Skip the step that counts every operator's FLOPs.")
-    @argument("--stacks", action="store_true", help="Record what Python does: a flame graph, and time by line of code.")
-    @argument("--no-stacks", action="store_true", help="Never sample what Python does, however long it takes.")
-    @argument("--recompile", action="store_true", help="Trace compiled models with code that shows their layers.")
+    @argument("--stacks", action="store_true", help="Record Python code: a flame graph, and time by line of code.")
+    @argument("--no-stacks", action="store_true", help="Never sample Python code, however long it takes.")
+    @argument(
+        "--recompile", action="store_true", help="Recompile models for the trace so that their layers are visible."
+    )
     @argument("--watch", action="store_true", help="Record hardware telemetry during the run: GPUs, CPU, memory, disk.")
     @argument("--ranks", metavar="N", type=int, help="Run the cell in N new processes, the ranks of a job.")
     @argument("--ddp", action="store_true", help="With --ranks: wrap the cell's models in DistributedDataParallel.")
-    @argument("--split", action="store_true", help="With --ranks: give each rank its part of each batch.")
-    @argument("--quiet", action="store_true", help="Show no progress bar and, in a cell with --into, no report.")
+    @argument("--split", action="store_true", help="With --ranks: split each batch among the ranks.")
+    @argument("--quiet", action="store_true", help="Hide the progress bar and, in a cell with --into, the report.")
     @argument(
         "code", nargs="*", help="Cell magic: for TARGET in ITERABLE, or nothing. Line magic: the statement to profile."
     )
     def profile_step(self, line: str, cell: str | None = None) -> Any:
         """Run a step repeatedly and show where its time goes, layer by layer, forward and backward.
 
-        As a cell magic, the cell is one step. ``for TARGET in ITERABLE`` on the magic's line feeds it batches and
+        As a cell magic, the cell is one step. ``for TARGET in ITERABLE`` on the magic's line provides its batches and
         measures the wait for data as a separate phase:
 
             %%profile_step --steps 20 --into p for x, y in loader
@@ -62,11 +64,11 @@ class ProfileStepMagics(Magics):
 
             %profile_step train_step(batch)
 
-        With ``--ranks``, new processes run the cell, with copies of the variables that it names. torch's process group
-        exists in them; the cell's value is then `Ranks`.
+        With ``--ranks``, the cell runs in new processes, with copies of the variables that it uses. torch's process
+        group is already set up in them. The cell's value is then a `Ranks` object.
 
-        The profile is the cell's value; a trailing ; silences it. The code runs in this notebook and changes its
-        variables; the report has the number of runs.
+        The profile is the cell's value. A trailing semicolon suppresses its display. The code runs in this notebook and
+        changes its variables; the report shows how often it ran.
         """
         __tracebackhide__ = True
         from perfnb.step.budget import Plan
@@ -85,7 +87,7 @@ class ProfileStepMagics(Magics):
             raise UsageError("--" + str(error).replace("budget_s", "budget")) from None
         require_name(options.into)
         if options.stacks and options.no_stacks:
-            raise UsageError("--stacks and --no-stacks exclude each other.")
+            raise UsageError("--stacks and --no-stacks cannot be combined.")
         if options.ranks is None and (options.ddp or options.split):
             raise UsageError(f"--{'ddp' if options.ddp else 'split'} needs --ranks N.")
         if options.quiet and cell is not None and options.into is None:
@@ -123,7 +125,7 @@ class ProfileStepMagics(Magics):
         )
 
     def _ranks(self, rest: str, cell: str | None, options: Any, plan: Any) -> Any:
-        """Return the profiles of new processes that run the cell."""
+        """Run the cell in new processes, and return their profiles."""
         __tracebackhide__ = True
         from dataclasses import asdict
 
@@ -135,7 +137,7 @@ class ProfileStepMagics(Magics):
             raise UsageError("--ranks runs a cell: write %%profile_step --ranks N, and the step below it.")
         for name in ("watch", "stacks"):
             if getattr(options, name):
-                raise UsageError(f"--{name} is about this process, but --ranks runs the cell in others.")
+                raise UsageError(f"--{name} applies to this process, but --ranks runs the cell in other processes.")
         clause = None
         if rest:
             refuse_short(rest, ProfileStepMagics.profile_step.parser)
@@ -164,7 +166,7 @@ class ProfileStepMagics(Magics):
         return run_ranks(order, options.ranks, quiet=options.quiet)
 
     def _models(self, text: str | None) -> dict[str, Any]:
-        """Return the modules that ``--model`` names."""
+        """Return the modules that ``--model`` specifies."""
         from perfnb.step.namespace import chosen_models
 
         models: dict[str, Any] = {}

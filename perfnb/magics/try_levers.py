@@ -27,7 +27,7 @@ class TryLeversMagics(Magics):
     @keeps_nothing
     @magic_arguments("%try_levers")
     @argument("--into", metavar="NAME", help="Assign the result to this variable.")
-    @argument("--levers", metavar="NAMES", help="Try only these, separated by commas.")
+    @argument("--levers", metavar="NAMES", help="Try only these levers, separated by commas.")
     @argument(
         "--list",
         action="store_true",
@@ -40,15 +40,15 @@ class TryLeversMagics(Magics):
         default=120.0,
         help="Time limit for all trials together (default 120).",
     )
-    @argument("--goal", choices=("time", "memory"), default="time", help="What to make smaller (default time).")
-    @argument("--quiet", action="store_true", help="Show no progress bar.")
+    @argument("--goal", choices=("time", "memory"), default="time", help="What to reduce (default time).")
+    @argument("--quiet", action="store_true", help="Hide the progress bar.")
     @argument(
         "code", nargs="*", help="Cell magic: for TARGET in ITERABLE, or nothing. Line magic: the statement to speed up."
     )
     def try_levers(self, line: str, cell: str | None = None) -> Any:
-        """Try what could make a step faster, check its results, and put everything back.
+        """Try levers that could make a step faster, check its results, and restore everything.
 
-        As a cell magic, the cell is one step, as for %%profile_step:
+        As a cell magic, the cell is one step, as in %%profile_step:
 
             %%try_levers --into found for x, y in loader
             optimizer.zero_grad()
@@ -61,7 +61,8 @@ class TryLeversMagics(Magics):
 
         %try_levers --list lists all levers.
 
-        The result is the cell's value; a trailing ; silences it. Variables that the code binds keep their last values.
+        The result is the cell's value. A trailing semicolon suppresses its display. Variables that the code assigns
+        keep their last values.
         """
         __tracebackhide__ = True
         from perfnb.remedies.try_levers import LeverRequest, levers, run_trials
@@ -78,7 +79,7 @@ class TryLeversMagics(Magics):
             raise UsageError("there is nothing to speed up: write a statement after %try_levers.")
         names = None if options.levers is None else [name.strip() for name in options.levers.split(",")]
         if names is not None and "" in names:
-            raise UsageError("--levers takes names separated by commas, without spaces between them.")
+            raise UsageError("--levers requires names separated by commas, without spaces between them.")
         step, batches, body = step_in(self.shell, rest, cell, parser)
         namespace = self.shell.user_ns
         # The cell does not use the loader that its clause names.

@@ -1,4 +1,4 @@
-"""Compute the tables of one recording, each on first access, from no more than it needs."""
+"""Compute the tables of a recording. Each table is computed on first access, from only the data that it needs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from perfnb.trace_names import DEVICE_WORK
 class Analysis:
     """The results of a recording.
 
-    Without traced events, tables of times are empty and everything based on them is ``None``.
+    Without traced events, tables of times are empty, and all results based on them are ``None``.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -43,14 +43,14 @@ class Analysis:
         self._parts: dict[str, Any] = {}
 
     def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
-        """Return what the tab of a room that this module does not know computes for itself, once."""
+        """Return the result of a tab's own computation, which runs only once."""
         if key not in self._parts:
             self._parts[key] = compute(self)
         return self._parts[key]
 
     @cached_property
     def timing(self) -> StepTimes:
-        """The step times of the timed pass."""
+        """The step times from the timed pass."""
         steps, meta = self.recording.steps, self.recording.meta
         timed, warmup = steps[steps["pass"] == "timed"], steps[steps["pass"] == "warmup"]
         return timing_of_batches(
@@ -63,7 +63,7 @@ class Analysis:
 
     @cached_property
     def attribution(self) -> Attribution | None:
-        """The owners of the time of the traced steps."""
+        """The attribution of the traced steps' time."""
         return attribute(self.recording) if len(self.recording.events) else None
 
     @cached_property
@@ -88,7 +88,7 @@ class Analysis:
 
     @cached_property
     def memory(self) -> MemorySummary | None:
-        """The memory facts of a report; ``None`` if nothing was alive."""
+        """The memory facts for a report; ``None`` if no memory was allocated."""
         if self.watched is None:
             return None
         return memory_summary(self.watched, self.memory_table, self.timing.batch_size)
@@ -152,17 +152,17 @@ class Analysis:
 
     @cached_property
     def collectives(self) -> pd.DataFrame | None:
-        """Each collective of the traced steps, as from `collective_calls`; ``None`` if no step was traced."""
+        """All collectives in the traced steps, see `collective_calls`; ``None`` if no step was traced."""
         return None if self.attribution is None else collective_calls(self.recording, self.attribution)
 
     @cached_property
     def stacks(self) -> StepStacks | None:
-        """The Python code of the step; ``None`` if it was not sampled."""
+        """The step's Python code; ``None`` if it was not sampled."""
         return step_stacks(self.recording)
 
     @cached_property
     def roofline(self) -> RooflineLevels | None:
-        """The ceilings and the layers under them; ``None`` if arithmetic was not counted."""
+        """The ceilings, and the layers relative to them; ``None`` if arithmetic was not counted."""
         if self.counted is None or self.attribution is None:
             return None
         step_ms = self.timing.median_ms if self.timing.steps else None
@@ -170,17 +170,17 @@ class Analysis:
 
     @cached_property
     def gpu(self) -> GpuSummary | None:
-        """The facts about the GPUs; ``None`` if nothing ran on one."""
+        """The facts about the GPUs; ``None`` if nothing ran on a GPU."""
         return None if self.attribution is None else gpu_summary(self.recording, self.attribution)
 
     @cached_property
     def slowdown(self) -> float | None:
-        """Traced step time divided by the timed one."""
+        """The traced step time divided by the timed step time."""
         return slowdown_of(self.recording, self.timing)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Caveats that readers need to understand the figures."""
+        """Caveats that readers need to know when they interpret the figures."""
         failed = tuple(notes_of_failure(self.recording))
         if self.attribution is None:
             return failed
@@ -188,9 +188,9 @@ class Analysis:
 
     @cached_property
     def host_share(self) -> float:
-        """The share of the step that is the host's own work, which decides whether to sample stacks.
+        """The share of the host's own work in the step, which determines whether stacks are sampled.
 
-        It needs no finding, and does not depend on the step's memory.
+        Computing it requires neither findings nor the step's memory.
         """
         if self.attribution is None:
             return 0.0
@@ -199,7 +199,7 @@ class Analysis:
 
     @cached_property
     def findings(self) -> Findings | None:
-        """The findings on the step; ``None`` if no step was traced."""
+        """The findings about the step; ``None`` if no step was traced."""
         if self.attribution is None:
             return None
         figures = StepFigures(self.timing, self.phases, self.slowdown, self.roofline, self.memory)

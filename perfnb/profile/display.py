@@ -1,4 +1,4 @@
-"""Show a report: live in a notebook, static in a saved one, as text elsewhere, or as a separate page."""
+"""Show a report: live in a notebook, static in a saved notebook, as text elsewhere, or as a separate HTML page."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def show(
 ) -> None:
     """Show the report with its timeline, if there is one.
 
-    In a notebook it is a static twin and a live view, otherwise text. The live report contains a coarser level of a
-    long timeline; a page that requests the rest gets it through `again`. The levers of its findings can be tried on the
-    step in `kept`.
+    Notebooks get a live view together with a static twin; elsewhere, the report is printed as text. If the timeline is
+    long, the live report contains only a coarser level, and `again` provides the rest on request. The findings' levers
+    can be tried on the step in `kept`.
     """
     if not in_notebook():
         print_text(document_text(report_document(summary, timeline), usual_width()))
@@ -52,7 +52,7 @@ def show(
 
 
 def _layer_rows(summary: Summary, timeline: Timeline) -> list[int]:
-    """Return the row of each of the timeline's layers in the table of layers; -1 if it has none."""
+    """Return the row number of each timeline layer in the table of layers; -1 if it is not there."""
     places = Report(summary).layer_places
     return [places.get(name, -1) for name in timeline.layers]
 

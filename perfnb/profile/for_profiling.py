@@ -1,4 +1,4 @@
-"""`compile_for_profiling`: have code that torch compiles report its layers."""
+"""`compile_for_profiling`: make code that torch compiles report its layers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from perfnb.recording.provenance import written
 
 
 def compile_for_profiling(provenance: str | Path | None = None) -> AbstractContextManager[None]:
-    """Make models and functions that are compiled from now on show their layers in a profile.
+    """Make the layers inside subsequently compiled models and functions visible in profiles.
 
     Call it before the compiled code runs for the first time, because torch compiles only then. Each generated kernel
-    then records when it runs, and torch remembers the operations and modules that it fused into each kernel. Otherwise
-    the code is the same that torch would compile without this call.
+    then records when it runs, and torch records which operations and modules it fused into each kernel. Apart from
+    that, torch generates the same code as without this call.
 
-    The settings hold until the next profile has been made, or, as a context manager, until the end of its block. Code
-    that was compiled meanwhile keeps reporting its layers, in later profiles too.
+    The settings apply until the next profile is complete or, if you use this as a context manager, until the end of the
+    block. Code that was compiled in the meantime continues to report its layers, even in later profiles.
 
     Parameters
     ----------
     provenance : str or Path, optional
-        Only for a ``with`` block: a file to write at its end. `load` then shows the layers in a trace that
-        torch.profiler records of the code that was compiled in the block.
+        For ``with`` blocks only: a file that is written at the end of the block. If torch.profiler records a trace of
+        the code that was compiled in the block, `load` can use this file to show its layers.
 
     Returns
     -------
@@ -35,7 +35,7 @@ def compile_for_profiling(provenance: str | Path | None = None) -> AbstractConte
     Warns
     -----
     RuntimeWarning
-        If this version of torch cannot report layers: each region is then one layer.
+        If this version of torch cannot report layers. Each compiled region is then a single layer.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def compile_for_profiling(provenance: str | Path | None = None) -> AbstractConte
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Keep the settings in force in the block, and afterwards write what is known of all compiled graphs."""
+    """Apply the settings within the block, then write all information about the compiled graphs."""
     from perfnb.step.compiler import compiled_graphs, profiling_block
 
     with profiling_block():

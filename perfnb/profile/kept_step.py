@@ -1,4 +1,4 @@
-"""Keep the step of a live profile so that a remedy can be tried on it, but without keeping a model alive."""
+"""Keep a live profile's step, so that remedies can be tried on it, without keeping the model alive."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ Ref = Callable[[], Any]
 
 @dataclass(frozen=True)
 class KeptStep:
-    """A way to find the step of a profile again.
+    """Finds a profile's step again.
 
-    A profile often outlives its model: it stays in the notebook's history of outputs, and so would a step whose closure
-    holds the model. So steps, batches and models are held weakly, except a function without a closure, which holds only
-    its module, and the code of a cell, which runs with the notebook's variables at that time.
+    A profile often outlives its model, because it stays in the notebook's output history. If it held a step whose
+    closure refers to the model, the model would stay alive as well. Steps, batches and models are therefore kept as
+    weak references. There are two exceptions: functions without a closure, which refer only to their module, and a
+    cell's code, which later runs with the notebook's variables at that time.
     """
 
     #: The arguments of `perfnb.remedies.try_levers.run_trials` that the step needs; ``None`` if a part is gone.
@@ -31,7 +32,7 @@ class KeptStep:
 
 
 def kept_call(step: Any, batches: Any, models: Sequence[Any] | None, names: Mapping[str, Any]) -> KeptStep:
-    """Keep the arguments of a call to `perfnb.profile_step`; `names` are those given with models."""
+    """Keep the arguments of a call to `perfnb.profile_step`; `names` are the names that were passed with the models."""
     from perfnb.step.namespace import name_of_batches, namespace_of
 
     places = getattr(getattr(step, "__func__", step), "__globals__", {})
@@ -57,7 +58,7 @@ def kept_call(step: Any, batches: Any, models: Sequence[Any] | None, names: Mapp
 def kept_cell(
     step: Any, body: CodeType, variables: dict[str, Any], batches: Any, models: Sequence[Any] | None, magic: str
 ) -> KeptStep:
-    """Keep a cell's code, with the live dictionary of the notebook's variables, which holds nothing more."""
+    """Keep a cell's code and the live dictionary of the notebook's variables, which keeps nothing else alive."""
     from perfnb.step.namespace import namespace_of
 
     found_models = _refs(models)
@@ -87,9 +88,9 @@ def _refs(models: Sequence[Any] | None) -> Ref:
 
 
 def _ref(value: Any, places: Mapping[str, Any] | None = None, name: str | None = None) -> Ref:
-    """Return a function that gives a value back while it exists.
+    """Return a function that returns a value as long as the value exists.
 
-    A list, which cannot be held weakly, is looked up by its name.
+    Lists do not support weak references, so they are looked up by name.
     """
     if type(value) is FunctionType and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
         return lambda: value

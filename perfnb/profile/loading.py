@@ -1,7 +1,7 @@
 """`load`: open files that perfnb saved, and files that other programs wrote.
 
-A kind of file or folder is one `perfnb.recording.loadable.Loadable` in the room it belongs to, and one line in
-`FOLDERS` or `FILES` of `perfnb.profile.registry`.
+Each kind of file or folder is defined by a `perfnb.recording.loadable.Loadable` in the room it belongs to, and by one
+line in `FOLDERS` or `FILES` of `perfnb.profile.registry`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _MOST_INSIDE = 1000
 
 
 def kind_of(path: Path) -> Loadable | None:
-    """Return the first kind of folder or file that recognises a path.
+    """Return the first kind of folder or file that matches a path.
 
-    The room of each is imported when its turn comes.
+    The kinds are tried in order, and the room of each is imported only then.
     """
     kinds: Iterator[Loadable] = map(resolve_name, FOLDERS if path.is_dir() else FILES)
     return next((kind for kind in kinds if kind.recognise(path)), None)
@@ -65,50 +65,55 @@ def load(
 ) -> Loaded:
     """Load results that perfnb saved, traces of torch.profiler, a CUDA memory snapshot, or a host profile.
 
-    A trace can come from any program, from CUDA, ROCm or a CPU, plain or compressed with gzip (``.json``,
-    ``.json.gz``, ``.pt.trace.json``). Its steps are the ranges named ``ProfilerStep#<n>``; without any, the whole trace
-    is one step. It has layers if it recorded module calls (``with_stack=True``). Nothing in a snapshot
-    (``torch.cuda.memory._dump_snapshot``, a pickle) or in cProfile's statistics is executed. Collapsed stacks,
-    speedscope profiles, cProfile's statistics and the text of ``perf script`` give a `HostProfile`, logs of
-    ``nvidia-smi`` a `Watch`. Exports of Nsight Systems, profiles of JAX, TensorFlow and rocprofv3,
-    Perfetto's and other Chrome traces are traces; a file where several processes work on GPUs gives `Ranks`.
+    A trace can come from any program that ran on CUDA, ROCm or a CPU, either plain or compressed with gzip (``.json``,
+    ``.json.gz``, ``.pt.trace.json``). Its steps are the ranges named ``ProfilerStep#<n>``; if there are none, the whole
+    trace counts as one step. It has layers if module calls were recorded (``with_stack=True``).
+
+    Nsight Systems exports, profiles from JAX, TensorFlow and rocprofv3, and Perfetto or other Chrome traces are loaded
+    as traces. If several processes in one file use GPUs, the result is a `Ranks` object. Collapsed stacks, speedscope
+    profiles, cProfile statistics and ``perf script`` output are loaded as a `HostProfile`, and ``nvidia-smi`` logs as a
+    `Watch`. Nothing in a memory snapshot (``torch.cuda.memory._dump_snapshot``, a pickle) or in cProfile statistics is
+    executed.
 
     Parameters
     ----------
     path : str, Path, or list of these
-        A list of traces or of saved profiles, a folder of traces, or a folder where each rank of a job saved its
-        profile, is taken as the ranks of one job. A rank is the number in the trace or profile, else in the file name
-        (``rank3``), else the position in the list. A list or folder of one trace is one rank's `Ranks`.
+        A list of traces or saved profiles, a folder of traces, or a folder where each rank of a job saved its profile
+        is treated as one job with several ranks. The rank number is read from the trace or profile if it contains one,
+        otherwise from the file name (``rank3``); failing that, it is the position in the list. A list or folder with a
+        single trace results in a `Ranks` object with one rank.
     steps : str, optional
-        Name of the range that marks the steps of a trace, such as ``"iteration"``; a number may follow it.
+        Name of the range that marks the steps in a trace, such as ``"iteration"``; a number may follow it.
     provenance : str, Path, or list of these, optional
-        Files that describe the kernels of compiled code in a trace. A file that `compile_for_profiling` wrote names
-        their layers. Files of torch (``inductor_provenance_tracking_node_mappings.json`` and
-        ``..._kernel_stack_traces.json``) name only operations and source lines.
+        Files that describe the kernels of compiled code in a trace. Files written by `compile_for_profiling` contain
+        the kernels' layers. Files written by torch (``inductor_provenance_tracking_node_mappings.json`` and
+        ``..._kernel_stack_traces.json``) contain only operations and source lines.
     executor : object, optional
-        Reads several traces: an executor of concurrent.futures, a client of Dask, a view of ipyparallel, or anything
-        else with their ``submit`` or ``map``. By default, perfnb starts its own processes for the ranks of a job if
-        there is much to read.
+        Used to read several traces in parallel: an executor from concurrent.futures, a Dask client, an ipyparallel
+        view, or any other object with a compatible ``submit`` or ``map`` method. By default, perfnb starts its own
+        processes to read the ranks of a job if the traces are large.
     journal : str or Path, optional
-        A folder for the tables of many traces, each of a separate run: returns the `Journal` of that folder. Each
-        trace is reduced to its tables where the executor reads it (by default here, one after the other), so that no
-        process needs more memory than its largest trace does, and is saved when it arrives. A folder of traces is one
-        job, and so are files of one folder whose names differ only in their rank. A trace that cannot be read becomes
-        an entry with the reason. One that was reduced after it was last written is not read again.
+        A folder for the tables of many traces from separate runs; `load` then returns the `Journal` of that folder.
+        Each trace is reduced to its tables in the process that reads it (by default this one, sequentially) and is
+        saved immediately, so no process needs more memory than its largest trace requires. A folder of traces is
+        treated as one job, and so are files in one folder whose names differ only in their rank. If a trace cannot be
+        read, its journal entry contains the reason. Traces that have not changed since they were reduced are not read
+        again.
     max_bytes, max_events : int, optional
-        The limits beyond which a file is refused: bytes of its unpacked content, and events. The defaults are 8 GiB
-        and 25,000,000 events for traces of torch.profiler and Nsight Systems; for all other formats 256 MiB and
-        4,000,000 events, names and values, so that no file takes more than 2 GiB of memory.
+        The maximum size of the uncompressed file, and the maximum number of events; larger files are rejected. The
+        defaults are 8 GiB and 25,000,000 events for traces from torch.profiler and Nsight Systems. For all other
+        formats they are 256 MiB and 4,000,000 events, names and values, so that loading never takes more than 2 GiB of
+        memory.
 
     Raises
     ------
     RecordingError
-        If nothing is at `path`, or if the saved result is damaged or comes from a newer version.
+        If `path` does not exist, or if the saved result is damaged or was written by a newer version.
     TraceError
-        If a trace, snapshot or provenance file is damaged or too large, or of a kind that perfnb does not read, or if
-        a provenance file does not belong to the trace.
+        If a trace, snapshot or provenance file is damaged, too large or of an unknown kind, or if a provenance file
+        does not belong to the trace.
     TypeError, ValueError
-        If an argument is none of the above.
+        If an argument is invalid.
     """
     limits = Limits(_require_limit("max_bytes", max_bytes), _require_limit("max_events", max_events))
     if executor is not None and not is_executor(executor):
@@ -120,7 +125,7 @@ def load(
         provenance = [provenance]
     told = [] if provenance is None else _paths(provenance, "provenance")
     if told and (journal is not None or not isinstance(path, str | Path)):
-        raise TraceError("A provenance file belongs to one trace: load that one alone.")
+        raise TraceError("A provenance file belongs to a single trace: load that trace on its own.")
     if journal is not None:
         paths = _paths([path] if isinstance(path, str | Path) else path)
         fleet: Journal = resolve_name(FLEET)(paths, journal, limits, executor, steps)
@@ -132,9 +137,9 @@ def load(
     if (kind := kind_of(source)) is None:
         raise _unknown(source)
     if steps is not None and not kind.has_steps:
-        raise TraceError(f"Steps can be named in traces only, and {source} is not one.")
+        raise TraceError(f"Steps can be named only in traces, and {source} is not a trace.")
     if told and kind is not TRACE:
-        raise TraceError(f"A provenance file belongs to one trace, and {source} is not one.")
+        raise TraceError(f"A provenance file belongs to a trace, and {source} is not a trace.")
     loaded: Loaded = kind.load(
         source, limits, executor, *([steps] if kind.has_steps else []), *([told] if told else [])
     )
@@ -156,27 +161,29 @@ def _require_limit(name: str, value: Any) -> int | None:
 
 
 def _paths(path: object, name: str = "path") -> list[Path]:
-    """Return the paths of a list of them."""
+    """Return a list of paths."""
     if not isinstance(path, Iterable) or isinstance(path, bytes):
         raise TypeError(f"{name} must be a path or a list of paths, not {shown(path)}.")
     found = []
     for one in path:
         if not isinstance(one, str | Path):
-            raise TypeError(f"{name} must be a list of paths; one in it is {shown(one)}.")
+            raise TypeError(f"{name} must be a list of paths, but it contains {shown(one)}.")
         found.append(usable(one))
     return found
 
 
 def _unknown(source: Path) -> RecordingError | TraceError:
-    """Explain that nothing reads a path, and where the formats are listed."""
+    """Explain that perfnb cannot read a path, and where the supported formats are listed."""
     if not source.exists():
         return RecordingError(f"{source} does not exist.")
     if source.is_file():
         return TraceError(f"{source} is not a file that perfnb can read{looks_like(source)}; {FORMATS_ARE}.")
     if source.is_dir():
         if inside := _inside(source):
-            return RecordingError(f"{source} is a folder with {', '.join(inside)}: give one of them.")
-        return RecordingError(f"{source} holds neither a saved profile (no {PROFILE.file}) nor traces; {FORMATS_ARE}.")
+            return RecordingError(f"{source} is a folder with {', '.join(inside)}: choose one of them.")
+        return RecordingError(
+            f"{source} contains neither a saved profile (no {PROFILE.file}) nor traces; {FORMATS_ARE}."
+        )
     return RecordingError(f"{source} is a pipe or a device, which perfnb cannot read.")
 
 
@@ -195,7 +202,7 @@ def _folders_in(source: Path) -> list[Path]:
 
 
 def several_in(path: str | Path) -> list[Path]:
-    """Return the paths that `load` reads inside a folder that it does not read itself; nothing for anything else."""
+    """Return the paths that `load` can read inside a folder that it cannot read as a whole; empty for other paths."""
     source = usable(path)
     if not source.is_dir() or kind_of(source):
         return []

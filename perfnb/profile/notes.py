@@ -1,4 +1,4 @@
-"""Write the caveats that readers need to understand a profile, in sentences."""
+"""Write the caveats that readers need to know when they interpret a profile."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def notes(recording: Recording, attribution: Attribution, layers: pd.DataFrame, 
 
 
 def notes_of_failure(recording: Recording) -> Iterator[str]:
-    """Yield the first note of a profile cut short because a step failed."""
+    """Yield the first note of a profile that is incomplete because a step failed."""
     if "failure" in recording.meta:
         yield (
             f"This profile is incomplete: memory ran out in the {failed_pass(recording)} pass. "
@@ -53,7 +53,7 @@ def notes_of_failure(recording: Recording) -> Iterator[str]:
 
 
 def failed_pass(recording: Recording) -> str:
-    """Return the pass where a step failed, in words."""
+    """Name the pass where a step failed."""
     name = str(recording.meta["failed_in"])
     return PASS_WORDS.get(name, name)
 
@@ -65,7 +65,7 @@ def _of_the_passes(recording: Recording, timing: StepTimes) -> Iterator[str]:
     if looped := meta.get("optimizer_steps"):
         yield (
             f"Your step called {looped['optimizer']}.step() {looped['times']:,} times: profile one iteration, not the "
-            "whole loop. Here every per-step figure is for the whole loop."
+            "whole loop. Every per-step figure here refers to the whole loop."
         )
     if meta.get("steady") is False:
         yield f"Step time was not steady after {_steps(warm)} of warm-up and may have drifted during timing."
@@ -75,7 +75,7 @@ def _of_the_passes(recording: Recording, timing: StepTimes) -> Iterator[str]:
         yield (
             f"Gradients were accumulated: a step is one optimizer step on {batches:,} batches."
             if "loop" in meta
-            else f"The step takes {batches:,} batches from its loader: waits, samples and rates are of all of them."
+            else f"The step takes {batches:,} batches from its loader: waits, samples and rates include all of them."
         )
     if meta.get("loop", {}).get("by_batch"):
         yield (
@@ -96,7 +96,7 @@ def _of_the_passes(recording: Recording, timing: StepTimes) -> Iterator[str]:
 
 
 def _left_out(recording: Recording) -> Iterator[str]:
-    """Yield what `profile_step` measures and a loop does not."""
+    """Yield the measurements that `profile_step` makes but a loop does not."""
     yield "other numbers of threads were not tried"
     if recording.arithmetic is None and recording.meta["options"]["flops"]:
         yield "FLOPs were not counted, because counting runs compiled code uncompiled, which would change the training"
@@ -136,7 +136,7 @@ def _of_the_tracing(recording: Recording, attribution: Attribution, timing: Step
 
 
 def _of_the_memory(recording: Recording) -> Iterator[str]:
-    """Yield a note if an optimizer stepped in other steps, but not in the last watched one, whose memory is shown."""
+    """Yield a note if an optimizer stepped in other steps but not in the step whose memory was recorded."""
     if recording.memory is None or recording.is_from_trace or "failure" in recording.meta:
         return
     watched = recording.memory.events
@@ -152,7 +152,7 @@ def _of_the_memory(recording: Recording) -> Iterator[str]:
 
 
 def _stepped(events: pd.DataFrame) -> list[str]:
-    """Return the classes of the optimizers that stepped."""
+    """Return the classes of all optimizers that stepped."""
     found = map(stepped_optimizer, map(str, events["name"].drop_duplicates()))
     return [kind for kind in dict.fromkeys(found) if kind is not None]
 
@@ -166,7 +166,7 @@ def _of_engines(recording: Recording) -> Iterator[str]:
 
 
 def _of_replays(recording: Recording) -> Iterator[str]:
-    """Yield a note if CUDA graphs replay work without annotations."""
+    """Yield a note if CUDA graphs replay kernels that have no annotations."""
     events = recording.events
     work = events["correlation"][is_one_of(events["category"], DEVICE_WORK)]
     if not recording.is_foreign and not set(work[work.isin(graph_launches(events))]) <= set(
@@ -190,7 +190,7 @@ def _of_hidden(names: str, recording: Recording) -> str:
     if keys == [UNCACHED]:
         return f"{hidden}: they are known only for graphs that Inductor can cache, and its cache was off or bypassed."
     if recording.is_from_trace or len(recording.compiled.kernels):
-        return f"{hidden}: their graphs do not tell which kernel computes what."
+        return f"{hidden}: their graphs do not show which kernel computes what."
     if recording.meta.get("frozen"):
         return f"{hidden}: gc.freeze() hides compiled code from perfnb. Call gc.unfreeze() before profiling."
     if "recompiled" in recording.meta:
@@ -238,7 +238,7 @@ def _of_the_layers(recording: Recording, attribution: Attribution, layers: pd.Da
         names = _first_of(modules.loc[losses, "name"].tolist())
         yield f"Called as a loss: {names}. Their time is in the loss phase and, for backward, in the row {LOSS_ROW}."
     if modules.empty and recording.is_from_trace and not recording.meta["trace"]["host_events"]:
-        yield "Without host events there are no layers."
+        yield "There are no layers, because the trace contains no host events."
     elif modules.empty and recording.is_foreign:
         work = " and kernels" if recording.meta["trace"]["device_events"] else ""
         yield f"There are no layers: look at ops{work}."  # another program's trace: torch's options are no help
@@ -285,7 +285,7 @@ def _first_of(names: list[str]) -> str:
 
 
 def slowdown_of(recording: Recording, timing: StepTimes) -> float | None:
-    """Return the mean traced step time (which phases and layers add up to) divided by the median timed one."""
+    """Return the mean traced step time, which phases and layers add up to, divided by the median timed step time."""
     traced = traced_ms(recording)
     return None if traced.empty or not timing.median_ms else float(traced.mean() / timing.median_ms)
 
@@ -295,7 +295,7 @@ def _steps(count: int) -> str:
 
 
 def _of_the_trace(recording: Recording) -> Iterator[str]:
-    """Yield notes on what the trace contains and lacks."""
+    """Yield notes on the contents of the trace, and on what is missing."""
     facts, steps = recording.meta["trace"], recording.steps
     if not facts["steps_marked"]:
         host = "host " if facts["host_events"] + facts["host_calls"] else ""

@@ -1,4 +1,4 @@
-"""Record a profile's verdict and findings when it is saved, as dated facts."""
+"""Record a profile's verdict and findings, with a date, when it is saved."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @cache
 def origin() -> Mapping[str, Any]:
-    """Return host, commit, device and version of PyTorch of this process; empty if it does not use PyTorch.
+    """Return this process's host, commit, device and PyTorch version; empty if it does not use PyTorch.
 
-    They are looked up once: git may take a second, profiles are saved inside loops, and the running code is that of the
-    start.
+    These facts are looked up only once, because git may take a second, profiles are saved inside loops, and the process
+    keeps running the code that it started with.
     """
     if "torch" not in sys.modules:
         return {}
@@ -28,7 +28,7 @@ def origin() -> Mapping[str, Any]:
 
 
 def outcome_of(summary: Summary, environment: Mapping[str, Any]) -> Outcome:
-    """Make the outcome of a profile from the contents of its report."""
+    """Create a profile's outcome from the contents of its report."""
     found, timing, phases = summary.findings, summary.timing, summary.phases
     return make_outcome(
         summary.name,

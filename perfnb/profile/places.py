@@ -1,4 +1,4 @@
-"""Find where the user's code is, and where its files make an object."""
+"""Find the user's code, and the lines in its files that create an object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_MODULES, _LONGEST = 200, 160
 
 
 def users_place() -> str:
-    """Return the line in the user's code that is now running; empty if there is none."""
+    """Return the line in the user's code that is currently running; empty if there is none."""
     frame = _users_frame()
     return "" if frame is None else _place(frame.f_code.co_filename, frame.f_lineno)
 
@@ -29,13 +29,13 @@ def _users_frame() -> FrameType | None:
 
 
 def _place(file: str, line: int) -> str:
-    """Return a place in words: ``train.py, line 31``; a cell of a notebook has no file."""
+    """Describe a place in words, such as ``train.py, line 31``; a notebook cell has no file."""
     is_cell = file.startswith("<") or "ipykernel" in file
     return f"line {line} of the cell" if is_cell else f"{Path(file).name}, line {line}"
 
 
 def users_files() -> list[str]:
-    """Return the files of the code that is running and of the modules that it has imported, which are the user's."""
+    """Return the user's files among those of the running code and the modules that it has imported."""
     frame, files = _users_frame(), dict[str, None]()
     while frame is not None:
         files[frame.f_code.co_filename] = None
@@ -47,9 +47,10 @@ def users_files() -> list[str]:
 
 
 def rewritten(files: list[str], kind: str, name: str | None, **changed: int | None) -> str:
-    """Return the line that makes an object of a class, with some arguments changed, and its place; empty if not known.
+    """Return the line that creates an object of a class, with some arguments changed, and its place.
 
-    If there are several such lines, only one of them gives the object this name.
+    If several lines create such objects, the line that assigns the object to this name is chosen. The result is empty
+    if the line is not known.
     """
     made = [(file, *found) for file in files for found in _made(file, kind)]
     last = (name or "").rpartition(".")[2]
@@ -69,7 +70,7 @@ def rewritten(files: list[str], kind: str, name: str | None, **changed: int | No
 
 
 def _made(file: str, kind: str) -> Iterator[tuple[ast.stmt, list[str], ast.Call]]:
-    """Yield the statements in a file that make an object of a class, with the last part of each name that it gets."""
+    """Yield the statements in a file that create an object of a class, with the last part of each assigned name."""
     text = "".join(linecache.getlines(file))
     if kind not in text:
         return

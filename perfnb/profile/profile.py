@@ -54,10 +54,10 @@ from perfnb.trace.chrome_writer import gzipped
 
 
 class Profile(Documented):
-    """Where one step's time goes. A notebook displays it; every table is a pandas frame.
+    """Shows where one step's time goes. Notebooks display the report; every table is a pandas DataFrame.
 
-    Tables are computed on first access. Each access returns a new frame, so a change to one affects nothing else.
-    `events` is large and computed on every access: bind it to a name.
+    Each table is computed when you first access it. Every access returns a new frame, so you can modify it safely.
+    `events` is large and is computed on every access, so assign it to a variable.
     """
 
     def __init__(self, source: Recording | SavedProfile | ReducedProfile, kept: KeptStep | None = None) -> None:
@@ -79,11 +79,11 @@ class Profile(Documented):
 
     @property
     def _is_reduced(self) -> bool:
-        """Whether only its tables were kept."""
+        """Whether only the profile's tables were kept."""
         return "reduced" in self._source.meta
 
     def _reduced(self) -> Profile:
-        """Return the profile without its trace: a few hundred rows."""
+        """Return the profile without its trace, which leaves only a few hundred rows."""
         if self._is_reduced:
             return self
         return Profile(reduced(self._recording, self._summary, lambda name: getattr(self, name)))
@@ -96,35 +96,35 @@ class Profile(Documented):
 
     @property
     def layers(self) -> pd.DataFrame:
-        """Time per layer, forward and backward, in milliseconds of a traced step, and its share of the step."""
+        """Forward and backward time of each layer in a traced step, in milliseconds and as a share of the step."""
         return self._table("layers", lambda: self._analysis.layers.copy())
 
     @property
     def phases(self) -> pd.DataFrame:
-        """Time per phase in milliseconds of a traced step; the rows add up to the step."""
+        """Time of each phase of a traced step, in milliseconds; the rows add up to the step."""
         return self._table("phases", lambda: self._analysis.phases.copy())
 
     @property
     def steps(self) -> pd.DataFrame:
-        """Every executed step: its pass, wall time and wait for data in milliseconds, and samples in its batch."""
+        """All executed steps, with pass, wall time and wait for data in milliseconds, and the number of samples."""
         return conform(self._recording.steps.assign(rank=self._recording.rank), "steps")
 
     @property
     def ops(self) -> pd.DataFrame:
-        """Calls and time per op of a traced step, most time first."""
+        """Calls and time of each op in a traced step, sorted by time."""
         return self._table("ops", lambda: self._analysis.ops.copy())
 
     @property
     def layer_ops(self) -> pd.DataFrame:
-        """Calls and time per layer, op and direction of a traced step, most time first."""
+        """Calls and time in a traced step by layer, op and direction, sorted by time."""
         return self._table("layer_ops", lambda: self._analysis.layer_ops.copy())
 
     @property
     def kernels(self) -> pd.DataFrame:
         """Calls and time of each GPU kernel, copy or fill, per traced step; empty without a GPU.
 
-        Times are sums of durations: the rows add up to all work launched by the traced steps, divided by the number of
-        steps.
+        Times are sums of durations. The rows add up to the time of all work that the traced steps launched, divided by
+        the number of steps.
         """
         return self._table("kernels", lambda: kernel_table(self._recording))
 
@@ -132,39 +132,39 @@ class Profile(Documented):
     def compiled(self) -> pd.DataFrame:
         """The kernels of compiled code per traced step, slowest first; empty unless their layers are known.
 
-        ``layers`` are the layers whose operations the kernel computes, the one with the largest share of its time
-        first; ``ops`` and ``source`` are the operations and your lines behind them. One call reads or writes ``bytes``
-        of memory and computes ``flops``, both by the shapes of the graph; ``bytes_per_s`` is the resulting bandwidth.
-        ``graph`` numbers the graphs of the step.
+        ``layers`` lists the layers whose operations the kernel computes, sorted by their share of its time. ``ops`` and
+        ``source`` list these operations and the lines of your code that they come from. ``bytes`` is the amount of
+        memory that one call reads or writes, and ``flops`` is its arithmetic; both are derived from the graph's shapes.
+        ``bytes_per_s`` is the resulting bandwidth. ``graph`` is the number of the graph within the step.
         """
         self._require_trace()
         return compiled_kernel_table(self._recording)
 
     @property
     def compiled_regions(self) -> pd.DataFrame:
-        """The regions that ``torch.compile`` compiled, per traced step, slowest first, as forward ran them.
+        """The regions that ``torch.compile`` compiled, with their forward time per traced step, slowest first.
 
-        The index is torch's number of the function and of the version of its code. ``overhead_ms`` is the part of
-        ``ms`` outside kernels; regions inside a region are not part of it. ``lookup_ms`` is the time of the search for
-        code whose guards hold; this version has ``guards`` of them. ``recompiled`` is the guard that failed, so that an
-        earlier version could not be used. ``broke`` is the reason why the graph ends before the function does, at
-        ``broke_at``, and ``gap_ms`` is the time from its end to the next region. ``compile_s`` is the time that
-        compiling took.
+        The index contains torch's numbers for the function and for the version of its code. ``overhead_ms`` is the part
+        of ``ms`` that is spent outside kernels, excluding nested regions. ``lookup_ms`` is the time spent searching for
+        a version whose guards hold, and ``guards`` is the number of this version's guards. ``recompiled`` is the guard
+        that failed, which prevented the use of an earlier version. If there was a graph break, ``broke`` is its reason,
+        ``broke_at`` its location, and ``gap_ms`` the time from the end of the graph to the next region. ``compile_s``
+        is the compile time.
         """
         self._require_trace()
         return region_table(self._recording)
 
     @property
     def collectives(self) -> pd.DataFrame:
-        """Collectives of a traced step, such as the all-reduce of each of DDP's buckets, longest first.
+        """The collectives in a traced step, such as the all-reduce of each DDP bucket, longest first.
 
-        ``ms`` is the time from the call to the end of each on this rank. ``exposed_ms`` is the part that nothing hid:
-        on the host the phase *communication*, on a GPU the time when it ran nothing else. If several run at once, it
-        counts for the one that ended first. ``bytes`` is the size of the largest tensor, or list of tensors, that one
-        call is given. ``bytes_per_s`` is the algorithm bandwidth: these bytes divided by the time of the transfer or,
-        if only one rank is known, by its running time. ``waiting_ms`` (for the last rank to arrive) and ``transfer_ms``
-        need several ranks: see `Ranks`. ``layer`` is the layer of FSDP or of the calling code, and ``bucket`` is the
-        number of DDP's bucket in the step.
+        ``ms`` is the time from the call to the end of the collective on this rank. ``exposed_ms`` is the part that no
+        other work hides: on the host this is the phase *communication*, on a GPU the time when nothing else ran. If
+        several collectives run at once, this time is attributed to the one that ended first. ``bytes`` is the size of
+        the largest tensor, or list of tensors, that is passed to one call. ``bytes_per_s`` is the algorithm bandwidth:
+        these bytes divided by the transfer time or, if only one rank is known, by the running time. ``waiting_ms`` (for
+        the last rank to arrive) and ``transfer_ms`` require several ranks: see `Ranks`. ``layer`` is the layer that
+        FSDP or the calling code belongs to, and ``bucket`` is the number of the DDP bucket within the step.
         """
         self._require_trace()
         attribution, calls = self._analysis.attribution, self._analysis.collectives
@@ -176,16 +176,16 @@ class Profile(Documented):
     def kernel_ops(self) -> pd.DataFrame:
         """Kernels, copies and fills by the op that launched them and its input shapes, per traced step.
 
-        ``op_calls`` counts calls of the op, ``kernels`` distinct kernels, ``calls`` the kernels, copies and fills that
-        ran; ``total_ms`` is the sum of their durations. ``layers`` is the number of layers that launched them,
-        ``layer`` the one with most of this time, and ``layer_share`` its share, 0 to 1. Shapes are present if they were
-        recorded.
+        ``op_calls`` is the number of calls to the op, ``kernels`` the number of distinct kernels, and ``calls`` the
+        number of kernels, copies and fills that ran; ``total_ms`` is the sum of their durations. ``layers`` is the
+        number of layers that launched them, ``layer`` the layer with the most time, and ``layer_share`` its share, 0 to
+        1. Input shapes are included if they were recorded.
         """
         return gpu_tables.kernel_op_table(self._gpu_events(layers=True))
 
     @property
     def gpu_time(self) -> pd.DataFrame:
-        """What each GPU did over the whole trace, in milliseconds: busy, computing, communicating, copying, idle.
+        """How each GPU spent the whole trace, in milliseconds: busy, computing, communicating, copying, idle.
 
         Each figure is the length of a union of intervals, not a sum of durations; empty without a GPU.
         """
@@ -198,30 +198,34 @@ class Profile(Documented):
 
     @property
     def gpu_idle(self) -> pd.DataFrame:
-        """Why each GPU was idle, in milliseconds by step.
+        """Why each GPU was idle, in milliseconds per step.
 
-        The causes: the host was late (``host_ms``, of which ``call_ms`` in the launch call and ``latency_ms`` from its
-        return to the start of the work); launched work had to wait for other work, its stream or an event
-        (``dependency_ms``); or the trace does not explain it (``other_ms``, of which ``unknown_ms`` because the launch
-        is not in the trace). A gap can have two parts: the host's part until the call returned, then another. A gap
-        belongs to the step of the work after it, so the rows of a GPU, the one without a step included, add up to its
-        idle time in `gpu_time`. ``before_ms`` is the part before the first work of the step, which `gpu_steps` leaves
-        out.
+        There are three causes:
+
+        - ``host_ms``: the host was late. This includes ``call_ms``, the time inside the launch call, and
+          ``latency_ms``, the time from the call's return to the start of the work.
+        - ``dependency_ms``: the launched work had to wait for other work, its stream or an event.
+        - ``other_ms``: the trace does not explain the gap. This includes ``unknown_ms``, where the launch is not in
+          the trace.
+
+        If a gap has two causes, the host's part lasts until the call returned. A gap belongs to the step of the work
+        that follows it, so a GPU's rows, including the row without a step, add up to its idle time in `gpu_time`.
+        ``before_ms`` is the part before the step's first work, which `gpu_steps` leaves out.
         """
         return gpu_tables.idle_table(self._gpu_events())
 
     @property
     def launches(self) -> pd.DataFrame:
-        """Cost of launching GPU work, by the op that launched it, per traced step.
+        """The cost of launching GPU work per traced step, by the op that launched it.
 
-        ``call_ms`` is host time in launch calls, ``delay_us`` the median time from the start of a call to the start of
-        its work, ``short`` the number of kernels that were shorter than their launch.
+        ``call_ms`` is the host time spent in launch calls, ``delay_us`` the median time from the start of a call to the
+        start of its work, and ``short`` the number of kernels that took less time than their launch.
         """
         return gpu_tables.launch_table(self._gpu_events())
 
     @property
     def queue(self) -> pd.DataFrame:
-        """How much launched work had not started: the length of each stream's queue after each change.
+        """The length of each stream's queue, that is, work launched but not yet started, after each change.
 
         ``start_ns`` is on the clock of `events`. Work whose launch is not in the trace is not counted.
         """
@@ -229,10 +233,10 @@ class Profile(Documented):
 
     @property
     def critical_path(self) -> pd.DataFrame:
-        """What set the duration of each step: an unbroken chain of host work, launches, GPU work and waiting.
+        """What determined each step's duration: an unbroken chain of host work, launches, GPU work and waiting.
 
-        A step lasts until the last work that it launched has ended. ``start_ns`` is on the clock of `events`; the
-        durations of a step add up to it. Without a GPU the path is the host's.
+        A step lasts until the last work that it launched has ended. ``start_ns`` uses the same clock as `events`, and
+        the durations in a step add up to the step's own duration. Without a GPU, the path consists of host work only.
 
         ``kind`` is one of these (the report's word in parentheses):
 
@@ -247,25 +251,25 @@ class Profile(Documented):
         - ``delay`` (gap between kernels): from the end of one kernel to the start of the one that waited for it
         - ``unknown`` (not known): the trace does not show what was waited for
 
-        ``inferred`` marks a delay after work that the trace does not name as awaited: it ended just before, and nothing
-        else explains the delay. ``name`` is the op, call or kernel; ``op`` is the op that it is, lies in, or was
-        launched by.
+        ``inferred`` marks delays whose cause the trace does not record: the preceding work ended just before, and
+        nothing else explains the delay. ``name`` is the op, call or kernel, and ``op`` is the op that it is, that
+        contains it, or that launched it.
         """
         return gpu_tables.path_table(self._gpu_events(layers=True))
 
     @property
     def path_savings(self) -> pd.DataFrame:
-        """The parts of each step's critical path and the saving from removing each, by kind and by op, longest first.
+        """The parts of each step's critical path, by kind and by op, longest first, with the saving from removing each.
 
-        ``path_ms`` is the most that removing a part can save; ``saves_ms`` is how much shorter the step becomes when
-        replayed without it. It is missing for parts beyond the twelve longest, and for time whose cause the trace does
-        not show. This takes about 3 s for steps with 500,000 events.
+        ``path_ms`` is the most that removing a part can save. ``saves_ms`` is how much shorter the step becomes when it
+        is replayed without this part; it is missing for parts beyond the twelve longest, and for time whose cause the
+        trace does not show. The computation takes about 3 s for steps with 500,000 events.
         """
         return gpu_tables.saving_table(self._gpu_events())
 
     @property
     def memory(self) -> pd.DataFrame:
-        """Bytes alive by category at every change in the counted step, per device; empty if memory was not watched.
+        """Allocated bytes by category at every change in the counted step, per device; empty if memory was not watched.
 
         ``reserved`` is what CUDA's allocator reserved and ``process``, on the CPU, the process's resident memory.
 
@@ -280,10 +284,10 @@ class Profile(Documented):
 
     @property
     def allocations(self) -> pd.DataFrame:
-        """Every allocation alive at some time in the counted step: bytes, category, layer, phase, op and lifetime.
+        """Every allocation that was alive during the counted step: bytes, category, layer, phase, op and lifetime.
 
-        Times are nanoseconds from the start of the step; missing if it was allocated before, or freed after, the
-        watched steps.
+        Times are nanoseconds since the start of the step. They are missing if memory was allocated before the watched
+        steps, or freed after them.
         """
         self._require_trace()
         watched = self._analysis.watched
@@ -291,7 +295,7 @@ class Profile(Documented):
 
     @property
     def roofline(self) -> Roofline | None:
-        """How close layers and ops come to the machine's peaks; ``None`` if arithmetic was not counted."""
+        """How close layers and ops come to the machine's peak rates; ``None`` if arithmetic was not counted."""
         self._require_trace()
         figures = self._analysis.roofline
         return None if figures is None else roofline_result(figures)
@@ -300,14 +304,15 @@ class Profile(Documented):
     def findings(self) -> pd.DataFrame:
         """What holds the step back: the most that removing it could save, the evidence, and what to try.
 
-        Largest bound first; findings that cost memory but no time come last. Empty if nothing was found.
+        Findings are sorted by their bound; those that cost memory but no time come last. The table is empty if nothing
+        was found.
         """
         findings = self._summary.findings if self._is_reduced else self._analysis.findings
         return conform(pd.DataFrame(), "findings") if findings is None else findings.table.copy()
 
     @property
     def samples(self) -> pd.DataFrame:
-        """Hardware telemetry during the run, from the start of the first step; empty if not recorded."""
+        """Hardware telemetry recorded during the run, starting at the first step; empty if it was not recorded."""
         watch = self._recording.watch
         return conform(pd.DataFrame(), "samples") if watch is None else watch.samples.copy()
 
@@ -326,35 +331,37 @@ class Profile(Documented):
 
     @property
     def python(self) -> HostProfile | None:
-        """The Python code of the step, function by function, under its phases and layers, in milliseconds per step.
+        """The step's Python code, function by function within each phase and layer, in milliseconds per step.
 
-        Loader workers are next to the phases, with the time of each. The code is sampled in a separate pass without
-        the tracer's cost, with ``stacks=True`` or if the host's own code takes much of the step. ``None`` otherwise.
+        Loader workers are listed next to the phases, each with its time. The code is sampled in a separate pass, free
+        of tracing overhead. This happens with ``stacks=True``, or if the host's own code takes a large share of the
+        step; otherwise the result is ``None``.
         """
         found = self._analysis.stacks
         return None if found is None else HostProfile(found.record)
 
     @property
     def lines(self) -> pd.DataFrame:
-        """Time per phase and line of your own code, most of its own first; empty unless sampled, see `python`.
+        """Time by phase and line of your own code, sorted by ``self_ms``; empty unless sampled, see `python`.
 
-        ``self_ms`` is the time of a line with the library code that it calls, but without other lines of yours;
-        ``total_ms`` includes these. ``process`` is where it ran, in the ``step`` or in ``loader workers``, and
-        ``share`` is its share of their time. Your own code is code that neither belongs to Python nor is installed.
+        ``self_ms`` is the time of a line, including the library code that it calls but excluding your other lines;
+        ``total_ms`` includes those lines as well. ``process`` specifies where the line ran, in the ``step`` or in
+        ``loader workers``, and ``share`` is its share of the time there. Your own code is all code that is neither part
+        of Python nor an installed package.
         """
         found = self._analysis.stacks
         return conform(pd.DataFrame(), "lines") if found is None else found.lines.copy()
 
     @property
     def timing(self) -> Timing:
-        """Step times of the timed pass, with their confidence interval."""
+        """The step times from the timed pass, with their confidence interval."""
         return shown(self._analysis.timing)
 
     def compare(self, other: Profile) -> ProfileComparison:
-        """Compare `other` with this profile: what grew and what shrank, by layer, by op, and by kernel.
+        """Compare `other` with this profile, and show what grew or shrank by layer, op and kernel.
 
-        Either may be a loaded trace, from any GPU. Layers are matched by name, the rest by class, depth and position;
-        ops are matched through the op tree, not by kernel names.
+        Either profile may be a loaded trace, from any GPU. Layers are matched by name, and the remaining ones by class,
+        depth and position. Ops are matched by their position in the op tree, not by kernel names.
 
         Parameters
         ----------
@@ -368,7 +375,8 @@ class Profile(Documented):
         Raises
         ------
         TypeError
-            If `other` is not a profile. For several ranks, compare one with one: ``a[0].compare(b[0])``.
+            If `other` is not a profile. To compare jobs of several ranks, compare individual ranks:
+            ``a[0].compare(b[0])``.
         """
         if not isinstance(other, Profile):
             raise TypeError(not_comparable(other))
@@ -379,14 +387,14 @@ class Profile(Documented):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Name, options, environment, and facts about the run."""
+        """The profile's name, options and environment, and facts about the run."""
         return deepcopy(dict(self._source.meta))
 
     def save(self, path: str | Path) -> Path:
-        """Write the profile to the folder `path` (Parquet and JSON), either completely or not at all.
+        """Save the profile atomically to the folder `path`, as Parquet and JSON files.
 
-        Each table is a separate file, such as ``table_layers.parquet``. The JSON file holds the verdict and the
-        findings too, under ``outcome``, in the state when the profile was first saved.
+        Each table is written to a separate file, such as ``table_layers.parquet``. The JSON file also contains the
+        verdict and the findings from the first time the profile was saved, under ``outcome``.
 
         Raises
         ------
@@ -396,7 +404,7 @@ class Profile(Documented):
         return saved_profile.save(self._recording, path, self._tables(), analysis_version(), self._outcome())
 
     def log_to(self, target: Any, step: int | None = None) -> list[str]:
-        """Log the figures, the layers, the report and the verdict to the run of an experiment tracker.
+        """Log the figures, layers, report and verdict to an experiment tracker's run.
 
         The names of the figures start with ``perfnb/profile/``, as in ``perfnb/profile/step_ms``; unknown figures are
         not logged.
@@ -404,15 +412,15 @@ class Profile(Documented):
         Parameters
         ----------
         target : object
-            An MLflow run or the module ``mlflow`` with an open run, a run of Weights & Biases, a ``SummaryWriter`` of
-            TensorBoard, or a run of Aim.
+            An MLflow run, the module ``mlflow`` if it has an open run, a Weights & Biases run, a TensorBoard
+            ``SummaryWriter``, or an Aim run.
         step : int, optional
-            The training step at which they are logged.
+            The training step to log them at.
 
         Returns
         -------
         list of str
-            A sentence for each part that the tracker did not take; empty if it took everything.
+            One sentence for each part that could not be logged; empty if everything was logged.
 
         Raises
         ------
@@ -426,7 +434,7 @@ class Profile(Documented):
         return log_result(Logged("profile", self, self._outcome(), more, self.layers), target, step)
 
     def _outcome(self) -> Outcome:
-        """Return what was found when the profile was first saved, or now."""
+        """Return the outcome from the first time the profile was saved, or the current one."""
         if isinstance(self._source, SavedProfile) and self._source.outcome is not None:
             return self._source.outcome
         here = {} if self._recording.is_from_trace or isinstance(self._source, SavedProfile) else origin()
@@ -454,14 +462,16 @@ class Profile(Documented):
         return summarize(self._recording, self._analysis)
 
     def save_trace(self, path: str | Path) -> Path:
-        """Write a Chrome trace that Perfetto, chrome://tracing and `perfnb.load` open.
+        """Write a Chrome trace that you can open with Perfetto, chrome://tracing and `perfnb.load`.
 
-        It holds the events of the traced steps (of a loaded trace, all events), each with its layer, phase and step,
-        plus tracks of steps, phases and layers, arrows from launches to kernels and from ops to their backward, and the
-        memory curve. For a loaded trace it also holds allocations and frees, so that loading it again restores its
-        memory; the memory of a profiled step was recorded in other steps than the traced ones, so loading gives no
-        memory table. Of a loaded trace's own arguments, those that perfnb reads are kept; grid, block, registers,
-        occupancy, and the types, strides and values of inputs are not.
+        The file contains the events of the traced steps (all events if this is a loaded trace), each with its layer,
+        phase and step. It also contains tracks for steps, phases and layers, arrows from launches to kernels and from
+        ops to their backward, and the memory curve.
+
+        For a loaded trace, the file also contains allocations and frees, so its memory table is restored when you load
+        the file. This is not possible for a profiled step, because its memory was recorded in other steps than the
+        traced ones. Event arguments from a loaded trace are kept only if perfnb reads them: grid, block, registers,
+        occupancy, and the types, strides and values of inputs are dropped.
 
         Parameters
         ----------
@@ -481,7 +491,7 @@ class Profile(Documented):
         return write_parts(gzipped(parts) if str(path).endswith(".gz") else parts, path)
 
     def _timeline(self) -> Timeline | None:
-        """Return the timeline of everything that ran, which is large and so computed each time.
+        """Return the timeline of all events. It is large, so it is computed on every call rather than kept.
 
         The result is ``None`` if no step was traced.
         """

@@ -1,4 +1,4 @@
-"""`profile_step`, and the part that it shares with its magic: capture with a progress bar, then read the trace."""
+"""`profile_step`, and the code that it shares with the magic: capture with a progress bar, then read the trace."""
 
 from __future__ import annotations
 
@@ -57,30 +57,32 @@ def profile_step(
     step : callable
         One step: ``step()``, or ``step(batch)`` with `batches`, whatever a batch is.
     batches : iterable, optional
-        Batches for the steps; waiting for them is the phase ``data``. They start again when they run out.
+        Batches for the steps; the time spent waiting for them is the phase ``data``. They are restarted when they run
+        out.
     model : Module, list of Module, or dict of name to Module, optional
-        The models to break down into layers. By default every module that the step calls, named after the variables
-        that `step` uses.
+        The models to break down into layers. By default, these are all modules that the step calls, named after the
+        variables that `step` uses.
     warmup, steps, traced : int, optional
-        Steps to warm up, to time, and to trace at most. By default, warm-up runs until the step time is steady, and as
-        many steps are timed as their spread requires, 20 to 200.
+        The number of warm-up steps, of timed steps, and the maximum number of traced steps. By default, the warm-up
+        lasts until the step time is steady, and between 20 and 200 steps are timed, depending on how much they vary.
     budget_s : float
-        Seconds that all steps together may take; each pass runs at least one step. If steps are long, timing comes
-        first: it gets six steps before a second one is traced.
+        The time limit in seconds for all steps together; each pass runs at least one step. If steps are long, timing
+        has priority: six steps are timed before a second one is traced.
     memory, flops : bool
-        Whether to run the counted pass: two steps (one to lead in) with every allocation recorded, and one with every
-        op counted.
+        Whether to run the counted pass. With `memory`, every allocation in two steps is recorded, the first of which is
+        a lead-in. With `flops`, every op in one step is counted.
     stacks : bool or "auto"
-        ``True`` samples what Python does in a separate pass that barely slows the step (``python``, ``lines``, a
-        flame graph), and records Python calls in the trace (in ``events``), at a high cost. ``"auto"`` records no
-        calls, and samples for 1.5 s at most, within the budget, if more than 15 % of the step is the host's own code,
-        so that the findings can name its lines. ``False`` never samples. Ranks of a job are only sampled on request.
+        With ``True``, Python code is sampled in a separate pass that barely slows the step (see ``python``, ``lines``
+        and the flame graph), and Python calls are recorded in the trace (see ``events``), which is expensive. With
+        ``"auto"``, no calls are recorded. Python is sampled for at most 1.5 s, within the budget, if more than 15 % of
+        the step is the host's own code, so that findings can name the lines responsible. With ``False``, Python is
+        never sampled. The ranks of a job are only sampled on request.
     watch : bool
-        Record hardware telemetry ten times per second during the run (``samples``), as `perfnb.watch` does.
+        Record hardware telemetry ten times per second during the run, like `perfnb.watch` (see ``samples``).
     recompile : bool
-        Compile the models that ``torch.compile`` compiled as a whole once more, with the settings of
-        `compile_for_profiling`, and trace that code, so that the layers inside show. All other passes run your own
-        code. This takes as long as compiling took, beyond the budget.
+        Recompile models that ``torch.compile`` compiled as a whole, with the settings of `compile_for_profiling`, and
+        trace the resulting code, so that the layers inside become visible. All other passes run your own code.
+        Recompiling takes as long as the original compilation, and this time is not part of the budget.
     name : str, optional
         Title of the profile.
 
@@ -91,12 +93,12 @@ def profile_step(
     Raises
     ------
     TypeError
-        If `step` is not callable, `batches` is a single batch, or one does not fit the other.
+        If `step` is not callable, if `batches` is a single batch, or if the two do not match.
     CaptureError
-        Inside another profiler, if `batches` run out, if the step runs a profiler itself, or if this torch cannot
-        `recompile`.
+        If another profiler is active, if `batches` run out, if the step itself runs a profiler, or if this version of
+        torch does not support `recompile`.
     Exception
-        Whatever `step` or `batches` raise, after everything that perfnb installed has been removed.
+        Any exception that `step` or `batches` raise, after perfnb has removed everything it installed.
     """
     from perfnb.arguments import require_flag, require_stacks
     from perfnb.step.budget import Plan
@@ -128,7 +130,7 @@ def profile_call(
     guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     line: ProgressLine | None = None,
 ) -> Profile:
-    """Run `profile_step` by a plan; `guard` replaces the step that is run, `line` shows the progress."""
+    """Run `profile_step` according to a plan. `guard` wraps the step, and `line` shows the progress."""
     from perfnb.step.checks import require_name, require_steps
     from perfnb.step.namespace import chosen_models, namespace_of, step_variables
 
@@ -171,8 +173,8 @@ def run_profile(
 ) -> Profile:
     """Capture with a progress bar, then read the trace, for `profile_step` and its magic.
 
-    Models are named by `namespace`; `used` are the variables that the step uses; `kept` finds the step again; `line`
-    shows the progress.
+    `namespace` provides the models' names, `used` lists the variables that the step uses, `kept` finds the step again,
+    and `line` shows the progress.
     """
     from perfnb.findings.rules.host import WORTH_SAMPLING
     from perfnb.interrupts import InterruptGate
@@ -234,7 +236,7 @@ def run_profile(
 def _under_right_ceilings(profile: Profile) -> Profile:
     """Measure the machine's ceilings again if a layer or op of the profile ran faster than they allow.
 
-    If the new ceilings are still lower, use the rate that it reached.
+    If the new ceilings are still lower, use the rate that was reached.
     """
     from perfnb.step.ceilings import measure_ceilings
 

@@ -1,8 +1,8 @@
 """Objects that the profile binds by name.
 
-They are the tabs of the report, the kinds that `load` opens, and the functions that try levers. This is the only list
-that refers from a room to those above it. Each entry is a module and an object in it. The room is imported when the
-entry is first needed, so that no room below has to know it.
+These are the tabs of the report, the kinds of files that `load` opens, and the functions that try levers. This is the
+only list where a room refers to the rooms above it. Each entry consists of a module and the name of an object in it.
+The module is imported when the entry is first needed, so the rooms below do not depend on it.
 """
 
 from __future__ import annotations

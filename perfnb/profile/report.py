@@ -1,4 +1,4 @@
-"""The report as a document: the verdict, the step's time and phases, and a tab for each room with content."""
+"""The report as a document: the verdict, the step's time and phases, and a tab for each room that has content."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Report:
     ----------
     summary : Summary
     timeline : Timeline or None
-        When everything ran; ``None`` if no step was traced.
+        The times of all events; ``None`` if no step was traced.
     timeline_facts : mapping or None
-        The browser's description of the packed timeline; see `perfnb.timeline.data.timeline_bytes`.
+        A description of the packed timeline for the browser; see `perfnb.timeline.data.timeline_bytes`.
     """
 
     summary: Summary
@@ -48,18 +48,18 @@ class Report:
     timeline_facts: Mapping[str, Any] | None = None
 
     def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
-        """Return what a tab computes from the analysis for itself, once; ``None`` without an analysis."""
+        """Return a tab's own results from the analysis, computed once; ``None`` without an analysis."""
         return None if self.summary.analysis is None else self.summary.analysis.part(key, compute)
 
     @functools.cached_property
     def layer_places(self) -> dict[str, int]:
-        """The row of each layer in its table."""
+        """The row number of each layer in the layers' table."""
         names = [str(name) for part in split_layers(self.summary.layers) for name in part.index]
         return {name: place for place, name in reversed(list(enumerate(names)))}
 
     @functools.cached_property
     def layer_ops(self) -> pd.DataFrame:
-        """The uses of ops in the layers of their table, with names as Python's texts, which are fast to list."""
+        """The ops in each layer of the layers' table, with names as Python strings, which are fast to list."""
         used = self.summary.layer_ops
         names = {name: used[name].astype(object).map(str).astype(object) for name in ("layer", "op", "direction")}
         named = used.assign(**names)
@@ -67,14 +67,14 @@ class Report:
 
     @functools.cached_property
     def op_places(self) -> dict[str, int]:
-        """The ops by name, those of layers included."""
+        """The ops by name, including those that layers call."""
         names = dict.fromkeys([*map(str, self.summary.ops.index), *map(str, self.summary.layer_ops["op"].unique())])
         return {name: place for place, name in enumerate(names)}
 
 
 @functools.cache
 def tabs() -> tuple[Tab, ...]:
-    """Return all tabs; their rooms are imported at the first call."""
+    """Return all tabs; their rooms are imported on the first call."""
     return tuple(map(resolve_name, TABS))
 
 
@@ -87,9 +87,9 @@ def report_document(
     ----------
     summary : Summary
     timeline : Timeline, optional
-        Timeline of the same profile.
+        The timeline of the same profile.
     timeline_facts : mapping, optional
-        Facts about the timeline, which is sent separately; see `perfnb.timeline.data.timeline_bytes`.
+        Facts about the timeline, whose data are sent separately; see `perfnb.timeline.data.timeline_bytes`.
     """
     report = Report(summary, timeline, timeline_facts)
     shown = [(tab, tab.shows(report)) for tab in tabs()]
@@ -163,7 +163,7 @@ def _facts(summary: Summary) -> Iterator[str]:
 
 
 def _phases(summary: Summary) -> Iterator[Bars]:
-    """Yield where the step's time goes, for the timed step, by the shares in the traced steps."""
+    """Yield the phases of the timed step, derived from their shares of the traced steps."""
     known = ((str(name), fmt.known(share) or 0.0) for name, share in summary.phases["share"].items())
     shares = [(palette.mark(name), max(0.0, share)) for name, share in known]
     whole = sum(share for _, share in shares)
@@ -177,7 +177,7 @@ def _phases(summary: Summary) -> Iterator[Bars]:
 
 
 def notes_of(summary: Summary) -> list[str]:
-    """Return the notes of a report, including disturbances of the timed steps."""
+    """Return a report's notes, including the disturbances during the timed steps."""
     facts = noise_facts(summary.timing.noise)
     disturbed = [f"During the timed steps: {'; '.join(facts)}."] if facts else []
     return [*summary.notes, *disturbed, *_note_of_inference(summary)]
@@ -189,7 +189,7 @@ def _note_of_inference(summary: Summary) -> Iterator[str]:
 
 
 def mfu_words(summary: Summary) -> str:
-    """Name the peak that the MFU is a share of; a data sheet's would be higher."""
+    """Name the peak that the MFU refers to; a data sheet's peak would be higher."""
     dtype = None if summary.roofline is None else summary.roofline.dtype
     return f"of the measured {dtype} peak" if dtype else "of the measured peak"
 
@@ -197,7 +197,7 @@ def mfu_words(summary: Summary) -> str:
 def is_inference(summary: Summary) -> bool:
     """Return whether a step that was run here is inference.
 
-    It then has a forward pass, but neither a backward pass nor an optimizer's step.
+    Such a step has a forward pass, but neither a backward pass nor an optimizer step.
     """
     times = {str(name): fmt.known(row["ms"]) or 0.0 for name, row in summary.phases.iterrows()}
     trained = times.get("backward", 0.0) > 0 or times.get("optimizer", 0.0) > 0

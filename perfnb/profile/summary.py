@@ -1,4 +1,4 @@
-"""The facts of a report as data: the one source of every view of a profile."""
+"""The facts of a report as data, the single source for every view of a profile."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ _LONGER = 1.01
 
 @dataclass(frozen=True)
 class Summary:
-    """The facts of a report; views format and draw them and compute nothing.
+    """The facts of a report. Views only format and draw them, without computing anything.
 
     Attributes
     ----------
     name : str
         Title of the profile.
     timing : StepTimes
-        Step time of the timed pass.
+        The step times from the timed pass.
     executed : mapping of str to int
         How often the step ran, by pass.
     traced_ms : float or None
-        Mean wall time of a traced step, the sum of the times in `phases` and `layers`. ``None`` if none was traced.
+        Mean wall time of a traced step, which the times in `phases` and `layers` add up to. ``None`` if no step was
+        traced.
     slowdown : float or None
         Traced step time divided by the timed one.
     device : str
-        The device that the step ran on, in words.
+        A description of the device that the step ran on.
     phases, layers, ops, layer_ops : DataFrame
         As described by `perfnb.recording.schema`; ``share`` is corrected for tracing overhead, times are not.
     memory : MemorySummary or None
@@ -52,21 +53,22 @@ class Summary:
     source : str or None
         Name of the loaded trace; ``None`` for a profiled step.
     hot_path : tuple of str
-        Layers from a root down to the heaviest one, which a view opens first.
+        The layers from a root down to the heaviest leaf, which views open initially.
     notes : tuple of str
         Caveats that readers need to understand the figures.
     findings : Findings or None
         What holds the step back; ``None`` if no step was traced.
     analysis : Analysis or None
-        The analysis that it was collected from.
+        The analysis that the facts were collected from.
     tokens_per_s : float or None
-        Token ids in the timed steps' batches, at the same step time as samples; if the model has an embedding for them.
+        Token ids per second in the timed steps' batches, based on the same step time as samples per second; only if the
+        model has an embedding for them.
     mfu : float or None
         Model FLOPs utilisation of the timed step, 0 to 1; see `model_flops_utilisation`.
     failure : tuple of (str, str) or None
-        The pass where memory ran out, and the error.
+        The pass that ran out of memory, and the error.
     by_batch : bool
-        Whether each step is one batch of a loop, because no optimizer's step shows where a step ends.
+        Whether each step is one batch of a loop, because no optimizer step marks the end of a step.
     """
 
     name: str
@@ -94,15 +96,15 @@ class Summary:
 
     @property
     def until_gpu_ms(self) -> float | None:
-        """A traced step until its GPU work is done, if that is longer and findings are shares of it."""
+        """Duration of a traced step until its GPU work is done, if that is longer and findings refer to it."""
         found = None if self.findings is None or self.timing.steps else self.findings.step_ms
         return found if found is not None and self.traced_ms and found > _LONGER * self.traced_ms else None
 
 
 def summarize(recording: Recording, analysis: Analysis | None = None) -> Summary:
-    """Collect the facts of a report; if a step failed before any was traced, the measurements until then.
+    """Collect the facts of a report, or the measurements so far if a step failed before any was traced.
 
-    `analysis` is that of the recording, if there is one whose tables are already known.
+    `analysis` is the recording's analysis, if one exists whose tables have already been computed.
     """
     analysis = Analysis(recording) if analysis is None else analysis
     phases = analysis.phases
@@ -143,17 +145,17 @@ def _tokens_per_s(recording: Recording, timing: StepTimes) -> float | None:
 
 
 def model_flops_utilisation(recording: Recording, roofline: RooflineLevels) -> float | None:
-    """Return the step's arithmetic as a share of what the measured peak would allow in its time.
+    """Return the step's FLOPs as a share of the FLOPs possible in the same time at the measured peak.
 
-    ``None`` if the peak is not known or was refuted by the step, or if some of the arithmetic was not seen, because it
-    is in a compiled region or nothing was counted.
+    The result is ``None`` if the peak is not known, if the step exceeded it, or if part of the arithmetic was not
+    counted, for example because it is in a compiled region.
     """
     unseen = bool(recording.modules["compiled"].any()) or not roofline.flops or roofline.dtype in roofline.refuted
     return None if unseen else roofline.utilisation
 
 
 def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
-    """Return the layers from the heaviest model down to a leaf, at each level the one with the largest share."""
+    """Return the layers from the heaviest model down to a leaf, following the largest share at each level."""
     modules = recording.modules
     share = layers["share"].iloc[: len(modules)].to_numpy(dtype=float, na_value=0.0)
     path: list[str] = []

@@ -53,7 +53,7 @@ _NAMED = 3
 
 
 def layers_document(report: Report) -> Document:
-    """Return the model as a tree, each layer with its time; open on the way to the heaviest."""
+    """Return the model as a tree of layers with their times, expanded along the path to the heaviest layer."""
     modules, special = split_layers(report.summary.layers)
     layers, (labels, parents) = pd.concat([modules, special]), nested(modules)
     columns = {
@@ -99,7 +99,7 @@ def _figures_of(used: pd.DataFrame) -> list[list[float | None]]:
 
 
 def ops_document(report: Report) -> Document:
-    """Return the document of every operator of the step, and the layers that call it."""
+    """Return a document of all operators in the step, each with the layers that call it."""
     names = list(report.op_places)
     ops = report.summary.ops.set_axis(report.summary.ops.index.map(str), axis=0)
     ops = ops[~ops.index.duplicated()].reindex(names)
@@ -136,12 +136,12 @@ def ops_document(report: Report) -> Document:
 
 
 def _brief(layers: Sequence[str]) -> str:
-    """Return the first layers by the ends of their names."""
+    """Return the first few layers, each by the last part of its name."""
     return fmt.named([".".join(str(name).split(".")[-2:]) for name in layers], _NAMED)
 
 
 def _ran(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame without the times of a pass or a device that never ran."""
+    """Return the frame without columns for passes or devices that were never used."""
     timed = [name for name in ("recompute_ms", "gpu_ms") if name in frame]
     never: dict[str, Any] = {name: pd.NA for name in timed if not (frame[name].fillna(0) > 0).any()}
     return frame.assign(**never)

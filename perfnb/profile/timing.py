@@ -1,4 +1,4 @@
-"""`Timing`: step times that can be displayed, saved and loaded, and what disturbed them."""
+"""`Timing`: step times that can be displayed, saved and loaded, and the disturbances during measurement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TELL_GC = 0.005
 
 
 class TimingFacts(TypedDict, total=False):
-    """The contents of saved step times besides their frame; earlier versions saved no ``block``."""
+    """The contents of saved step times apart from their frame; earlier versions saved no ``block``."""
 
     batch_size: Required[Count | None]
     samples: Required[Count | None]
@@ -44,18 +44,18 @@ TIMING = SavedKind("timing", TimingFacts, {"steps": _STEPS})
 
 
 class Timing(StepTimes, Documented):
-    """Step times, measured without profiler and hooks. A notebook displays it."""
+    """Step times, measured without a profiler or hooks. Notebooks display them."""
 
     #: The findings when they were first saved, if they were loaded.
     _first_outcome: ClassVar[Outcome | None] = None
 
     def save(self, path: str | Path) -> Path:
-        """Save the step times to the folder `path` atomically, as Parquet and JSON; `perfnb.load` reads it.
+        """Save the step times atomically to the folder `path`, as Parquet and JSON files that `perfnb.load` reads.
 
         Raises
         ------
         RecordingError
-            If `path` holds something else, or cannot be written.
+            If `path` contains something else, or cannot be written.
         """
         parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
         steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
@@ -74,7 +74,7 @@ class Timing(StepTimes, Documented):
 
 
 def shown(timing: StepTimes) -> Timing:
-    """Turn figures into a `Timing`, which a notebook displays."""
+    """Convert figures to a `Timing`, which notebooks display."""
     return Timing(**{name: getattr(timing, name) for name in StepTimes.__dataclass_fields__})
 
 
@@ -84,7 +84,7 @@ def load_timing(path: str | Path) -> Timing:
     Raises
     ------
     RecordingError
-        If it is missing or damaged.
+        If the folder is missing or damaged.
     """
     saved = SavedFolder(TIMING, path)
     steps = saved.frame("steps")
@@ -101,14 +101,14 @@ def load_timing(path: str | Path) -> Timing:
 
 
 def _outcome_of(timing: Timing, environment: Mapping[str, Any]) -> Outcome:
-    """Return the findings, for lists of saved things."""
+    """Return the findings for lists of saved results."""
     return make_outcome(
         "", environment, step_ms=timing.median_ms, interval_ms=timing.ci_ms, batch_size=timing.batch_size
     )
 
 
 def noise_facts(noise: Mapping[str, Any]) -> list[str]:
-    """Describe what disturbed the steps; empty if no disturbance is known."""
+    """Describe the disturbances during the steps; empty if none are known."""
     facts = []
     if noise.get("gc_share", 0.0) > _TELL_GC:
         facts.append(f"garbage collection took {fmt.share(noise['gc_share'])}")
@@ -126,7 +126,7 @@ def noise_facts(noise: Mapping[str, Any]) -> list[str]:
 
 
 def noise_sentences(noise: Mapping[str, Any]) -> list[str]:
-    """Return the disturbances of `noise_facts` in sentences, for the notes of a result."""
+    """Return the disturbances from `noise_facts` as sentences, for a result's notes."""
     return [f"{fmt.capital(fact)}." for fact in noise_facts(noise)]
 
 

@@ -14,7 +14,7 @@ _QUANTILES = (0.99, 0.95, 0.9)
 
 
 def timing_document(timing: StepTimes) -> Document:
-    """Return the step time with its interval first."""
+    """Return a document that starts with the step time and its interval."""
     return Document(
         "step time",
         verdict=_verdict(timing),

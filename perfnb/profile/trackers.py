@@ -1,7 +1,7 @@
-"""Log a result to the run of an experiment tracker: MLflow, Weights & Biases, TensorBoard or Aim.
+"""Log a result to an experiment tracker's run: MLflow, Weights & Biases, TensorBoard or Aim.
 
-No tracker is imported. A target's methods show what it can do, and a class of a tracker is taken from its module, which
-is loaded if its run exists.
+No tracker is imported. The methods of a target show what it supports. If a tracker's class is needed, it is taken from
+the tracker's module, which is already loaded if its run exists.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Logged:
     kind : str
         ``profile``, ``run`` or ``ab_test``: the second part of every name.
     result : Documented
-        Its page is the report.
+        The result, whose page is logged as the report.
     outcome : Outcome
     more : mapping of str to float or None
-        Figures that are not in the outcome.
+        Additional figures that are not in the outcome.
     layers : DataFrame or None
     """
 
@@ -54,13 +54,13 @@ class Logged:
     def name(self, what: str) -> str:
         """Return the name of a figure, tag or table.
 
-        It has only letters, digits, underscores and slashes, which all trackers allow.
+        It contains only letters, digits, underscores and slashes, which all trackers accept.
         """
         return f"perfnb/{self.kind}/{what}"
 
     @property
     def scalars(self) -> dict[str, float]:
-        """The known figures by name; what is unknown is left out."""
+        """The known figures by name; unknown figures are omitted."""
         found, (low, high) = self.outcome, self.outcome.step_ci_ms or (None, None)
         ratio_low, ratio_high = found.ratio_ci or (None, None)
         figures = {
@@ -72,7 +72,7 @@ class Logged:
 
 
 def log_result(logged: Logged, target: Any, step: int | None = None) -> list[str]:
-    """Log a result. Return a sentence for each part that the tracker did not take.
+    """Log a result. Return a sentence for each part that could not be logged.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def log_result(logged: Logged, target: Any, step: int | None = None) -> list[str
 
 
 def open_runs(names: Iterable[str] = FOUND) -> list[Any]:
-    """Return the runs that are open in this process, or in MLflow the last one, of trackers that are loaded."""
+    """Return the open runs of all loaded trackers in this process; for MLflow, the last run if none is open."""
     found: list[Any] = []
     for name in names:
         module: Any = sys.modules.get(name)
@@ -107,7 +107,7 @@ def open_runs(names: Iterable[str] = FOUND) -> list[Any]:
 
 
 class _NotTakenError(Exception):
-    """Why a tracker cannot take a part."""
+    """The reason why a tracker cannot log a part."""
 
 
 def _refuse(reason: str) -> None:
@@ -115,7 +115,7 @@ def _refuse(reason: str) -> None:
 
 
 def require_log(log: Any) -> None:
-    """Refuse a value that is neither true, false nor a tracker's run.
+    """Reject any value that is neither a boolean nor a tracker's run.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def require_log(log: Any) -> None:
 def log_at_once(results: Iterable[tuple[Any, int | None]], targets: Iterable[Any]) -> Iterator[str]:
     """Log results, each at a step, to all targets.
 
-    Return what was not logged, in sentences, since no caller waits for errors.
+    Return a sentence for each part that was not logged, because callers do not handle errors.
     """
     runs = list(targets)
     if not runs:
@@ -167,7 +167,7 @@ def _tracker(target: Any) -> _Tracker:
 
 
 def _module_of(run: Any) -> Any:
-    """Return the top module of the tracker that made a run."""
+    """Return the top-level module of the tracker that created a run."""
     return sys.modules[type(run).__module__.partition(".")[0]]
 
 
@@ -191,7 +191,7 @@ def _wandb(target: Any, logged: Logged, step: int | None) -> _Parts:
         raise PerfnbError("W&B has no open run to log to: call wandb.init() first.")
     latest = known(getattr(run, "step", None)) or 0
     if step is not None and step < latest:
-        late = f"W&B only goes forwards and is at {latest:.0f}, where everything else was logged"
+        late = f"W&B does not accept earlier steps and is at {latest:.0f}, where everything else was logged"
         yield f"step {step} as the place of the figures", lambda: _refuse(late)
         step = None
     values: dict[str, Any] = {**logged.scalars}
@@ -262,5 +262,5 @@ def _markdown(table: pd.DataFrame) -> str:
 
 
 def _known(table: pd.DataFrame, instead: str | None) -> pd.DataFrame:
-    """Return the table as plain objects, with a replacement for missing values."""
+    """Return the table as plain objects, with missing values replaced."""
     return table.astype(object).where(table.notna(), instead)

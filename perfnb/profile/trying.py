@@ -1,4 +1,4 @@
-"""*Try it*: run the lever of a finding on the profile's own step, and send the result to the report."""
+"""*Try it*: try a finding's lever on the profile's own step, and send the result to the report."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _STOPPED = "Stopped. Everything was restored."
 
 
 class Trying:
-    """Tries levers when asked, one at a time.
+    """Tries levers on request, one at a time.
 
     Parameters
     ----------
     kept : KeptStep
         The step of the profile.
     levers : collection of str
-        Those that its findings name; no other is tried.
+        The levers that the profile's findings name; no others are tried.
     tell : callable
-        Gets the state as JSON whenever it changes: ``count`` of ended trials, the lever that is ``running`` (``None``
-        for none), its progress (``words``, ``done`` and ``total``), and the ``answers`` by lever.
+        Called with the state as JSON whenever it changes: the ``count`` of completed trials, the lever that is
+        ``running`` (or ``None``), its progress (``words``, ``done`` and ``total``), and the ``answers`` by lever.
     """
 
     def __init__(self, kept: KeptStep, levers: Collection[str], tell: Callable[[str], None]) -> None:
@@ -43,7 +43,7 @@ class Trying:
 
     @property
     def possible(self) -> bool:
-        """Whether the step still exists, and the main thread can be reached."""
+        """Whether the step still exists and the main thread is accessible."""
         return self._reached and self._kept.find() is not None
 
     @property
@@ -53,11 +53,11 @@ class Trying:
     def press(self, lever: Any, after: Any) -> bool:
         """Try a lever. Return whether it will be tried.
 
-        A press is refused while another trial runs. A front end may deliver a press only after that trial has ended, so
-        each press tells how many trials it came `after`.
+        Presses are ignored while another trial is running. A front end may deliver a press late, when that trial has
+        already ended, so each press includes the number of trials that had ended before it (`after`).
 
-        JupyterLab delivers messages in a separate thread, even while a cell runs. A trial needs the main thread,
-        where an interrupt reaches it and no cell runs at the same time.
+        JupyterLab delivers messages in a separate thread, even while a cell is running. A trial must run in the main
+        thread, where it can be interrupted and no cell runs at the same time.
         """
         if not isinstance(lever, str) or lever not in self._levers or not self._reached:
             return False
@@ -71,7 +71,7 @@ class Trying:
         return True
 
     def stop(self) -> None:
-        """End the running trial, as an interrupt of the kernel does."""
+        """End the running trial, like a kernel interrupt."""
         if self._runs:  # and does not only wait for a cell, which must not be interrupted
             signal.raise_signal(signal.SIGINT)
 
@@ -108,7 +108,7 @@ class Trying:
 
 
 class _Line:
-    """Progress, for the report."""
+    """A progress line that is shown in the report."""
 
     def __init__(self, say: Callable[..., None]) -> None:
         self._say = say

@@ -1,7 +1,7 @@
 """The live report.
 
-It asks the kernel for all events of a long timeline, once, when the tab is opened; and, when *Try it* is pressed, for a
-trial of a finding's lever.
+When the tab of a long timeline is opened for the first time, it requests all events from the kernel. When *Try it* is
+pressed, it requests a trial of the finding's lever.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TRY_IT = ("findings/js/try.js", "findings/js/try.css")
 
 
 class ReportWidget(DocumentWidget):
-    """A report.
+    """The widget that displays a report.
 
     Parameters
     ----------
@@ -28,12 +28,12 @@ class ReportWidget(DocumentWidget):
         From `perfnb.profile.report.report_document`.
     view_id : str
     timeline : bytes
-        From `perfnb.timeline.data.timeline_bytes`; empty for none. A saved notebook contains it.
+        From `perfnb.timeline.data.timeline_bytes`; empty if there is no timeline. Saved notebooks contain these bytes.
     whole : callable, optional
-        Makes the bytes of all events on request, if `timeline` has only a coarser level; returns ``None`` if it cannot.
-        The bytes are not kept.
+        Returns the bytes of all events on request, if `timeline` contains only a coarser level; ``None`` if they are no
+        longer available. The bytes are not kept.
     kept : KeptStep, optional
-        The step, to try the levers of the findings on.
+        The step on which the findings' levers can be tried.
     """
 
     timeline = traitlets.Bytes().tag(sync=True)
@@ -59,7 +59,7 @@ class ReportWidget(DocumentWidget):
     def _answer(self, _: Any, content: Any, buffers: Any) -> None:
         """Send the full timeline to a page that requests it.
 
-        Answer whether levers can be tried here, try one, or stop.
+        Other requests ask whether levers can be tried here, start a trial, or stop it.
         """
         if not isinstance(content, dict):
             return
@@ -78,7 +78,7 @@ class ReportWidget(DocumentWidget):
         self.tried = state
 
     def close(self) -> None:
-        """Close the widget and release what it holds."""
+        """Close the widget and release its contents."""
         was_open = self.comm is not None
         super().close()
         if was_open:

@@ -1,4 +1,4 @@
-"""Levers tried on a loop's own steps: which ones are allowed, the order of the blocks of steps, and the verdicts.
+"""Levers on a loop's own steps: the allowed levers, the order of the blocks of steps, and the verdicts.
 
 All functions here are pure.
 """
@@ -33,14 +33,14 @@ PAIRS, _SURE = STURDY_PAIRS, 2
 
 
 def levers_for_loops(wanted: Any) -> list[str] | None:
-    """Return the levers to try on a loop's own steps, as an empty list if its profile is to choose them.
+    """Return the levers to try on a loop's own steps; the list is empty if the profile should choose them.
 
-    ``None`` if no lever is wanted.
+    The result is ``None`` if no levers are requested.
 
     Raises
     ------
     ValueError
-        For a lever that a loop does not allow.
+        If a lever is not allowed in loops.
     """
     if wanted is False:
         return None
@@ -57,14 +57,14 @@ def levers_for_loops(wanted: Any) -> list[str] | None:
 
 @dataclass
 class BlockTrial(LeverTrial):
-    """A lever that is tried in pairs of neighbouring blocks: one with the lever on, one with it off.
+    """A trial of a lever in pairs of neighbouring blocks, one with the lever on and one with it off.
 
     Attributes
     ----------
     off_ms, on_ms : list of float
-        Mean step time in the blocks of each complete pair.
+        The mean step times in the two blocks of each complete pair.
     lead, counted : int
-        Steps of a block that do not count, and that do.
+        The number of steps in a block that do not count, and the number that count.
     """
 
     lead: int = LEAD
@@ -75,12 +75,12 @@ class BlockTrial(LeverTrial):
 
     @property
     def steps(self) -> int:
-        """The steps that all its blocks take."""
+        """The total number of steps in all its blocks."""
         return 2 * PAIRS * (self.lead + self.counted)
 
     @property
     def hopeless(self) -> bool:
-        """Whether the step is so slow with the lever on that more blocks are not worth their time."""
+        """Whether the step is so slow with the lever on that further blocks are not worthwhile."""
         return len(self.on_ms) >= _SURE and min(self.on_ms) > HOPELESS * min(self.off_ms)
 
     def add(self, took_ms: Mapping[bool, float]) -> None:
@@ -89,7 +89,7 @@ class BlockTrial(LeverTrial):
         self.on_ms.append(took_ms[True])
 
     def orders(self, seed: int = SEED) -> Iterator[tuple[bool, bool]]:
-        """Return, for each remaining pair, whether the lever is on in its first block, and in its second."""
+        """For each remaining pair, return whether the lever is on in the first and in the second block."""
         random = Random(f"{self.lever} {seed}")
         while len(self.on_ms) < PAIRS and not self.hopeless:
             on_first = random.random() < 0.5
@@ -97,15 +97,15 @@ class BlockTrial(LeverTrial):
 
 
 def counted_steps(step_ms: float, lead: int = LEAD) -> int:
-    """Return how many steps count in a block, given the step time and the number of steps that do not count."""
+    """Return the number of counted steps in a block, given the step time and the number of uncounted steps."""
     return max(_COUNTED, lead, min(LONGEST_BLOCK, math.ceil(BLOCK_MS / max(step_ms, 1e-6))))
 
 
 def judged(trials: Sequence[BlockTrial]) -> list[BlockTrial]:
-    """Return the trials with the verdicts of their pairs of blocks so far.
+    """Return the trials with the verdicts from their pairs of blocks so far.
 
-    Those to keep are faster and have no `why_not`. A lever with too few pairs for a verdict among so many levers gets
-    none.
+    Levers to keep are faster and have no `why_not`. A lever gets no verdict if it has too few pairs, given the number
+    of levers.
     """
     trials = [replace(one) for one in trials]
     possible = [one for one in trials if not one.why_not]
@@ -131,7 +131,7 @@ def _before(one: BlockTrial, other: BlockTrial) -> bool:
 
 
 def answer(trials: Sequence[BlockTrial]) -> str:
-    """Summarise `judged` trials in a line."""
+    """Summarise the trials from `judged` in one line."""
     parts = []
     for one in trials:
         if one.helps("time") and one.ratio is not None and one.ratio_ci is not None:

@@ -1,4 +1,4 @@
-"""Plan the cost of trying levers: how many steps each part takes, and whether a part still fits into the time."""
+"""Plan the cost of trying levers: the number of steps for each part, and whether it fits into the time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROOM, _MORE = 1.2, 10
 
 @dataclass(frozen=True)
 class LeverPlan:
-    """The number of steps of each part; small if steps are so long that the budget holds few of them."""
+    """The number of steps for each part, which is small if only a few long steps fit into the budget."""
 
     set_up: int = 2  # with a lever on, before it counts
     checked: int = 3  # after which parameters are compared
@@ -39,7 +39,7 @@ class LeverPlan:
 
     @property
     def own(self) -> int:
-        """The number of steps needed to see what the unmodified step computes, and how much memory it needs."""
+        """The number of steps needed to determine the unmodified step's results and memory."""
         return self.weighed + self.checked * (2 if self.brief else 4)
 
     @property
@@ -48,13 +48,13 @@ class LeverPlan:
         return self.set_up + self.checked + self.weighed
 
     def turn(self, lever: Lever) -> int:
-        """Return how many steps one turn of a lever takes; 1 if it shares rounds with others."""
+        """Return the number of steps in one turn of a lever; 1 if it shares rounds with other levers."""
         return _AHEAD if lever.in_blocks else self.block + 1 if lever.settles and self.block > 1 else 1
 
     def a_round(self, levers: Sequence[Lever]) -> int:
-        """Return how many steps a round of levers takes.
+        """Return the number of steps in a round of levers.
 
-        Levers with longer turns each need turns of the unmodified step, too.
+        Each lever with longer turns also needs turns of the unmodified step.
         """
         turns = [self.turn(lever) for lever in levers]
         shared = turns.count(1)
@@ -65,7 +65,7 @@ class LeverPlan:
         return self.a_round(levers) * (self.warm + fewest_rounds(len(levers))) if self.timed else 0
 
     def confirming(self, settles: bool = False) -> int:
-        """Return the smallest number of steps needed to confirm levers, one of which may settle."""
+        """Return the smallest number of steps needed to confirm levers, one of which may need time to settle."""
         turn = self.block + 1 if settles and self.block > 1 else 1
         return 2 * (self.warm + fewest_rounds(2)) * turn if self.timed else 0
 
@@ -79,20 +79,20 @@ def plan_for(goal: str, step_s: float, budget_s: float) -> LeverPlan:
 
 
 class TrialBudget:
-    """The time for all trials together, which starts to run when this object is made.
+    """The time for all trials together, which starts when this object is created.
 
     Attributes
     ----------
     seconds, left_s : float
-        The whole time, and the time left.
+        The total time, and the time left.
     step_s, plan : float, LeverPlan
         The time of a step, and the resulting number of steps for each part.
     each_s : float
-        The time to prepare and check a lever beyond its steps.
+        The time to prepare and check a lever, apart from its steps.
     kept_s : float
-        The time kept for confirming.
+        The time reserved for confirming.
     compiling_s : float
-        The time of the first compilation, the only one that is not counted.
+        The time of the first compilation, which is the only one that does not count.
     """
 
     def __init__(self, seconds: float, goal: str) -> None:
@@ -106,16 +106,16 @@ class TrialBudget:
         return max(0.0, self._until - time.perf_counter())
 
     def divide(self, step_s: float) -> None:
-        """Choose a plan, now that the time of a step is known."""
+        """Choose a plan, once the step time is known."""
         self.step_s, self._before_s = step_s, self.seconds - self.left_s
         self.plan = plan_for(self._goal, step_s, self.left_s)
 
     def keep_for_confirming(self) -> None:
-        """Keep time for confirming one lever, and more if there is much."""
+        """Reserve time for confirming one lever, and more if there is plenty of time."""
         self.kept_s = max(CONFIRM_SHARE * self.left_s, self.plan.confirming() * self.step_s)
 
     def compiled(self, seconds: float) -> None:
-        """Note how long a compilation took; the first one is not taken from the levers' time."""
+        """Record a compilation's duration; the first one does not reduce the levers' time."""
         if not self.compiling_s:
             self.compiling_s = seconds
             self._until += seconds
@@ -123,7 +123,7 @@ class TrialBudget:
     def allows(self, lever: Lever, ready: Sequence[PreparedLever] = (), beside: int = 0) -> bool:
         """Return whether there is time to prepare, check and time a lever.
 
-        It is timed with those that are `ready`, and `beside` steps more must fit.
+        It is timed together with the levers that are `ready`, and `beside` additional steps must fit.
         """
         levers = [*(one.lever for one in ready), lever]
         switching = [one.switching_s for one in ready]
@@ -133,7 +133,7 @@ class TrialBudget:
         return needed_s + self.compiling_s * lever.settles <= _LATE * (self.left_s - self.kept_s)
 
     def need_s(self, levers: Sequence[Lever], confirm: bool, step_s: float) -> int:
-        """Estimate how many seconds would be enough for all of these levers at this step time."""
+        """Estimate how many seconds would be sufficient for all these levers at this step time."""
 
         def seconds(plan: LeverPlan) -> float:
             steps = plan.own + plan.each * len(levers) + plan.timing(levers)

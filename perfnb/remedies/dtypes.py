@@ -1,6 +1,6 @@
-"""Run a step in another dtype: models, optimizers' state and inputs.
+"""Run a step in another dtype, including its models, optimizer state and inputs.
 
-In float64, it draws the same random numbers as in its own dtype.
+In float64, the step draws the same random numbers as in its own dtype.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ widened, narrowed = partial(_cast, WIDER), partial(_cast, NARROWER)
 
 @contextmanager
 def converted(subject: Subject, dtypes: Mapping[torch.dtype, torch.dtype]) -> Iterator[None]:
-    """Convert parameters, buffers, gradients, optimizers' state and the models' inputs to other dtypes.
+    """Convert parameters, buffers, gradients, optimizer state and the models' inputs to other dtypes.
 
-    Afterwards everything is restored, and what steps changed meanwhile is dropped.
+    Afterwards, everything is restored, and all changes made by steps in the meantime are discarded.
     """
     cast = partial(_cast, dtypes)
     buffers = (buffer for model in subject.models.values() for buffer in model.buffers())
@@ -93,7 +93,7 @@ def in_float64(subject: Subject) -> Iterator[None]:
 
 
 class _SameDraws(TorchDispatchMode):
-    """Draws the numbers that float32 would draw: in float64 a generator gives different ones."""
+    """Draws the same numbers as float32, because generators return different numbers in float64."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Define what a lever is, how one is prepared for a step, and the parts that most levers are made of."""
+"""Define levers, their preparation for a step, and the building blocks of most levers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Switch = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Lever:
-    """A change to how a step runs, applied from outside and undone."""
+    """A change to how a step runs, which is applied from outside and can be undone."""
 
     name: str
     #: Its effect, in one line.
@@ -58,7 +58,7 @@ class Lever:
 
 
 class Compiled(NamedTuple):
-    """The counts of what torch.compile did."""
+    """Counts of torch.compile's work."""
 
     graphs: int
     breaks: int
@@ -69,7 +69,7 @@ NOTHING_COMPILED = Compiled(0, 0)
 
 @dataclass(eq=False)
 class PreparedLever:
-    """A lever that works on the step and can be switched on and off at will."""
+    """A lever that applies to the step and can be switched on and off at any time."""
 
     lever: Lever
     switch: Switch
@@ -86,7 +86,7 @@ class PreparedLever:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on its compilation."""
+        """Notes on the lever's compilation."""
         graphs, breaks = self.at_first
         again = self.until_now.graphs - graphs
         notes = [f"{graphs} graph{'s' * (graphs > 1)}, {breaks} graph break{'s' * (breaks != 1)}"] if graphs else []
@@ -95,12 +95,12 @@ class PreparedLever:
 
 @contextmanager
 def prepared(lever: Lever, subject: Subject, step_s: float, set_up: int = 2) -> Iterator[PreparedLever]:
-    """Prepare a lever and run the step a few times with it on.
+    """Prepare a lever, and run the step a few times with the lever on.
 
     Raises
     ------
     Exception
-        Whatever the step raises with the lever on.
+        Any exception that the step raises with the lever on.
     """
     __tracebackhide__ = True
     with lever.prepared(subject) as switch:
@@ -150,12 +150,12 @@ def all_on(switches: Sequence[Switch]) -> Switch:
 
 
 def without_models(subject: Subject) -> str:
-    """Return the reason why levers that act on models do not apply."""
+    """Return the reason why levers for models do not apply."""
     return "" if subject.models else "the step calls no model that perfnb can see"
 
 
 def always(on: Callable[[Subject], AbstractContextManager[Any]]) -> Callable[[Subject], Any]:
-    """Return the preparation of a lever that needs none."""
+    """Return the preparation for a lever that needs none."""
 
     @contextmanager
     def prepared(subject: Subject) -> Iterator[Switch]:
@@ -166,7 +166,7 @@ def always(on: Callable[[Subject], AbstractContextManager[Any]]) -> Callable[[Su
 
 @contextmanager
 def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of an object itself, and remove it again."""
+    """Temporarily set an attribute on an object itself."""
     own = vars(owner)
     had, before = name in own, own.get(name)
     own[name] = value
@@ -181,7 +181,7 @@ def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def forwards(changed: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """Give modules another forward."""
+    """Temporarily replace the forward of modules."""
     with ExitStack() as stack:
         for module, forward in list(changed):
             stack.enter_context(attribute(module, "forward", forward))
@@ -189,7 +189,7 @@ def forwards(changed: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterato
 
 
 def forward_within(subject: Subject, context: Switch) -> AbstractContextManager[None]:
-    """Run the models' forward, and nothing else, within a context."""
+    """Run the models' forward within a context, and nothing else."""
 
     def inside(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Write the lines that keep a lever, in the user's names."""
+"""Write the lines of code that make a lever permanent, using the user's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfnb.remedies.subject import Subject
 
 
 def is_named(name: str | None, value: Any) -> bool:
-    """Return whether a name is an expression in the user's code, not only a class name.
+    """Return whether a name is an expression in the user's code rather than just a class name.
 
     It can be a variable, an attribute or an item.
     """
@@ -18,9 +18,9 @@ def is_named(name: str | None, value: Any) -> bool:
 
 
 def for_models(*lines: str) -> Callable[[Subject], list[str]]:
-    """Return these lines for each model, with its name for ``{0}``; a line without it comes once, at the end.
+    """Return these lines for each model, with its name for ``{0}``; lines without it come once, at the end.
 
-    The lines are comments if a model is in no variable.
+    The lines are comments if a model is not in any variable.
     """
 
     def written(line: str, name: str, model: Any) -> str:

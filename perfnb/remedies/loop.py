@@ -1,4 +1,4 @@
-"""Try levers in a loop: prepare and check each one, time those that are ready, and confirm the best."""
+"""Try levers one by one: prepare and check each lever, time those that are ready, and confirm the best."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LeverLoop:
         Parameters
         ----------
         bounds : mapping of str to float
-            The most that each finding said could be saved, in milliseconds.
+            The largest possible saving according to each finding, in milliseconds.
         """
         __tracebackhide__ = True
         possible = []
@@ -94,15 +94,15 @@ class LeverLoop:
                     families |= {one.lever.family} - {""}
 
     def _telling(self, words: str) -> Callable[..., None]:
-        """Return a progress callback that displays what is being tried and what is left of the budget."""
+        """Return a progress callback that displays the current lever and the remaining budget."""
         return lambda _pass="", done=0, planned=None: self.progress(
             words, done, planned, f"{self.budget.left_s:.0f} s left"
         )
 
     def _say_what_would_do(self, possible: Sequence[tuple[Lever, LeverTrial]], too_slow_s: float) -> None:
-        """Give the reason, and a sufficient budget, for levers that had too little time.
+        """Record the reason, and a sufficient budget, for levers that had too little time.
 
-        `too_slow_s` is the time of a step, with switching, if it left too few rounds; 0 if there were enough.
+        `too_slow_s` is the time of a step, including switching, if it left too few rounds; 0 if there were enough.
         """
         budget = self.budget
         short = [trial for _, trial in possible if not trial.why_not and trial.verdict == "not tried"]
@@ -117,7 +117,7 @@ class LeverLoop:
     # Prepared and checked
 
     def _prepare(self, stack: ExitStack, possible: Sequence[tuple[Lever, LeverTrial]]) -> list[PreparedLever]:
-        """Prepare and check levers while there is time to time them too; the stack undoes them."""
+        """Prepare and check levers as long as there is also time to time them; the stack undoes them."""
         __tracebackhide__ = True
         budget, ready = self.budget, list[PreparedLever]()
         if not any(budget.allows(lever, beside=budget.plan.own) for lever, _ in possible):
@@ -135,7 +135,7 @@ class LeverLoop:
     def _measure_own(self) -> None:
         """Measure the unmodified step.
 
-        The figures are its memory, its distance from the truth, its quality, and the time of these beyond steps.
+        The figures are its memory, its distance from the truth, its quality, and the time for these apart from steps.
         """
         __tracebackhide__ = True
         self._telling("the unmodified step")()
@@ -190,7 +190,7 @@ class LeverLoop:
         return one
 
     def _judged(self, switch: Switch) -> tuple[bool | None, str]:
-        """Return whether quality is good enough with a lever on, and its values; ``None`` without a test of it."""
+        """Return whether quality is good enough with a lever on, and its values; ``None`` without a quality test."""
         __tracebackhide__ = True
         if self.request.quality is None:
             return None, ""
@@ -205,9 +205,9 @@ class LeverLoop:
     # Timed
 
     def _time(self, ready: Sequence[PreparedLever]) -> float:
-        """Time levers side by side, and note the results; keep the time for confirming.
+        """Time levers side by side and record the results, while reserving the time for confirming.
 
-        Return how many seconds a step took, with switching, if it left too few rounds; 0 if there were enough.
+        Return the seconds that a step took, including switching, if there were too few rounds; 0 if there were enough.
         """
         __tracebackhide__ = True
         alike = [[one for one in ready if (one.lever.in_blocks, one.lever.settles) == kind] for kind in _GROUPS]
@@ -242,9 +242,9 @@ class LeverLoop:
     def _rows_of(
         self, group: Sequence[PreparedLever], budget_s: float, words: str
     ) -> tuple[list[PreparedLever], Floats]:
-        """Return those levers of a group that can be timed to the end, and the rows of the unmodified step and of each.
+        """Return the levers in a group that could be timed to the end, and rows for the unmodified step and each.
 
-        If the step fails with a lever, that lever is left out and the others are timed again.
+        If the step fails with a lever, this lever is excluded and the others are timed again.
         """
         __tracebackhide__ = True
         left, until = list(group), time.perf_counter() + budget_s
@@ -267,7 +267,7 @@ class LeverLoop:
     ) -> Floats:
         """Return the milliseconds of the unmodified step and of the step under each switch.
 
-        They are timed in the way that the levers need.
+        The method depends on the levers.
         """
         __tracebackhide__ = True
         for one in levers:
@@ -282,7 +282,7 @@ class LeverLoop:
         )
 
     def _broken(self, levers: Sequence[PreparedLever], error: Exception) -> list[PreparedLever]:
-        """Return the levers that were on when the step failed; raise its error if it fails without them, too."""
+        """Return the levers that were on when the step failed. If it also fails without them, raise its error."""
         __tracebackhide__ = True
         broken = [one for one in levers if one.on]
         if not broken:
@@ -294,7 +294,7 @@ class LeverLoop:
     # Confirmed
 
     def _confirm(self, good: Sequence[PreparedLever]) -> None:
-        """Combine what is proven, the largest gain first, and measure it again on fresh rounds."""
+        """Combine the proven levers, largest gain first, and measure them again on fresh rounds."""
         __tracebackhide__ = True
         budget, figures, by_memory = self.budget, self.figures, self.request.goal == "memory"
         kept: list[PreparedLever] = []
@@ -344,7 +344,7 @@ class LeverLoop:
                 trial.notes.append(f"adds nothing to {together}" if kept else "not confirmed on fresh pairs")
 
     def _apart(self, one: PreparedLever, kept: Sequence[PreparedLever]) -> str:
-        """Return the reason why a lever cannot be on with others, or why that is not worth trying; empty if it can."""
+        """Return why a lever cannot be combined with others, or why this is not worth trying; empty if it can."""
         __tracebackhide__ = True
         assert self.yardstick is not None
         if one.lever.family and one.lever.family in {other.lever.family for other in kept}:
@@ -363,9 +363,9 @@ class LeverLoop:
 
 
 def _together(combination: Sequence[PreparedLever]) -> LeverTrial:
-    """Combine several levers into one, with the largest distance of their values from exact.
+    """Combine several levers into one, with the largest distance of their values from the exact values.
 
-    Their lines are in their rows.
+    Their lines of code remain in their own rows.
     """
     trials = [one.trial for one in combination]
     values = max((trial.values for trial in trials), key=lambda values: FROM_EXACT.index(values.verdict))

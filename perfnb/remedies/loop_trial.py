@@ -1,4 +1,4 @@
-"""Try levers on a running loop, switching them on and off between blocks of its own steps, each of which runs once."""
+"""Try levers on a running loop, by switching them on and off between blocks of its own steps."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ _Steps = Generator[None, float | None, Any]
 class LoopTrial:
     """Switches levers on and off over blocks of a loop's own steps, and removes everything at the end.
 
-    Whoever runs the loop calls `begin` before a step asks for its batch, `next` for that batch, `end` afterwards, and
-    `pause` when the loop is interrupted: then no lever is on, and the open block starts over with the next step. An
-    error of a lever ends its trial, and the step continues without it.
+    The code that runs the loop calls `begin` before a step requests its batch, `next` to get this batch, and `end`
+    after the step. It calls `pause` when the loop is interrupted: all levers are then switched off, and the current
+    block starts over with the next step. If a lever causes an error, its trial ends, and the step continues without it.
 
     Parameters
     ----------
     wanted : list of str
-        The levers; if empty, those that answer a finding, and those that cost little to try.
+        The levers; if empty, those that address a finding, and those that cost little to try.
     bounds : mapping of str to float
-        The most that each of the profile's findings said could be saved, in milliseconds.
+        The largest possible saving according to each of the profile's findings, in milliseconds.
     roots : sequence of str
         The names of the models that the loop's steps call.
     usual_ms : tuple of float
-        The usual time of the loop's steps, and the part of it spent waiting for data.
+        The usual duration of the loop's steps, and the part of it spent waiting for data.
     namespace : callable
         Returns the loop's variables.
     loader : object
-        The object that gives its batches.
+        The object that provides the loop's batches.
 
     Attributes
     ----------
@@ -89,21 +89,21 @@ class LoopTrial:
         next(self._steps)
 
     def begin(self) -> None:
-        """Note that a step begins."""
+        """Record that a step begins."""
         self._in_step = True
         self._go_on(self._steps.send, None)
 
     def next(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch of the loop's loader."""
+        """Return the next batch from the loop's loader."""
         return next(batches) if self._rest is None else self._rest.next(batches)
 
     def end(self, ms: float) -> None:
-        """Note that the step has ended, and how long it took."""
+        """Record the end of the step and its duration."""
         self._in_step = False
         self._go_on(self._steps.send, ms)
 
     def pause(self) -> None:
-        """Turn levers off, because the loop is interrupted or over."""
+        """Turn all levers off, because the loop was interrupted or is over."""
         self._in_step = False
         self._go_on(self._steps.throw, SkippedStep())
         if self._rest is not None:
@@ -116,16 +116,16 @@ class LoopTrial:
             self._steps.close()
 
     def found(self) -> tuple[list[dict[str, Any]], str]:
-        """Return the results so far: as the run's summary keeps them, and in a line."""
+        """Return the results so far, in the form for the run's summary and as a line of text."""
         trials = judged(self.trials)
         return [one.as_tried(kept=one.helps("time"), left=None) for one in trials], answer(trials)
 
     def _fail(self, error: Exception) -> None:
-        """Note that the lever that is on has failed inside the open step."""
+        """Record that the active lever has failed in the current step."""
         self._go_on(self._steps.throw, error)
 
     def _go_on(self, move: Callable[[Any], Any], with_this: Any) -> None:
-        """Switch, or do what else is due; an interrupt waits until that is done."""
+        """Switch levers, or do other work that is due; interrupts are deferred until it is done."""
         if self.finished:
             return
         with InterruptGate():
@@ -162,7 +162,7 @@ class LoopTrial:
                         yield
 
     def _look(self) -> _Steps:
-        """Find out which optimizers step in a step without levers, and the names of these and of everything else."""
+        """Determine which optimizers step in a step without levers, and the names of all parts."""
         stepped: list[Optimizer] = []
         while True:
             with suppress(SkippedStep), ExitStack() as stack:
@@ -184,7 +184,7 @@ class LoopTrial:
         return subject
 
     def _chosen(self, subject: Subject) -> list[tuple[Lever, BlockTrial]]:
-        """Return the levers to try, most promising first, each with its notes."""
+        """Return the levers to try with their notes, most promising first."""
         known, ready = by_name(), []
         usual = worth_trying((known[name] for name in IN_LOOPS), self._bounds, "time")
         for lever in [known[name] for name in self._wanted] or usual:
@@ -212,7 +212,7 @@ class LoopTrial:
     def _block(self, trial: BlockTrial, switch: Switch) -> _Steps:
         """Run a block to its end.
 
-        Return the milliseconds of the steps that do not count, and of one of those that do.
+        Return the total milliseconds of the steps that do not count, and the milliseconds per counted step.
         """
         while True:
             with suppress(SkippedStep):
@@ -235,7 +235,7 @@ class LoopTrial:
 
     @contextmanager
     def _prepared(self, lever: Lever, subject: Subject) -> Iterator[Switch]:
-        """Prepare a lever; the switch that this gives keeps its errors away from the loop's step."""
+        """Prepare a lever; the resulting switch keeps the lever's errors from affecting the loop's step."""
         with ExitStack() as stack:
             if lever.in_blocks:
                 self._rest = rest = RestOfData(subject, self._fail)
@@ -261,7 +261,7 @@ class LoopTrial:
             yield
 
     def _rehearse_update(self, rehearsed: set[int], optimizer: Optimizer, *_: Any) -> None:
-        """Let an optimizer step once without effect, before it does so with a lever on for the first time."""
+        """Let an optimizer step once without effect, before its first step with a lever on."""
         if id(optimizer) in rehearsed:
             return
         rehearsed.add(id(optimizer))
@@ -272,7 +272,7 @@ class LoopTrial:
             self._fail(error)
 
     def _lines(self, lever: Lever, subject: Subject) -> list[str]:
-        """Return the lines that keep a lever, written for the place where they belong, if that is known."""
+        """Return the lines that make a lever permanent, written for the place where they belong, if it is known."""
         parts: list[tuple[str, str | None]] = []
         changed: dict[str, int | None] = {"fused": True, "foreach": None}
         if lever.in_blocks and subject.loader is not None:
@@ -290,9 +290,9 @@ class LoopTrial:
 def begin_trial(
     wanted: Sequence[str], profile: Profile, namespace: Callable[[], Mapping[str, Any]], loader: Any
 ) -> LoopTrial | None:
-    """Begin to try levers on a loop after some of its steps have been profiled.
+    """Start trying levers on a loop after some of its steps have been profiled.
 
-    Return ``None``, with a warning, if that is not possible.
+    If this is not possible, issue a warning and return ``None``.
     """
     from perfnb.remedies.try_levers import bounds_of
 
@@ -313,8 +313,8 @@ def _first_line(error: Exception) -> str:
 class _GuardedForward:
     """A model's forward with a lever on, which continues without it after an error.
 
-    A copy of the model has a forward of its own. The forward is first `rehearsed` without effect, and so is the
-    backward if errors can occur there.
+    A copy of the model has its own forward. The forward is first `rehearsed` without effect. If errors can occur in the
+    backward, it is rehearsed as well.
     """
 
     def __init__(self, model: nn.Module, own: Any, changed: Any, failed: Any, rehearsed: set[int] | None) -> None:

@@ -49,14 +49,14 @@ def time_levers(
     block: int = 1,
     ahead: bool = False,
 ) -> Floats:
-    """Return the milliseconds of the unmodified step (first row) and of the step under each switch, a column per round.
+    """Return milliseconds for the unmodified step (first row) and under each switch, with a column per round.
 
-    In each round every variant runs once, in random order, on the same batch and with the same random numbers. With a
-    `block`, it runs that many times back to back, after a step that does not count. A variant that is hopeless in the
-    warm-up rounds is left out of the others, and its row is NaN.
+    In each round, every variant runs once, in random order, on the same batch and with the same random numbers. With a
+    `block`, it runs that many times back to back, after a step that does not count. Variants that are hopeless in the
+    warm-up rounds are excluded from the other rounds, and their rows are NaN.
 
-    If levers work `ahead`, each variant takes its own batches, turns follow back to back, and those that use up what
-    was made ahead do not count; the times are of a batch and its step.
+    If levers work `ahead`, each variant uses its own batches and turns run back to back. Turns that use up batches made
+    in advance do not count. The times then include a batch and its step.
     """
     __tracebackhide__ = True
     until = time.perf_counter() + budget_s
@@ -89,10 +89,10 @@ def time_levers(
 
 
 def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
-    """Return the most memory that a step's tensors take at once on its device.
+    """Return the peak memory of a step's tensors on its device.
 
-    The result is ``None`` if the step has a profiler of its own. That is the memory of parameters, buffers, gradients,
-    optimizers' state and the batch at the start of a step, plus the allocations of the step, minus what it frees.
+    This is the memory of parameters, buffers, gradients, optimizer state and the batch at the start of a step, plus the
+    step's allocations, minus the memory that it frees. The result is ``None`` if the step has its own profiler.
     """
     __tracebackhide__ = True
     tracer, live = Tracer(memory=True), LiveObjects()
@@ -123,7 +123,7 @@ def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
 def losses(
     subject: Subject, quality: Callable[[], Any], limits: Mapping[str, float], switch: Switch = nullcontext
 ) -> tuple[Loss, ...]:
-    """Return the losses of `quality` after a few steps with a lever on."""
+    """Return the losses from `quality` after a few steps with a lever on."""
     __tracebackhide__ = True
     with subject.restored(), switch(), subject.gate.opened():
         for _ in range(_QUALITY_STEPS):

@@ -1,4 +1,4 @@
-"""Prove that trying levers left everything unchanged, by a fingerprint before and after."""
+"""Verify that trying levers left everything unchanged, by comparing fingerprints before and after."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from perfnb.step.device import random_state
 
 @contextmanager
 def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
-    """Prove that everything is unchanged: model, optimizer, random numbers, switches.
+    """Verify that model, optimizer, random numbers and switches are unchanged.
 
-    Yields a function that proves it in between; its argument names what ran before. User exceptions propagate, with a
-    note if something has changed.
+    This yields a function that verifies it in between; its argument describes what ran before. User exceptions are
+    passed on, with a note if something has changed.
 
     Raises
     ------
     CaptureError
-        If something has changed, with its name; switches are put back first.
+        If something has changed; the message names it. Switches are restored first.
     """
     __tracebackhide__ = True
     before = fingerprint(subject)
@@ -62,7 +62,7 @@ def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
 
 
 def fingerprint(subject: Subject) -> dict[str, Any]:
-    """Return what must stay unchanged, by name: digests of tensors, and values of switches."""
+    """Return everything that must not change, by name: digests of tensors, and values of switches."""
     seen: dict[str, Any] = {name: read() for name, (read, _) in SWITCHES.items()}
     seen |= {"inference mode": torch.is_inference_mode_enabled(), "the random state": digest(random_state())}
     for root, model in subject.models.items():
@@ -88,7 +88,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Return the memory address of a tensor's numbers; ``None`` if they are in several places."""
+    """Return the memory address of a tensor's values; ``None`` if they are in several places."""
     return tensor.data_ptr() if tensor.layout is torch.strided else None
 
 

@@ -1,4 +1,4 @@
-"""The subject of a trial: a step with the models, optimizers and loader that it uses, under the user's names."""
+"""The subject of a trial: a step with its models, optimizers and loader, under the user's names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IDLE = (
 
 @dataclass
 class Subject:
-    """A step and what it uses. A part that no variable holds is named by its class, or ``None`` for a loader."""
+    """A step and its parts. Parts that are not in any variable are named after their class, loaders ``None``."""
 
     step: Callable[..., Any]
     batches: Any  # as given: an iterable, a function that returns one, or None
@@ -60,28 +60,28 @@ class Subject:
         return next((kind for kind in sorted(self.kinds) if kind != "cpu"), "cpu")
 
     def modules(self, *kinds: type[nn.Module]) -> Iterator[nn.Module]:
-        """Yield the modules of some classes in the models."""
+        """Yield the models' modules that belong to certain classes."""
         for model in self.models.values():
             yield from (module for module in model.modules() if isinstance(module, kinds))
 
     def once(self, word: str, find: Callable[[Subject], Any]) -> Any:
-        """Return the result of `find`, kept in `chosen` under a word."""
+        """Return the result of `find`, which is cached in `chosen` under a key."""
         __tracebackhide__ = True
         if word not in self.chosen:
             self.chosen[word] = find(self)
         return self.chosen[word]
 
     def restored(self) -> Restored:
-        """Return a context that lets the step run without lasting effect."""
+        """Return a context that prevents lasting effects of the step."""
         return Restored(self.models.values(), [self.step, *self.optimizers.values(), self.batches, self.loader])
 
     def run(self) -> Any:
-        """Run the step once, on the sample; open the gate around it."""
+        """Run the step once on the sample, with the gate open."""
         __tracebackhide__ = True
         return self.step(*self.sample)
 
     def fed(self, stack: ExitStack) -> Callable[[], Any]:
-        """Return the step with batches of its own, from what feeds it now; the stack ends their iteration."""
+        """Return the step with its own batches from the current source; the stack ends their iteration."""
         source = BatchSource(self.batches)
         stack.callback(source.close)
         return lambda: self.step(source.next())
@@ -97,15 +97,15 @@ def find_subject(
     loader: DataLoader[Any] | None = None,
     gate: InterruptGate | None = None,
 ) -> Subject:
-    """Run the step once, with everything put back, and find out what it uses.
+    """Run the step once, restore everything, and determine what the step uses.
 
     Raises
     ------
     CaptureError
-        If the batches are empty, if a given part does not belong to the step, or if the step's changes could not be put
-        back.
+        If the batches are empty, if a given part does not belong to the step, or if the step's changes could not be
+        restored.
     Exception
-        Whatever the step raises.
+        Any exception that the step raises.
     """
     __tracebackhide__ = True
     given: list[Any] = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
@@ -159,12 +159,12 @@ def find_subject(
 
 
 def _watch(subject: Subject, parts: bool) -> tuple[list[Optimizer], set[str], str]:
-    """Run the step once, with everything put back.
+    """Run the step once, and restore everything.
 
-    Return the optimizers that it steps, the models that it calls, by name, and what it changes out of sight, which
-    could not be put back; that is empty if there is no such thing.
+    Return the optimizers that it steps, the models that it calls, by name, and a description of hidden changes that
+    could not be restored, which is empty if there are none.
 
-    With `parts`, a model also counts as called if only a part of it is. This also notes whether the step trains.
+    With `parts`, a model also counts as called if only part of it is called. This also records whether the step trains.
     """
     __tracebackhide__ = True
     stepped: list[Optimizer] = []
@@ -205,12 +205,12 @@ def _watch(subject: Subject, parts: bool) -> tuple[list[Optimizer], set[str], st
 
 
 def _version(grad: Tensor | None) -> tuple[int, int] | None:
-    """Return a version that changes when another gradient replaces this one, and when one is added to it."""
+    """Return a version that changes when a gradient is replaced, and when another gradient is added to it."""
     return None if grad is None else (id(grad), grad._version)
 
 
 def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the models that are not part of another one, each under its first name.
+    """Return the models that are not part of another model, each under its first name.
 
     Losses and activations have no parameters.
     """
@@ -224,7 +224,7 @@ def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _modules(step: Callable[..., Any], namespace: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules by their names, then those that the step reaches in other ways, by their classes."""
+    """Yield named modules, then modules that the step reaches in other ways, named after their classes."""
     named = named_values(namespace, nn.Module)
     yield from named
     seen, counts = {id(part) for _, model in named for part in model.modules()}, Counter[str]()

@@ -1,4 +1,4 @@
-"""Global switches of torch and Python by name, with functions to read and set each."""
+"""Global switches of torch and Python by name, with functions that read and set them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _AUTOCASTS = ("cpu", "cuda")
 def older_precision() -> str | None:
     """Return the result of ``torch.get_float32_matmul_precision``; ``None`` if the newer interface is in use.
 
-    Since torch 2.9 there are two interfaces, and reading the older one raises an error after the newer one was used.
+    Since torch 2.9, there are two interfaces, and reading the older one raises an error once the newer one has been
+    used.
     """
     try:
         return torch.get_float32_matmul_precision()
@@ -41,13 +42,13 @@ def newer_parts() -> dict[str, Any]:
 
 
 def float32_precisions() -> dict[str, str | None]:
-    """Return how torch computes products of float32 matrices, according to both interfaces."""
+    """Return the precision that torch uses for float32 matrix products, according to both interfaces."""
     parts = {name: owner.fp32_precision for name, owner in newer_parts().items()}
     return {_OLDER: older_precision()} | parts
 
 
 def set_float32_precisions(wanted: Mapping[str, str | None]) -> None:
-    """Restore what `float32_precisions` returned."""
+    """Restore the precisions that `float32_precisions` returned."""
     if (older := wanted[_OLDER]) is not None:
         torch.set_float32_matmul_precision(older)
     for name, owner in newer_parts().items():

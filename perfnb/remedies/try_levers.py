@@ -1,4 +1,4 @@
-"""`try_levers`: apply each remedy to an unmodified step, measure it, check its results, and put everything back."""
+"""`try_levers`: apply each remedy to an unmodified step, measure it, check its results, and restore everything."""
 
 from __future__ import annotations
 
@@ -42,23 +42,24 @@ _NO_PROFILE = "no time within the budget for the profile that could give reason 
 
 @dataclass
 class LeverRequest:
-    """The levers to try and the way to judge them, checked before anything runs.
+    """The levers to try and how to judge them, validated before anything runs.
 
     Attributes
     ----------
     listed : list of str
-        The levers that the user named; empty for ``"auto"``.
+        The levers that the user specified; empty for ``"auto"``.
     accepted : dict of str to float
         The largest accepted values by name.
     words : callable, optional
-        Gives the lines that keep a lever, from its name and the `Subject`; ``None`` for the lever's own lines.
+        Returns the lines that enable a lever permanently, given its name and the `Subject`; ``None`` for the lever's
+        own lines.
     budget_word : str
-        The option that the user raises for more time.
+        The option that the user can increase to allow more time.
 
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit.
+        If the arguments are invalid.
     """
 
     levers: Any = "auto"
@@ -98,22 +99,23 @@ def _listed(wanted: Any) -> list[str]:
 
 
 class LeverTrials(Documented):
-    """The effect of each lever on a step's time and results. A notebook displays it."""
+    """The effect of each lever on a step's time and results. Notebooks display it."""
 
     def __init__(self, figures: LeverFigures) -> None:
         self.figures = figures
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row per lever.
+        """One row per lever.
 
-        ``verdict``, ``ratio`` to the unmodified step, its simultaneous 95 % interval ``ratio_low`` to ``ratio_high``,
-        ``saves_ms`` of the unmodified step's time, ``memory`` (less, more, same), ``peak_bytes`` of a step and
-        ``peak_change_bytes`` against the unmodified step, ``values`` (exact, within noise, reduced precision,
-        different, not checked), ``error`` (largest distance from float64, relative), ``setup_s``, ``pays_after_steps``,
-        ``bound_ms`` (the upper bound in the finding that it answers), ``why_not`` (why it was not tried, or should not
-        be kept), ``notes`` (graph breaks and recompiles, quality, what it cannot be combined with) and ``code``. The
-        first lever that is kept has its ratio and interval from the fresh pairs that confirmed it.
+        The columns are ``verdict``; ``ratio`` to the unmodified step with its simultaneous 95 % interval from
+        ``ratio_low`` to ``ratio_high``; ``saves_ms`` compared with the unmodified step; ``memory`` (less, more, same);
+        a step's ``peak_bytes`` and the ``peak_change_bytes`` compared with the unmodified step; ``values`` (exact,
+        within noise, reduced precision, different, not checked); ``error`` (the largest relative distance from
+        float64); ``setup_s``; ``pays_after_steps``; ``bound_ms`` (the upper bound from the finding that the lever
+        addresses); ``why_not`` (why the lever was not tried, or should not be kept); ``notes`` (graph breaks and
+        recompiles, quality, levers that it cannot be combined with); and ``code``. For the first lever that is kept,
+        ratio and interval come from the fresh pairs that confirmed it.
         """
         table = pd.DataFrame([_row_of(trial, self.figures.own_peak) for trial in self.figures.trials])
         numbers = ["ratio", "ratio_low", "ratio_high", "saves_ms", "error", "setup_s", "bound_ms"]
@@ -122,21 +124,21 @@ class LeverTrials(Documented):
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The levers to keep, confirmed together on fresh pairs; empty if none was confirmed.
+        """The levers to keep, which were confirmed together on fresh pairs; empty if none were confirmed.
 
-        With ``confirm=False``, those that helped, each by itself.
+        With ``confirm=False``, these are the levers that helped individually.
         """
         return self.figures.best
 
     @property
     def code(self) -> str:
-        """The lines that keep them."""
+        """The lines of code that enable the levers to keep."""
         return "\n".join(line for trial in self.figures.trials if trial.lever in self.best for line in trial.code)
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
-        """Yield what `Journal.add` writes: step times with each lever on, its name, and whether it is kept.
+        """Yield journal entries for `Journal.add`: the step times with each lever on, its name, and whether it is kept.
 
-        A combination that is kept comes last, and is accepted instead of each of its levers.
+        A combination that is kept comes last, and is accepted instead of its individual levers.
         """
         confirmed = self.figures.confirmed
         combined = confirmed is not None and len(self.best) > 1 and bool(confirmed.times_ms)
@@ -163,7 +165,7 @@ def _row_of(trial: LeverTrial, own_peak: int | None) -> dict[str, Any]:
 
 
 def levers() -> pd.DataFrame:
-    """Return all levers that `try_levers` knows: the effect of each, and the bottleneck that it answers."""
+    """Return all levers of `try_levers`, each with its effect and the bottleneck that it addresses."""
     from perfnb.remedies.levers import LEVERS
 
     rows = [(lever.name, lever.words, ", ".join(lever.answers)) for lever in LEVERS]
@@ -185,38 +187,40 @@ def try_levers(
     limits: Mapping[str, float] | None = None,
     confirm: bool = True,
 ) -> LeverTrials:
-    """Try what could make a step faster or smaller, one lever after the other, and report which are worth keeping.
+    """Try levers that could make a step faster or reduce its memory, one by one, and report which ones to keep.
 
-    Each lever is switched on and off between single steps, in random order, so that both run under the same conditions.
-    Its results (outputs, gradients, parameters after the step) are compared with the same step in float64: a lever may
-    be at most three times as far from it as your own step. Nothing stays changed: parameters, buffers, gradients,
-    optimizer state, random numbers, global switches and the position of a loader that knows it are put back and
-    checked.
+    Each lever is switched on and off between individual steps, in random order, so both variants run under the same
+    conditions. The results (outputs, gradients, parameters after the step) are compared with the same step in float64:
+    a lever's distance from it may be at most three times that of your own step. Nothing remains changed: parameters,
+    buffers, gradients, optimizer state, random numbers, global switches, and the position of loaders that keep track of
+    it are restored and checked.
 
     Parameters
     ----------
     step, batches
-        As for `profile_step`. The step should do the same work each time.
+        As in `profile_step`. The step should do the same work each time.
     model, optimizer, loader : optional
-        What the levers act on. By default, those that the step uses, found through its variables.
+        The objects that levers change. By default, these are the objects that the step uses, which perfnb finds through
+        its variables.
     levers : str or list of str
-        ``"auto"`` tries those that a short profile gives reason for, the largest bound first, then those that cost
-        little to try; a list tries just those (``%try_levers --list`` lists all).
+        With ``"auto"``, perfnb first tries the levers that the findings of a short profile suggest, in the order of
+        their bounds, and then those that cost little to try. With a list, it tries only these levers (``%try_levers
+        --list`` lists all of them).
     goal : str
-        ``"time"``, or ``"memory"`` for a model that is too big: levers are then judged by the peak of memory in a step.
-        Both are measured in either case.
+        ``"time"``, or ``"memory"`` if your model is too big: levers are then judged by a step's peak memory. Both are
+        measured in either case.
     budget_s : float
-        Seconds that all trials together may take, to within 20 %. One compilation, which cannot be interrupted, is not
-        counted. Long steps get fewer levers; if nothing can be tried, the result names the number of seconds that would
-        be enough.
+        The time limit in seconds for all trials together, which is kept to within 20 %. One compilation, which cannot
+        be interrupted, does not count. If steps are long, fewer levers are tried. If no lever can be tried, the result
+        contains the number of seconds that would be sufficient.
     quality : callable, optional
-        As for `ab_test`: called without arguments, returns losses by name, where smaller is better. Called once for the
-        unmodified step and once with each lever on, each time after a few steps from the same start.
+        As in `ab_test`: called without arguments, it returns losses by name, where smaller is better. It is called once
+        for the unmodified step and once with each lever on, each time after a few steps from the same starting point.
     limits : mapping of str to float, optional
-        As for `ab_test`: largest accepted value of each loss by name, by default that of the unmodified step plus
-        0.1 %; also of ``peak_memory_bytes``, ``median_ms`` and ``p95_ms``.
+        As in `ab_test`: the largest accepted value of each loss by name, by default the unmodified step's loss plus 0.1
+        %. You can also limit ``peak_memory_bytes``, ``median_ms`` and ``p95_ms``.
     confirm : bool
-        Measure the levers to keep again, all at once, on fresh pairs.
+        Whether to measure the levers to keep once more, all together, on fresh pairs.
 
     Returns
     -------
@@ -225,11 +229,11 @@ def try_levers(
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit.
+        If the arguments are invalid.
     CaptureError
-        If the step uses nothing that a lever acts on, or if something could not be put back.
+        If no lever applies to anything that the step uses, or if something could not be restored.
     Exception
-        Whatever the step or `quality` raises without any lever, after everything has been put back.
+        Any exception that the step or `quality` raises without a lever, after everything has been restored.
     """
     from perfnb.step.checks import require_steps
     from perfnb.step.namespace import chosen_models, namespace_of
@@ -259,9 +263,9 @@ def run_trials(
     quiet: bool = False,
     line: ProgressLine | None = None,
 ) -> LeverTrials:
-    """Run `try_levers` for a step whose variables are known; its magic and *Try it* call this.
+    """Run `try_levers` for a step whose variables are known. The magic and *Try it* call this function.
 
-    `bounds` are those of a profile's findings, where there is one; `line` shows progress.
+    `bounds` contains the bounds of a profile's findings, if there is a profile; `line` shows the progress.
     """
     from torch.utils.data import DataLoader
 
@@ -278,7 +282,7 @@ def run_trials(
     __tracebackhide__ = True
     if isinstance(batches, Iterator):
         raise TypeError(
-            f"batches is a {type(batches).__name__}, which gives its batches once: pass the loader, a list, or a "
+            f"batches is a {type(batches).__name__}, which can be iterated only once: pass the loader, a list, or a "
             "function that returns a new one."
         )
     budget = TrialBudget(request.budget_s, request.goal)
@@ -307,20 +311,20 @@ def run_trials(
 
 
 def try_one(parts: Mapping[str, Any], lever: str, line: ProgressLine) -> dict[str, Any]:
-    """Answer *Try it*: try a lever on a step, and return the answer of `perfnb.remedies.view.trial_answer`.
+    """Try a lever on a step for *Try it*, and return the answer from `perfnb.remedies.view.trial_answer`.
 
     Parameters
     ----------
     parts : mapping of str to object
-        ``step``, ``batches``, ``namespace`` and ``models``, as `run_trials` takes them.
+        ``step``, ``batches``, ``namespace`` and ``models``, as in `run_trials`.
     lever : str
     line : ProgressLine
-        Shows progress.
+        Shows the progress.
 
     Raises
     ------
     Exception
-        Whatever the step raises without the lever, after everything has been put back.
+        Any exception that the step raises without the lever, after everything has been restored.
     """
     from perfnb.remedies.levers import by_name
 
@@ -332,7 +336,7 @@ def try_one(parts: Mapping[str, Any], lever: str, line: ProgressLine) -> dict[st
 
 
 def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: float) -> dict[str, float]:
-    """Return the most that removing each bottleneck could save, in milliseconds, according to a short profile."""
+    """Run a short profile, and return the milliseconds that removing each bottleneck could save at most."""
     from perfnb.profile.profiling import run_profile
     from perfnb.step.budget import Plan
 
@@ -344,6 +348,6 @@ def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: flo
 
 
 def bounds_of(findings: pd.DataFrame) -> dict[str, float]:
-    """Return the largest bound of each bottleneck, which may have several findings; 0 if none is known."""
+    """Return the largest bound for each bottleneck, which may have several findings; 0 if it is unknown."""
     bounds = findings.groupby("bottleneck")["bound_ms"].max().astype(float).fillna(0.0)
     return {str(name): float(bound) for name, bound in bounds.items()}

@@ -1,9 +1,9 @@
 """Check whether a step computes the same with a lever on.
 
-Outputs and gradients are compared, and parameters and buffers some steps later. The yardstick is the step itself in
-float64: the distance of a lever from it may be at most a few times that of the unmodified step. If the step cannot run
-in float64, the yardstick is how much the step differs from itself with another number of threads, which sums in another
-order.
+Outputs and gradients are compared, as well as parameters and buffers after a few more steps. The yardstick is the step
+itself in float64: with a lever on, the distance from it may be at most a few times the unmodified step's distance. If
+the step cannot run in float64, the yardstick is the difference between the step's results with two numbers of threads,
+which sum in different orders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BATCHES = 6
 
 @dataclass(frozen=True)
 class Yardstick:
-    """The results of the unmodified step, and their distance from the truth."""
+    """The unmodified step's results, and their distance from the truth."""
 
     own: Results
     truth: Results
@@ -59,11 +59,11 @@ class Yardstick:
 def measure_yardstick(
     subject: Subject, peak_bytes: int | None = None, brief: bool = False, steps: int = 3
 ) -> Yardstick:
-    """Run the step a few times, with everything put back.
+    """Run the step a few times, and restore everything.
 
-    `peak_bytes` is the memory that the step needs; in float64 it needs twice that, plus a copy of its state. If
-    `brief`, the step is assumed to draw random numbers. Parameters are compared after some `steps`, because an error in
-    an optimizer's state shows from the second step on.
+    `peak_bytes` is the memory that the step needs; in float64, it needs twice as much, plus a copy of its state. If
+    `brief`, the step is assumed to draw random numbers. Parameters are compared after some `steps`, because errors in
+    an optimizer's state become visible only in the second step.
     """
     __tracebackhide__ = True
     steps = steps if subject.optimizers else 1
@@ -87,7 +87,7 @@ def measure_yardstick(
 
 
 def free_bytes(kind: str) -> int | None:
-    """Return the memory of a kind of device that this process may still allocate; ``None`` if torch cannot tell."""
+    """Return the memory that this process can still allocate on a kind of device; ``None`` if it is unknown."""
     if kind == "cpu":
         limit = memory_limit_bytes()
         free = int(psutil.virtual_memory().available)
@@ -98,7 +98,7 @@ def free_bytes(kind: str) -> int | None:
 
 
 def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
-    """Return the distance of the results with a lever on from the truth, and that of the step's own."""
+    """Return the distances from the truth of the results with a lever on, and of the step's own results."""
     __tracebackhide__ = True
     found = results_of(subject, switch, steps=yardstick.steps)
     return errors_between(yardstick.own, found, yardstick.truth, random=yardstick.random, kind_of=_kind)
@@ -107,7 +107,7 @@ def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
 def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstick, again: bool = True) -> Values:
     """Check whether the step computes the same with levers on.
 
-    They are prepared `again` if random numbers prevent an answer.
+    The levers are prepared `again` if random numbers prevent an answer.
     """
     __tracebackhide__ = True
     if len(levers) == 1 and (own_check := levers[0].lever.check) is not None:
@@ -130,7 +130,7 @@ def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstic
 
 
 def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject) -> Values:
-    """Return whether two loaders give the same first batches, in the same order, from the same random numbers."""
+    """Return whether two loaders produce the same first batches, in the same order, from the same random numbers."""
     __tracebackhide__ = True
 
     def first(loader: Iterable[Any], seed_shift: int = 0) -> list[Any]:
@@ -150,7 +150,7 @@ def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject)
 
 
 def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
-    """Return the place of the first batch that differs in any bit."""
+    """Return the index of the first batch that differs in any bit."""
     pairs = zip_longest(a, b)
     return next((place for place, (x, y) in enumerate(pairs) if digest(x) != digest(y)), None)
 
@@ -158,7 +158,7 @@ def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
 def results_of(
     subject: Subject, switch: Switch = nullcontext, *, float64: bool = False, seed_shift: int = 0, steps: int = 1
 ) -> Results:
-    """Return outputs and gradients of one step, and parameters and buffers after this many, in float64 on the CPU."""
+    """Return a step's outputs and gradients, and parameters and buffers after `steps` steps, in float64 on the CPU."""
     __tracebackhide__ = True
     results: Results = {}
     calls = 0
@@ -222,5 +222,5 @@ def _noted(call: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..
 
 
 def _kind(name: str) -> str:
-    """Return which kind a result is: outputs, gradients, or the state after the step."""
+    """Return the kind of a result: outputs, gradients, or the state after the step."""
     return name.partition(" ")[0] if name.startswith(("output ", "gradient ")) else "after"

@@ -1,4 +1,4 @@
-"""Judge levers: which to try first, which are faster, which need less memory, and which may be kept.
+"""Judge levers: which to try first, which are faster, which save memory, and which may be kept.
 
 All functions here are pure.
 """
@@ -27,7 +27,7 @@ MEMORY_MATTERS = 0.01
 
 @dataclass
 class LeverTrial:
-    """One lever that was tried, or the reason why it was not; or several levers, all on at once."""
+    """A lever that was tried, or the reason why it was not tried; or a combination of several levers."""
 
     lever: str
     verdict: str  # of its time: faster, slower, same, inconclusive; "not timed" or "not tried"
@@ -47,20 +47,20 @@ class LeverTrial:
     unconfirmed: bool = False  # it helps, but was not measured again
 
     def timed(self, comparison: PairedComparison, own_ms: Floats | float, times_ms: Floats) -> None:
-        """Note the verdict of a comparison, and the saving of the unmodified step's time."""
+        """Record the verdict of a comparison, and the saving relative to the unmodified step's time."""
         self.verdict, self.ratio, self.ratio_ci = comparison.verdict, comparison.ratio, comparison.ratio_ci
         self.saves_ms = float(np.median(own_ms)) * (1 - comparison.ratio)
         self.times_ms, self.smallest = tuple(times_ms.tolist()), comparison.smallest_detectable
 
     @property
     def pays_after_steps(self) -> int | None:
-        """The number of steps after which its saving has paid for preparing it; ``None`` if it saves nothing."""
+        """The number of steps after which its saving exceeds the time to prepare it; ``None`` if it saves nothing."""
         if self.verdict != "faster" or self.setup_s is None or not self.saves_ms:
             return None
         return math.ceil(self.setup_s * 1e3 / self.saves_ms)
 
     def as_tried(self, *, kept: bool, left: int | None) -> dict[str, Any]:
-        """Return what a run's summary keeps of it, given the number of steps that the run had left."""
+        """Return its entry for a run's summary, given the number of steps that remained in the run."""
         return {
             **{"lever": self.lever, "verdict": self.verdict, "ratio": self.ratio},
             "interval": None if self.ratio_ci is None else list(self.ratio_ci),
@@ -69,13 +69,13 @@ class LeverTrial:
         }
 
     def helps(self, goal: str) -> bool:
-        """Return whether it makes the step faster or smaller, and may be kept."""
+        """Return whether it makes the step faster or saves memory, and may be kept."""
         return not self.why_not and (self.memory == "less" if goal == "memory" else self.verdict == "faster")
 
 
 @dataclass
 class LeverFigures:
-    """The measurements of a trial of levers on a step."""
+    """The measurements from a trial of levers on a step."""
 
     name: str  # of the step
     goal: str = "time"
@@ -93,12 +93,12 @@ class LeverFigures:
     need_s: int | None = None  # a sufficient budget, if the time was too short for some that were ready
 
     def own_ms(self, ahead: bool) -> float:
-        """Return the time of the unmodified step that savings refer to; with its batch for levers that work ahead."""
+        """Return the unmodified step's time that savings refer to; it includes the batch for levers that work ahead."""
         return self.step_ms if self.fed_ms is None or not ahead else self.fed_ms
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The levers to keep, confirmed together; without confirming, those that helped, each by itself."""
+        """The levers to keep, confirmed together; without confirmation, the levers that helped individually."""
         if not self.confirms:
             return tuple(trial.lever for trial in self.trials if trial.unconfirmed)
         return self.kept
@@ -112,7 +112,7 @@ def fewest_rounds(levers: int, level: float = 0.05) -> int:
 def as_its_interval(verdict: str, interval: tuple[float, float] | None) -> str:
     """Return a verdict that agrees with the interval next to it.
 
-    Holm's test may see what a simultaneous interval does not.
+    Holm's test may detect differences that a simultaneous interval does not show.
     """
     if verdict in ("faster", "slower") and interval is not None and interval[0] <= 1 <= interval[1]:
         return "inconclusive"
@@ -120,7 +120,7 @@ def as_its_interval(verdict: str, interval: tuple[float, float] | None) -> str:
 
 
 def memory_verdict(peak: int | None, own: int | None) -> str:
-    """Return whether a lever needs less memory than the unmodified step: less, more, same, or "" if not measured."""
+    """Compare a lever's memory with the unmodified step's: less, more, same, or "" if it was not measured."""
     if peak is None or not own:
         return ""
     change = peak / own - 1
@@ -128,20 +128,20 @@ def memory_verdict(peak: int | None, own: int | None) -> str:
 
 
 def not_hopeless(pilot_ms: Floats) -> list[int]:
-    """Return the rows of a few rounds that are worth more of them: the first, and those not many times slower."""
+    """Return the rows that are worth further rounds: the first row, and those that are not many times slower."""
     best = pilot_ms.min(axis=1)
     return [0, *(row for row in range(1, len(best)) if best[row] <= HOPELESS * best[0])]
 
 
 def keepable(values: Values, listed: bool, quality: bool | None) -> str:
-    """Return the reason why a lever must not be kept because of its results; empty if it may be.
+    """Return the reason why a lever must not be kept because of its results; empty if it may be kept.
 
     Parameters
     ----------
     listed : bool
         Whether the user asked for it by name.
     quality : bool or None
-        Whether the user's own test of quality passes with it; ``None`` without one.
+        Whether the user's own quality test passes with the lever on; ``None`` without such a test.
     """
     if quality is not None:
         return "" if quality else "quality is outside the limit"
@@ -153,9 +153,9 @@ def keepable(values: Values, listed: bool, quality: bool | None) -> str:
 
 
 def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
-    """Return the limit on time or memory that a lever breaks, or that could not be measured for it.
+    """Describe the time or memory limit that a lever exceeds, or that could not be checked.
 
-    The result is empty if neither.
+    The result is empty if there is no such limit.
     """
     times = trial.times_ms
     measured = {
@@ -172,17 +172,17 @@ def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
 
 
 def bound_of(lever: Lever, bounds: Mapping[str, float]) -> float | None:
-    """Return the most that the findings answered by a lever said could be saved.
+    """Return the largest possible saving according to the findings that a lever addresses.
 
-    The result is ``None`` if it answers none of them.
+    The result is ``None`` if it does not address any finding.
     """
     return max((bounds[cause] for cause in lever.answers if cause in bounds), default=None)
 
 
 def worth_trying(levers: Iterable[Lever], bounds: Mapping[str, float], goal: str) -> list[Lever]:
-    """Return the levers that a finding gives reason for, the largest bound first, then those that cost little to try.
+    """Return the levers that findings suggest, largest bound first, then those that cost little to try.
 
-    With memory as the goal, levers for memory come before all others, however costly.
+    If memory is the goal, levers for memory come first, regardless of their cost.
     """
 
     def for_goal(lever: Lever) -> bool:

@@ -1,4 +1,4 @@
-"""Show the effect of levers as a document, and give the answer of *Try it*."""
+"""Show the levers' effects as a document, and return the answer for *Try it*."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NOT_KEPT = {
 
 
 def trials_document(trials: LeverTrials) -> Document:
-    """Return the document of each lever's effect on the step, those that save most first."""
+    """Return a document that shows each lever's effect on the step, largest saving first."""
     figures = trials.figures
     state, sentence = _answer(trials)
     rounds = (
@@ -59,7 +59,7 @@ def trials_document(trials: LeverTrials) -> Document:
 
 
 def _answer(trials: LeverTrials) -> tuple[State, str]:
-    """Return what helps, in a sentence."""
+    """Summarise the helpful levers in a sentence."""
     figures, kept = trials.figures, trials.figures.confirmed
     if kept is None:
         less = "takes less memory" if figures.goal == "memory" else "makes the step faster"
@@ -96,7 +96,7 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
 
 
 def _is_open(trial: LeverTrial) -> bool:
-    """Return whether a lever may save much, but its interval is too wide to tell."""
+    """Return whether a lever may save a lot, but its interval is too wide to tell."""
     low = trial.ratio_ci[0] if trial.ratio_ci else 1.0
     return trial.verdict == "inconclusive" and not trial.why_not and (trial.ratio or 1.0) < 1 and low < _MUCH
 
@@ -140,7 +140,7 @@ def _cells(trial: LeverTrial, own_peak: int | None) -> tuple[Any, ...]:
 
 
 def _not_tried(trials: LeverTrials) -> str:
-    """Return a line with the levers that were not tried, and the reason if they share it; empty if there are none."""
+    """Return a line with the levers that were not tried, and their common reason; empty if there are none."""
     left = [trial for trial in trials.figures.trials if trial.verdict == "not tried"]
     names = fmt.named([trial.lever for trial in left])
     reasons = {trial.why_not for trial in left}
@@ -149,11 +149,11 @@ def _not_tried(trials: LeverTrials) -> str:
 
 
 def trial_answer(trials: LeverTrials, lever: str) -> dict[str, Any]:
-    """Return the result of trying a lever, ready for JSON: the answer of *Try it*.
+    """Return the result of trying a lever, ready for JSON, as the answer for *Try it*.
 
-    It contains a sentence in ``said``; the ``effect`` on the step time as in documents; ``facts`` as pairs of words;
-    and the ``code`` that keeps the lever, empty unless it is worth keeping (``keep``). Otherwise it contains an
-    ``error``.
+    The result contains a sentence in ``said``; the ``effect`` on the step time, as in documents; ``facts`` as pairs of
+    words; and the ``code`` that makes the lever permanent, which is empty unless the lever is worth keeping (``keep``).
+    If the trial failed, the result contains an ``error`` instead.
     """
     figures = trials.figures
     trial = next(trial for trial in figures.trials if trial.lever == lever)

@@ -1,12 +1,13 @@
-"""Count the FLOPs and bytes of every operator of a step as torch dispatches it.
+"""Count the FLOPs and bytes of every operator in a step as torch dispatches it.
 
 Each operator runs in a span ``pf_op#<n>``, so that its layer and direction are found as for any other event of the
 trace. Under a dispatch mode torch runs compiled regions uncompiled, so the operators of their layers are counted too.
 
-FLOPs follow from torch's formulas, and from perfnb's where torch has none: a multiply-add counts as two, and as in
-torch, masked and causal attention count in full. Users can add to torch's registry of formulas; perfnb's are not in it.
-Bytes are a lower bound: each input read once, each output written once, without caches and repeated reads; views and
-written arguments follow from the operator's schema, and operators that touch only part of an argument are listed.
+FLOPs are computed with torch's formulas, or with perfnb's where torch has none. A multiply-add counts as two, and
+masked and causal attention count in full, as in torch. Users can add formulas to torch's registry; perfnb's formulas
+are not part of it. Bytes are a lower bound, based on reading each input once and writing each output once, without
+caches and repeated reads. Views and written arguments are determined from the operator's schema, and operators that use
+only part of an argument are listed below.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ class OpCall(NamedTuple):
 class OpCounter(TorchDispatchMode):
     """Context manager that counts each operator of this thread and of its backward passes.
 
-    It keeps no tensor alive, and errors pass through unchanged. Kernels launched without an operator, such as a Triton
-    function called in an `autograd.Function`, are not counted.
+    It does not keep tensors alive, and errors are passed on unchanged. Kernels launched without an operator, such as a
+    Triton function called in an `autograd.Function`, are not counted.
 
     Attributes
     ----------
     calls : list of OpCall
-        The calls in the order of their ends.
+        The calls, sorted by their end.
     """
 
     #: Receive operators that take functions, too, such as `flex_attention`.
@@ -168,7 +169,7 @@ class _Operator(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def operator_of(func: Any) -> _Operator:
-    """Return what can be known about an operator from its name and schema."""
+    """Return the facts about an operator that its name and schema reveal."""
     full = str(func.name() if callable(getattr(func, "name", None)) else func)
     name = full.partition(".")[0] if "::" in full else full
     own = isinstance(func, torch._ops.OpOverload)
@@ -194,7 +195,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _dtype(tensors: list[Tensor]) -> str:
-    """Return the first floating-point dtype among inputs and outputs, else the first dtype."""
+    """Return the first floating-point dtype among inputs and outputs or, if there is none, the first dtype."""
     dtypes = [tensor.dtype for tensor in tensors]
     fractions = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     return str(next(iter(fractions or dtypes), "")).removeprefix("torch.")
@@ -212,7 +213,7 @@ Formula = Callable[[tuple[Any, ...], Any], Any]
 
 
 def message_bytes(args: Iterable[Any]) -> int:
-    """Return the bytes of a collective's message: its largest tensor, or list of tensors."""
+    """Return the size of a collective's message in bytes, which is its largest tensor or list of tensors."""
     return max((sum(tensor.nbytes for tensor in tensors_in([one])) for one in args), default=0)
 
 
@@ -250,7 +251,7 @@ def _convolution_backward(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _attention(tensors: tuple[Any, ...], by_key: int, by_value: int) -> Any:
-    """Return the products of the size of the attention scores.
+    """Return the number of products of the size of the attention scores.
 
     There are `by_key` along the keys' width, and `by_value` along the values'.
     """
@@ -276,7 +277,7 @@ def _recurrent(inputs: Any, weights: Any) -> Any:
 
 
 def _encoder_layer(args: tuple[Any, ...], out: Any) -> Any:
-    """Return the FLOPs of a transformer layer in one operator.
+    """Return the FLOPs of a transformer layer that is a single operator.
 
     It has four projections, and attention over all pairs of positions.
     """
@@ -417,7 +418,7 @@ def bytes_moved(operator: _Operator, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among some values, also in containers."""
+    """Yield the tensors among some values, including those in containers."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -457,7 +458,7 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _putting(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Return the bytes of an operator that writes only some elements of its first argument.
+    """Return the bytes that are moved by an operator that writes only some elements of its first argument.
 
     If it accumulates, it also reads them.
     """
@@ -469,7 +470,7 @@ def _putting(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int
 def _put_places(args: tuple[Any, ...]) -> int:
     """Return the number of elements that `index_put_` writes.
 
-    With a mask, whose sum is unknown here, return the number of values.
+    For a mask, whose sum is unknown here, this is the number of values.
     """
     target, indices, values = args[:3]
     chosen = [(dim, index) for dim, index in enumerate(indices) if index is not None]
@@ -480,7 +481,7 @@ def _put_places(args: tuple[Any, ...]) -> int:
 
 
 def _unread(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the positions of arguments of which only the shape is used."""
+    """Return the positions of arguments whose shape alone is used."""
     if name == "aten::convolution_backward":
         mask = args[10]
         return tuple(place for place, needed in ((1, mask[1]), (2, mask[0])) if not needed)

@@ -1,4 +1,4 @@
-"""Decide how many steps each pass runs within the user's time budget, and whether the step time is in steady state."""
+"""Determine the number of steps per pass within the user's time budget, and whether the step time is steady."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNASKED, _UNASKED_STEPS = 3, 30
 class Plan:
     """The user's options: ``None`` lets perfnb choose the number of steps; the budget limits them all.
 
-    Every pass runs at least one step, whatever the budget. If steps are long, the timed pass has priority: it gets
+    Every pass runs at least one step, regardless of the budget. If steps are long, the timed pass has priority: it gets
     enough steps for an interval before a second step is traced.
     """
 
@@ -91,7 +91,7 @@ class Plan:
     def timed_steps(self, warm_ns: Sequence[int]) -> int:
         """Return how many steps to time.
 
-        They are as many as requested, or as the target precision needs given the warm-up's spread.
+        This is the requested number, or the number needed for the target precision given the warm-up's spread.
         """
         if self.steps is not None:
             return self.steps
@@ -106,8 +106,8 @@ class Plan:
     def goes_on_timing(self, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
         """Return whether to time another step, reserving time for the later passes.
 
-        Until there are enough steps for an interval, that is the time of one step for each pass; then, of all the steps
-        that they want.
+        Until there are enough steps for an interval, the time of one step is reserved for each pass; afterwards, the
+        time of all the steps that the passes request.
         """
         if done == 0:
             return True
@@ -129,7 +129,7 @@ class Plan:
         )
 
     def steps_to_try(self, spent_s: float, step_s: float) -> int:
-        """Return how many steps to try another setting with, after two that are left out; 0 if time is short."""
+        """Return the number of steps to try another setting with, after two that do not count; 0 if time is short."""
         left_s = min(TRIAL_SHARE * self.budget_s, (self.budget_s - spent_s) / 2)
         affordable = int(left_s / step_s) - 2 if step_s > 0 else MOST_TRIED
         return min(MOST_TRIED, affordable) if affordable >= 3 else 0
@@ -153,8 +153,8 @@ class Plan:
     def briefly_sampled_steps(self, spent_s: float, step_s: float, timed: int) -> int:
         """Return how many steps to sample without a request, after all other passes.
 
-        These are not many more than were timed, because each one trains the user's model; 0 if the budget has no time
-        for enough samples.
+        This is not much more than the number of timed steps, because each step trains the user's model. It is 0 if the
+        budget does not allow enough samples.
         """
         left_s = min(BRIEFLY_S, self.budget_s - spent_s)
         if left_s < LEAST_SAMPLED_S or step_s <= 0 or self.budget_s - spent_s < step_s:
@@ -200,8 +200,8 @@ def is_steady(times: Sequence[float]) -> bool | None:
 def steady_from(times: Sequence[float], fewest: int = 0) -> int | None:
     """Return the index of the first of the last `WINDOW` steps, at least `fewest`, if these are in steady state.
 
-    The result is ``None`` otherwise. Called after each step, it finds the end of the warm-up: the steps before that
-    index.
+    The result is ``None`` otherwise. When called after each step, it finds the end of the warm-up, which consists of
+    the steps before that index.
     """
     first = len(times) - WINDOW
     return first if first >= fewest and is_steady(times[first:]) else None

@@ -1,7 +1,7 @@
-"""Measure the machine's roofline ceilings once and keep them: FLOP/s of large matrix products, bytes/s of a large copy.
+"""Measure the machine's roofline ceilings once: the FLOP/s of large matrix products, and the bytes/s of a large copy.
 
-A measurement takes the best of many repetitions, which other work disturbs least. It draws no random numbers and uses
-the user's settings of threads and precision.
+A measurement uses the best of many repetitions, which is the one least disturbed by other work. It does not draw random
+numbers, and it uses the user's thread and precision settings.
 """
 
 from __future__ import annotations
@@ -45,25 +45,26 @@ def measure_ceilings(
 ) -> dict[str, Any]:
     """Return the FLOP/s by dtype and the bytes/s that a device reaches.
 
-    Each one not yet known takes about half a second.
+    Each unknown rate takes about half a second to measure.
 
     Parameters
     ----------
     dtypes : iterable of str
-        Such as ``float32``; those that cannot be measured are left out.
+        For example ``float32``. Dtypes that cannot be measured are omitted.
     device : str
         ``cpu`` or a CUDA device.
     refresh : bool
-        Measure again, and keep the higher rate.
+        Whether to measure again and keep the higher rate.
     only_kept : bool
-        Measure nothing: rates not yet known are left out.
+        Whether to omit unknown rates instead of measuring them.
 
     Returns
     -------
     dict
         ``device`` (its name), ``threads``, ``flops_per_s`` by dtype, ``bytes_per_s`` (``None`` if there is no memory
         for the copy), ``measured_at``, ``others`` (share of the CPUs that other programs used, 0 to 1); The result is
-        ready for JSON. A rate measured on a busy machine is measured again some minutes later, and the higher one kept.
+        ready for JSON. If a rate was measured on a busy machine, it is measured again some minutes later, and the
+        higher rate is kept.
     """
     target = torch.device(device)
     machine = _machine(target)
@@ -132,7 +133,7 @@ def _busy_s() -> float:
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    """Return what ceilings depend on besides the dtype."""
+    """Return everything that ceilings depend on apart from the dtype."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "threads": None, "torch": torch.__version__}
     facts = describe_environment()
@@ -216,7 +217,8 @@ def _ceiling(device: torch.device, dtype: str) -> _Ceiling:
 def _measure(ceilings: dict[str, _Ceiling]) -> dict[str, float]:
     """Return the rate of each ceiling that can be measured.
 
-    They take turns, so that a burst of other work affects all of them. A ceiling that still improves gets more turns.
+    The ceilings take turns, so that a burst of other work affects all of them. A ceiling that still improves gets
+    additional turns.
     """
     waiting = dict.fromkeys(ceilings, _LEAST_TURNS)
     with torch.no_grad():

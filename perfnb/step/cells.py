@@ -1,4 +1,4 @@
-"""Turn a notebook cell's compiled code into a step, and its ``for`` clause into batches."""
+"""Convert a notebook cell's compiled code to a step, and its ``for`` clause to batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def batches_of(
 ) -> Callable[[], Iterable[Any]]:
     """Return a function that evaluates a clause's iterable anew whenever the batches restart.
 
-    That makes ``enumerate`` work.
+    This makes ``enumerate`` work.
     """
 
     def batches() -> Iterable[Any]:

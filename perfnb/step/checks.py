@@ -1,4 +1,4 @@
-"""Check what a user asks to run (steps, batches, losses) before anything runs."""
+"""Validate the user's steps, batches and losses before anything runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def require_steps(steps: Mapping[str, Any], batches: Any, how: str) -> None:
     batches : object
         ``None`` if there are none.
     how : str
-        The intended call with batches, for error messages; empty if it takes none.
+        The intended call with batches, for error messages; empty if batches are not supported.
     """
     __tracebackhide__ = True
     for name, step in steps.items():
@@ -64,7 +64,7 @@ def require_loss(loss: Any, batch: Any) -> None:
 
 
 def refuse_meta(arguments: Any) -> None:
-    """Raise `CaptureError` for a call with tensors on ``meta``, which take no time and no memory."""
+    """Raise `CaptureError` for a call with tensors on ``meta``, which need no time and no memory."""
     __tracebackhide__ = True
     if any(tensor.device.type == "meta" for tensor in tensors_in(arguments)):
         raise CaptureError(f"The step runs on the meta device, where tensors have no data. {_NOT_ON_META}")
@@ -98,7 +98,7 @@ def _require_step(step: Any, name: str, how: str) -> None:
 
 
 def _require_many(batches: Any) -> None:
-    """Refuse one batch in place of several: its rows or items would become batches."""
+    """Raise an error if a single batch is given instead of several, because its rows or items would become batches."""
     __tracebackhide__ = True
     if isinstance(batches, tuple) and any(map(_is_array, batches)):
         raise TypeError(
@@ -136,7 +136,7 @@ def _require_arguments(step: Callable[..., Any], name: str, fed: bool, how: str)
 
 
 def _arguments_of(function: Any) -> tuple[int, float]:
-    """Return the fewest and most positional arguments of a function; 0 and infinity if it has no signature."""
+    """Return a function's minimum and maximum number of positional arguments; 0 and infinity without a signature."""
     unknown = 0, math.inf
     try:
         if isinstance(function, nn.Module) and type(function).__call__ is nn.Module.__call__:
@@ -154,11 +154,11 @@ def _arguments_of(function: Any) -> tuple[int, float]:
 
 
 def _how_many(least: int, most: float) -> str:
-    """Return a number of arguments, in words."""
+    """Describe a number of arguments in words."""
     number = least if least > 1 or most == math.inf else most
     return "1 argument" if number == 1 else f"{number:.0f} arguments"
 
 
 def _is_array(value: Any) -> bool:
-    """Return whether a value is a tensor, an array, or converts to one, as a pandas frame does."""
+    """Return whether a value is a tensor or an array, or can be converted to one, like a pandas DataFrame."""
     return isinstance(value, Tensor) or (hasattr(type(value), "__array__") and hasattr(type(value), "__iter__"))

@@ -1,11 +1,12 @@
-"""Read what torch.compile made: the kernels of each graph, and the modules whose operations each kernel computes.
+"""Read the results of torch.compile: each graph's kernels, and the modules whose operations they compute.
 
-A graph contains this only if it was compiled inside `CompilesForProfiling`. Then each generated kernel is an event of
-the trace, Inductor keeps which operations it fused into which kernel, and a description of the operations is attached
-to the compiled graph. Inductor's cache stores the description with the graph, and does not return a graph that was
-compiled without one.
+A graph contains this information only if it was compiled inside `CompilesForProfiling`. Each generated kernel is then
+an event in the trace, Inductor records which operations it fused into which kernel, and a description of the operations
+is attached to the compiled graph. Inductor's cache stores the description with the graph, and does not return graphs
+that were compiled without a description.
 
-This is the only place that uses private names of torch's compiler; `missing_names` lists those that this torch lacks.
+This is the only module that uses private names of torch's compiler. `missing_names` lists the names that do not exist
+in this version of torch.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class CompilesForProfiling(Installed):
 
 
 def why_not_again() -> str:
-    """Return the reason why this torch cannot compile a model once more for profiling, apart from the user's code.
+    """Return the reason why this version of torch cannot recompile a model separately for profiling.
 
     The result is empty if it can.
     """
@@ -135,10 +136,10 @@ def why_not_again() -> str:
 
 
 class CompilesAgain(Installed):
-    """Context manager that has models run code compiled once more, with the settings of `CompilesForProfiling`.
+    """Context manager that makes models run recompiled code, with the settings of `CompilesForProfiling`.
 
-    The new code is compiled when the models are called. torch keeps it apart: outside, the models run the same code as
-    before, and the new code does not count towards the limit on recompilations.
+    The new code is compiled when the models are called, and torch keeps it separate. Outside the context, the models
+    run the same code as before, and the new code does not count towards the recompilation limit.
 
     Attributes
     ----------
@@ -187,7 +188,7 @@ def _compiled_again(compiled: Any) -> Any:
 def _unlike(backend: Any) -> Any:
     """Return a copy of a backend that equals no other one.
 
-    Otherwise torch would use the code that the other has compiled.
+    Otherwise, torch would use the code that the other backend has compiled.
     """
 
     class Unlike(type(backend)):  # type: ignore[misc]
@@ -256,7 +257,7 @@ def _noting_region(plain: Any) -> Any:
 
 @contextmanager
 def not_imported() -> Iterator[None]:
-    """Keep the question whether torch has a compiler from importing the compiler, which takes a second or two.
+    """Prevent checks for torch's compiler from importing it, which takes a second or two.
 
     A compiler that has not been imported has compiled nothing.
     """
@@ -296,9 +297,9 @@ def _is_in_place(module: nn.Module) -> bool:
 
 
 def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
-    """Have Dynamo leave these functions alone when compiled code calls them because a graph broke around them.
+    """Make Dynamo ignore these functions when compiled code calls them after a graph break.
 
-    A torch without the private names compiles them, and they do nothing there.
+    Versions of torch without the private names compile these functions, where they do nothing.
     """
     if "torch._dynamo" in sys.modules:
         with suppress(AttributeError):
@@ -312,7 +313,7 @@ _blocks: list[None] = []
 
 
 def begin_for_profiling() -> None:
-    """Have code that torch compiles from now on report the layers of its kernels."""
+    """Make code that torch compiles from now on report the layers of its kernels."""
     if not _in_force:
         settings = CompilesForProfiling()
         settings.__enter__()
@@ -361,7 +362,7 @@ def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:
 
 
 def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> list[CompiledCode]:
-    """Return what torch reports about the functions of compiled regions.
+    """Return torch's information about the functions of compiled regions.
 
     A region is called ``1/0``, for example: the first version of the second function. Other versions of these functions
     follow, and then the `called` functions that torch has not compiled because their graph breaks where it cannot
@@ -410,14 +411,14 @@ def _function(region: str) -> str:
 
 
 def _since_reset(utils: Any) -> list[Any]:
-    """Return what torch compiled since it last began to number functions anew."""
+    """Return everything that torch has compiled since it last restarted its numbering of functions."""
     metrics = list(utils.get_compilation_metrics())
     first = (at for at, each in enumerate(metrics) if str(each.compile_id) == "0/0" and each.co_name)
     return metrics[max(first, default=0) :]
 
 
 def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    """Return what torch compiled in some steps of this thread.
+    """Return the compilations in some steps of this thread.
 
     Each step is given by its begin and end (`time.perf_counter_ns`). Each compilation has the number of its step, the
     function, its file and line, the guard that failed (empty if the code was not compiled before), and milliseconds.
@@ -459,7 +460,7 @@ class _Break(NamedTuple):
 def _break_of(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -> _Break:
     """Return the break that ends a region.
 
-    It is the one noted, or else the first one after the line where the region begins.
+    This is the recorded break or, if there is none, the first break after the line where the region begins.
     """
     if region in breaks:
         return breaks[region][-1]
@@ -529,8 +530,8 @@ def _operations(module: fx.GraphModule) -> Iterator[Operation]:
 def _in_subgraphs(module: fx.GraphModule) -> set[str]:
     """Return the names of the operations in regions that were compiled once for several layers.
 
-    The names do not tell which of these layers a kernel is for, or whether it is for an operation of that name outside
-    them.
+    The names do not show which of these layers a kernel belongs to, or whether it belongs to an operation with the same
+    name outside them.
     """
     called = (node.args[0] for node in module.graph.nodes if str(node.target) == "invoke_subgraph")
     graphs = {str(each.target) for each in called if isinstance(each, fx.Node)}
@@ -571,9 +572,9 @@ def _elements(tensor: Tensor) -> int:
 
 
 def _number(size: Any) -> int:
-    """Return a size.
+    """Return a size as a number.
 
-    Of a symbolic one, it is the value that the compiler saw, because reading its value would add a guard.
+    For a symbolic size, this is the value that the compiler saw, because reading the size itself would add a guard.
     """
     if isinstance(size, int):
         return size

@@ -1,4 +1,4 @@
-"""Note a step's duration, its waits for batches, and the number of samples and tokens in them."""
+"""Record a step's duration, its waits for batches, and the number of samples and tokens in them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class ExecutedStep(NamedTuple):
 
 
 class Intake:
-    """Notes how long a step waits for batches, and how many samples and tokens they have.
+    """Records how long a step waits for batches, and how many samples and tokens these contain.
 
-    Whoever runs the step reports when it waits. `take` sees the batches that a step itself requests from torch's data
-    loaders, and all these waits count for the step. Its batches are those that it is given, or those of the loader that
-    it asks first; batches of other loaders come with them.
+    The code that runs the step reports when it waits. `take` handles batches that a step itself requests from torch's
+    data loaders, and all these waits count as part of the step. A step's batches are those that are passed to it or, if
+    there are none, those from the first loader that it uses; batches from other loaders are considered part of them.
 
     Attributes
     ----------
     is_open : bool
-        Whether a step is open.
+        Whether a step is in progress.
     begin_ns : int
         `time.perf_counter_ns` at its start.
     wait_ns : int or None
-        How long it has waited; ``None`` if that is unknown, because nobody reported when it waited.
+        The time it has waited; ``None`` if this is unknown because waits were not reported.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Intake:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last step, so that no step is open."""
+        """Discard the last step, so that no step is in progress."""
         self.is_open = False
         self.begin_ns, self._waits_from_ns, self._own_ns = 0, 0, 0
         self.wait_ns: int | None = None
@@ -59,7 +59,7 @@ class Intake:
         self._tokens.clear()
 
     def begin(self, seen: Callable[[Any], None] | None = None, *, wait_ns: int | None = None) -> None:
-        """Note that a step begins; `seen` is called with its batches.
+        """Record that a step begins; `seen` is called with its batches.
 
         `wait_ns` is 0 if all its waits will be reported.
         """
@@ -67,12 +67,12 @@ class Intake:
         self._seen, self.is_open, self.begin_ns, self.wait_ns = seen, True, time.perf_counter_ns(), wait_ns
 
     def wait(self) -> None:
-        """Note that the open step waits for a batch, or still does."""
+        """Record that the current step waits for a batch, or is still waiting."""
         if self.is_open and not self._waits_from_ns:
             self._waits_from_ns = time.perf_counter_ns()
 
     def get(self, batch: Any = None) -> None:
-        """Note that the wait, if there was one, is over; `batch` belongs to the step, if given."""
+        """Record that the wait, if there was one, is over; `batch` belongs to the step, if given."""
         now = time.perf_counter_ns()
         if self._waits_from_ns:
             self.wait_ns = (self.wait_ns or 0) + now - self._waits_from_ns
@@ -85,7 +85,7 @@ class Intake:
             self._own_ns += time.perf_counter_ns() - now
 
     def take(self, loader: Any, fetch: Callable[[], Any]) -> Any:
-        """Fetch a batch that the open step requests from a loader, in the way that `see_loaders` needs."""
+        """Fetch a batch that the current step requests from a loader, as `see_loaders` requires."""
         __tracebackhide__ = True
         if not self.is_open or self._waits_from_ns:  # what the step already waits for may itself ask loaders
             return fetch()
@@ -100,7 +100,7 @@ class Intake:
         return batch
 
     def end(self, pass_name: str) -> ExecutedStep:
-        """End the open step, and return it."""
+        """End the current step, and return it."""
         wall_ns = time.perf_counter_ns() - self.begin_ns - self._own_ns
         taken = total(self._sizes), total(self._tokens), max(1, len(self._sizes))
         executed = ExecutedStep(pass_name, self.begin_ns, wall_ns, self.wait_ns, *taken)
@@ -118,10 +118,10 @@ def common_size(batch: Any) -> int | None:
 
 
 def token_count(batch: Any) -> int | None:
-    """Return how many token ids a batch has.
+    """Return the number of token ids in a batch.
 
-    They are under ``input_ids``, the name that Hugging Face's tokenizers use. Otherwise they are the first tensor of
-    whole numbers in a batch, of shape [batch, sequence].
+    These are found under ``input_ids``, the name that Hugging Face's tokenizers use. Otherwise, the first integer
+    tensor of shape [batch, sequence] in the batch is used.
     """
     try:
         if isinstance(batch, Mapping) and "input_ids" in batch:

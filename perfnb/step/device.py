@@ -1,7 +1,7 @@
-"""Accelerators of any make: wait for them, time steps on them, and read their memory and random state.
+"""Accelerators from any vendor: wait for them, time steps on them, and read their memory and random state.
 
-Everything goes through torch's module for the kind of device (``torch.cuda``, ``torch.xpu``, ``torch.mps`` or the one a
-backend registered), and perfnb asks the module what it offers, and never checks a version.
+All operations use torch's module for the kind of device (``torch.cuda``, ``torch.xpu``, ``torch.mps`` or a module that
+a backend registered). perfnb checks which functions the module offers, and never relies on version numbers.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Accelerator(NamedTuple):
             self.module.synchronize()
 
     def names(self) -> list[str]:
-        """Return the names of all its devices, in use or not; its kind if torch gives no name."""
+        """Return the names of all its devices, in use or not; the kind of device if torch does not know a name."""
         name = getattr(self.module, "get_device_name", None)
         count = int(self.module.device_count()) if hasattr(self.module, "device_count") else 1
         return [str(name(index)) if name is not None else self.kind for index in range(count)]
 
 
 def accelerators() -> list[Accelerator]:
-    """Return the accelerators that this process uses; the question itself starts none."""
+    """Return the accelerators that this process uses, without initialising any."""
     return [Accelerator(kind, module, _indices(module)) for kind, module in _modules() if _is_used(module)]
 
 
@@ -57,7 +57,7 @@ def accelerator_in_use() -> bool:
 
 
 def cuda_in_use() -> bool:
-    """Return whether this process has used an NVIDIA or AMD GPU; the question itself creates no GPU context."""
+    """Return whether this process has used an NVIDIA or AMD GPU, without creating a GPU context."""
     return bool(torch.cuda.is_initialized())
 
 
@@ -107,15 +107,15 @@ def _indices(module: Any) -> tuple[int, ...]:
 class StepClock:
     """Times steps, without waiting for the device after each one if that can be avoided.
 
-    On a single device with timing events, events recorded on its current stream mark the start and the end of each step
-    and are read after the pass. With several devices, or a device without events, each step is waited for, because its
-    work would otherwise count for a later one. The same applies to MPS, whose events report different times in each
-    version of torch. Without an accelerator the host's clock is used.
+    On a single device with timing events, events on its current stream mark the start and end of each step, and are
+    read after the pass. With several devices, or a device without events, the clock waits for each step, because its
+    work would otherwise count as part of a later step. The same applies to MPS, whose events report different times in
+    different versions of torch. Without an accelerator, the host's clock is used.
 
     Parameters
     ----------
     wait : bool
-        Wait for each step even if there are events; see `read_clocks`.
+        Whether to wait for each step even if there are events; see `read_clocks`.
     """
 
     def __init__(self, *, wait: bool = False) -> None:
@@ -149,8 +149,8 @@ class StepClock:
 def read_clocks(*clocks: StepClock) -> tuple[list[list[int]], bool]:
     """Return the durations of all steps of clocks that took turns; this waits for the devices.
 
-    The second value is true if much work ran after all events, on a stream that they do not see. The steps were then
-    longer than they seem, so time them again with a clock that waits.
+    The second value is true if a lot of work ran after all events, on a stream that the events do not cover. The steps
+    then took longer than measured, so time them again with a clock that waits.
     """
     durations = [clock.durations_ns() for clock in clocks]
     used = accelerators()  # takes as long as many a short step
@@ -185,7 +185,7 @@ def _event_maker(used: list[Accelerator]) -> Any:
 
 
 def capacity_bytes(kind: str) -> int | None:
-    """Return how much memory a kind of device has for this process; ``None`` if torch cannot tell.
+    """Return the amount of memory that a kind of device offers to this process; ``None`` if it is unknown.
 
     On CUDA and XPU that is the free memory and the memory that this process already holds, on MPS the most that Metal
     recommends, and on the CPU the installed memory or the container's limit.

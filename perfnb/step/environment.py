@@ -1,4 +1,4 @@
-"""Describe where a figure comes from (versions, settings, host, the user's commit), and what may disturb it."""
+"""Describe a figure's origin (versions, settings, host, the user's commit) and possible disturbances."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def place_in_job() -> dict[str, int] | None:
 
 
 def usable_cpus() -> float:
-    """Return the number of CPUs this process may use, by its affinity and its cgroup's limit."""
+    """Return the number of CPUs that this process may use, according to its affinity and its cgroup's limit."""
     limit = cpu_limit()
     return float(available_cpus()) if limit is None else min(float(available_cpus()), limit)
 
@@ -90,7 +90,7 @@ def _processor() -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """Return `describe_environment` and what identifies a run, ready for JSON.
+    """Return `describe_environment` with facts that identify a run, ready for JSON.
 
     This adds ``host``, ``perfnb`` and ``numpy`` (versions), ``at`` (UTC, ISO 8601), and in a git repository ``commit``
     and ``uncommitted`` (whether tracked files differ from it).
@@ -134,15 +134,15 @@ def _git(*words: str) -> str | None:
 
 
 class Conditions:
-    """Context manager that records what may have disturbed the steps run inside it.
+    """Context manager that records possible disturbances of the steps that run inside it.
 
     Attributes
     ----------
     step : int
         Number of the current or next step; set by the caller.
     running : bool
-        Whether a step is running; set by the caller, which calls `ended` afterwards. Only the part of a collection
-        inside the time of a step counts.
+        Whether a step is running; set by the caller, which calls `ended` afterwards. Garbage collections count only as
+        far as they occur during a step.
     facts : dict
         Ready for JSON, and complete on exit; unknown facts are absent. ``load_before`` and ``load_after`` (the
         machine's mean number of runnable threads in the last minute), ``cpus``, ``cpu_mhz_before`` and
@@ -206,7 +206,7 @@ def _now(word: str) -> dict[str, Any]:
 
 
 def _interruptions() -> dict[str, float]:
-    """Return how often and how long the process has been kept from running until now, as far as that is known."""
+    """Return how often and how long the process has been kept from running so far, as far as this is known."""
     counts: dict[str, float] = {}
     with suppress(psutil.Error, NotImplementedError):
         counts["involuntary_switches"] = psutil.Process().num_ctx_switches().involuntary

@@ -1,4 +1,4 @@
-"""Base of what a measurement installs for a while."""
+"""Base class for everything that a measurement installs temporarily."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Self
 
 
 class Installed(ABC):
-    """Context manager that removes all that it has installed, even if only a part of it could be."""
+    """Context manager that removes everything it has installed, even if installing failed halfway."""
 
     _installed: ExitStack
 
     @abstractmethod
     def _install(self, stack: ExitStack) -> None:
-        """Install everything, and have `stack` remove it."""
+        """Install everything, and register its removal with `stack`."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

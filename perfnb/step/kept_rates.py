@@ -1,6 +1,6 @@
 """Keep measured ceilings between sessions, in a JSON file in the user's cache folder.
 
-Nothing depends on the file: if it is damaged, foreign or cannot be written, ceilings are measured again.
+The file is optional: if it is damaged, has another format or cannot be written, ceilings are measured again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rate(NamedTuple):
 
 
 def cache_folder() -> Path | None:
-    """Return perfnb's cache folder; ``None`` if the user has no home."""
+    """Return perfnb's cache folder; ``None`` if the user has no home directory."""
     if chosen := os.environ.get("PERFNB_CACHE"):
         return Path(chosen)
     try:

@@ -1,9 +1,9 @@
-"""Find the layers that a step calls, as spans of the trace, and the user's names for them.
+"""Record the layers that a step calls as spans in the trace, and find the user's names for them.
 
-Global forward hooks turn every module call into a span. Its label is ``pf#<n>``, and n is the number of the call;
-`Calls` has the module of each call. Labels are unique because torch merges nested spans of one name, and ASCII because
-its exporter loses other characters. Backward hooks are not used, because they break in-place operations and fire early:
-attribution finds a layer's backward in the trace by autograd's sequence numbers.
+Global forward hooks open a span for every module call. Its label is ``pf#<n>``, where n is the number of the call;
+`Calls` records the module of each call. Labels are unique because torch merges nested spans with the same name, and
+they are ASCII because torch's exporter loses other characters. Backward hooks are not used, because they break in-place
+operations and fire early. Instead, attribution finds a layer's backward in the trace by autograd's sequence numbers.
 
 torch's profiler records the thread that started it and the threads where autograd runs its backward passes. Calls on
 any other thread, which may come at any time, get no span; `Calls` only remembers their modules.
@@ -99,7 +99,7 @@ class LayerSpans(Installed):
     only : list of Module or None
         Restrict the spans to these modules, their submodules, and outermost calls.
     calls : Calls, optional
-        Calls of earlier passes, to which those of this one are added.
+        The calls of earlier passes, which this pass adds to.
     outermost : callable, optional
         Called with the positional arguments of each outermost call.
     """
@@ -180,7 +180,7 @@ class LayerSpans(Installed):
 
     @contextmanager
     def _without_hooks(self) -> Iterator[None]:
-        """Hide the hooks from the guards of the compiled code, which would otherwise be compiled again, with them."""
+        """Hide the hooks from the compiled code's guards, because it would otherwise be recompiled with the hooks."""
         hidden = [(hooks, key, hooks.pop(key)) for hooks, key in self._hooks if key in hooks]
         try:
             yield
@@ -537,7 +537,7 @@ def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """Return `name`, with a number if it is taken."""
+    """Return `name`, with a number appended if it is already in use."""
     candidate, count = name, 1
     while candidate in taken:
         count += 1

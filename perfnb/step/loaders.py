@@ -1,4 +1,4 @@
-"""Show what a loop requests from torch's data loaders to whoever counts the waits and batches of its steps."""
+"""Intercept a loop's requests to torch's data loaders, so that waits and batches can be counted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Take: TypeAlias = Callable[[Any, functools.partial[Any]], Any]
 
 
 class Nameless:
-    """Represents a loader that nobody holds, while one of its iterators is used."""
+    """Represents a loader that no longer exists, while one of its iterators is still in use."""
 
 
 def see_loaders(module: ModuleType, take: Take) -> Callable[[], None]:
-    """Have `take` fetch every batch that this thread requests from a loader. Return what ends that.
+    """Make `take` fetch every batch that this thread requests from a loader. Return a function that stops it.
 
-    `module` is ``torch.utils.data.dataloader``, which need not be loaded yet when this one is.
+    `module` is ``torch.utils.data.dataloader``, which is passed in because it may be loaded later than this module.
     """
     iterators = module._BaseDataLoaderIter
     make, following = iterators.__init__, iterators.__next__
@@ -58,9 +58,9 @@ def see_loaders(module: ModuleType, take: Take) -> Callable[[], None]:
 
 
 def only_here() -> Callable[[], bool]:
-    """Return whether this is the process and the thread that this function was called in.
+    """Return a function that checks whether it runs in the same process and thread as this call.
 
-    The loop does not wait for a thread that fetches batches ahead, and a forked process has a loop of its own.
+    The loop does not wait for threads that fetch batches ahead, and a forked process has its own loop.
     """
     process, thread = os.getpid(), threading.get_ident()
     return lambda: threading.get_ident() == thread and os.getpid() == process

@@ -1,6 +1,6 @@
 """Record the memory of whole steps.
 
-The record has every allocation in a trace, marks that identify the owners of blocks, and the process's size.
+The record contains every allocation in a trace, marks that identify the owners of blocks, and the process's size.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Known(NamedTuple):
 class LiveObjects:
     """Finds the memory blocks of the live objects that a step uses.
 
-    Models become known when they are called, optimizers when they step; if none steps, those of the known models are
-    used.
+    Models become known when they are called, and optimizers when they step. If no optimizer steps, the known models'
+    optimizers are used.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class WatchedMemory:
 
 
 class MemoryWatch(Installed):
-    """Context manager that notes the owners of memory blocks while a profiler records memory.
+    """Context manager that records the owners of memory blocks while a profiler records memory.
 
     `called` returns the modules called so far.
     """
@@ -207,7 +207,7 @@ class MemoryWatch(Installed):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Note all owners before and after a step, even if it fails."""
+        """Record all owners before and after a step, even if it fails."""
         self._look(chain(self._objects.blocks(), everything()))
         self.watched.step_begins.append(time.time_ns())
         try:
@@ -225,7 +225,7 @@ class MemoryWatch(Installed):
             self._objects.add_model(module)
 
     def inputs(self, values: Any) -> None:
-        """Note inputs: a batch, or the arguments of a model's call."""
+        """Record inputs: a batch, or the arguments of a call to a model."""
         self._look(inputs(values))
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
@@ -279,12 +279,12 @@ def resident_memory() -> Iterator[list[tuple[int, int]]]:
 
 @contextmanager
 def footprint() -> Iterator[Callable[[], int]]:
-    """Provide a function that reads the process's resident bytes in a way that makes readings comparable.
+    """Provide a function that reads the process's resident bytes, so that readings are comparable.
 
-    Plain readings hide leaks: the C library keeps freed pages, so memory jumps with batches of varying shape, and a
-    leak can fill those pages for a hundred steps before the process grows. Each reading therefore collects garbage
-    first and returns free pages to the system, if the C library can (glibc's `malloc_trim`). Objects that exist at the
-    start are frozen in the meantime, because a collection over all of them takes 0.1 s.
+    Plain readings hide leaks, because the C library keeps freed pages: memory jumps if batches vary in shape, and a
+    leak can fill these pages for a hundred steps before the process grows. Each reading is therefore preceded by a
+    garbage collection, and free pages are returned to the system if the C library supports it (glibc's `malloc_trim`).
+    Objects that exist at the start are frozen in the meantime, because a collection over all of them takes 0.1 s.
     """
     process, trim = psutil.Process(), _malloc_trim()
 

@@ -1,6 +1,6 @@
 """Find the variables that a step uses.
 
-They are named, including the models, optimizers and loader, or just reachable.
+These are named variables, including models, optimizers and the loader, and other reachable objects.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _MOST_FUNCTIONS = 50
 def namespace_of(step: Any) -> dict[str, Any]:
     """Return the globals and closure variables of a function.
 
-    Those of the functions inside it and of those that it calls by name are included. The object of a method is included
-    as ``self``.
+    The variables of nested functions, and of functions that it calls by name, are included. For a method, its object is
+    included as ``self``.
     """
     seen: dict[str, Any] = {}
     functions = [getattr(step, "__func__", step)]
@@ -55,7 +55,7 @@ def namespace_of(step: Any) -> dict[str, Any]:
 
 
 def step_variables(step: Any, given: Mapping[str, Any], batches: Any = None) -> dict[str, Any]:
-    """Return the variables that name the parts of a step; the names that the user gave to models come first."""
+    """Return the variables that name a step's parts; the user's names for models come first."""
     return {**given, **name_of_batches(step, batches), **namespace_of(step), **given}
 
 
@@ -69,7 +69,7 @@ def _variables(function: FunctionType) -> dict[str, Any]:
 def variables_of(frame: FrameType) -> dict[str, Any]:
     """Return the variables that running code uses.
 
-    They are its own, its globals, and those of the functions that it calls by name.
+    These are its own variables, its globals, and the variables of the functions that it calls by name.
     """
     names = names_in(frame.f_code)
     own = {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
@@ -95,12 +95,12 @@ def is_empty(cell: CellType) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether code is from the standard library, an installed package or perfnb, and not the user's."""
+    """Return whether code belongs to the standard library, an installed package or perfnb rather than the user."""
     return file.startswith(_INSTALLED)
 
 
 def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Module]]:
-    """Return the models that the user chose, as a module, a sequence or a mapping by name, and the names given to them.
+    """Return the models that the user passed as a module, sequence or mapping, and their names in a mapping.
 
     Raises `TypeError` for anything else except ``None``.
     """
@@ -159,7 +159,7 @@ def reachable(roots: Iterable[Any]) -> Iterator[Any]:
     """Yield the roots, then the values inside them, nearest first, each once.
 
     This searches containers, objects, methods, partial functions, iterators and the variables of functions, but not
-    classes or Python modules. Depth and number are limited, because a dataset may hold millions of values.
+    classes or Python modules. Depth and number are limited, because a dataset may contain millions of values.
     """
     waiting = deque((value, 0) for value in roots)
     seen: dict[int, Any] = {}  # kept alive, so that no id is reused
@@ -292,7 +292,7 @@ def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
 
 
 def loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the facts needed for a line that makes the same loader with other settings.
+    """Return the facts needed for a line that creates the same loader with other settings.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Find out which optimizers can update all their parameters at once."""
+"""Determine which optimizers can update all their parameters at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FUSED = (*_FUSED_ON_CPU_ALONE, *(getattr(torch.optim, name) for name in FUSED))
 
 
 def tensors_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters that it updates."""
+    """Return the parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -28,7 +28,7 @@ def has_sparse_gradients(optimizers: Iterable[Optimizer], modules: Iterable[nn.M
 
 
 def cannot_fuse(optimizer: Optimizer, sparse: bool) -> str:
-    """Return the reason why its update cannot be one fused kernel; empty if it can."""
+    """Return the reason why an optimizer's update cannot be a fused kernel; empty if it can."""
     if type(optimizer) not in _FUSED:
         return f"{type(optimizer).__name__} has no fused implementation"
     groups, held = optimizer.param_groups, tensors_of(optimizer)
@@ -45,7 +45,7 @@ def cannot_fuse(optimizer: Optimizer, sparse: bool) -> str:
 
 
 def cannot_foreach(optimizer: Optimizer, sparse: bool) -> str:
-    """Return the reason why it cannot update all parameters at once by functions on lists of tensors.
+    """Return the reason why an optimizer cannot update all parameters with functions on lists of tensors.
 
     The result is empty if it can.
     """

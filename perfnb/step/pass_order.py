@@ -1,7 +1,7 @@
-"""Capture a step: in one run of all passes, or in many steps to find leaks.
+"""Capture a step, either in one run of all passes, or over many steps to find leaks.
 
-Everything is measured once, with the lightest instrument that can see it. Memory and FLOPs are counted in steps of
-their own: counting operators makes compiled regions run uncompiled, and a profiler that records shapes keeps tensors
+Everything is measured once, with the lightest suitable instrument. Memory and FLOPs are counted in separate steps,
+because counting operators makes compiled regions run uncompiled, and a profiler that records shapes keeps tensors
 alive.
 """
 
@@ -48,15 +48,15 @@ def capture_step(
     Parameters
     ----------
     step : callable
-        Called with a batch if there are `batches`, otherwise without arguments.
+        Called with a batch if `batches` are given, otherwise without arguments.
     plan : Plan
-        The steps of each pass, and the time budget.
+        The number of steps in each pass, and the time budget.
     models : list of Module or None
         Restrict layers to these models.
     namespace : mapping
-        Variables by which models are named.
+        The variables that models are named after.
     labels : collection of str
-        Names in `namespace` that the user gave to models and that are not variables.
+        Names in `namespace` that the user chose for models and that are not variables.
     stacks : bool
         Record Python calls and sample Python's stacks.
     worth_sampling : callable, optional
@@ -65,16 +65,18 @@ def capture_step(
     Raises
     ------
     NestedProfilerError
-        Inside another profiler or another capture.
+        If another profiler or another capture is active.
     CaptureError
-        If the trace has no step.
+        If the trace does not contain a step.
     Exception
-        Whatever the step raises, after all hooks have been removed. If memory is watched, an out-of-memory error is
-        not raised but returned in the capture.
+        Any exception that the step raises, after all hooks have been removed. If memory is watched, an out-of-memory
+        error is returned in the capture instead of being raised.
     """
     __tracebackhide__ = True
     if plan.recompile and (reason := why_not_again()):
-        raise CaptureError(f"recompile=True needs a torch that keeps code compiled once more apart, but {reason}.")
+        raise CaptureError(
+            f"recompile=True requires a version of torch that keeps recompiled code separate, but {reason}."
+        )
     source = None if batches is None else BatchSource(batches)
     namespace = namespace or {}
     # The session is in no variable here, and the passes are not a closure: a traceback keeps what its frames hold
@@ -104,7 +106,7 @@ def _passes(
 
 
 def _measure(session: Session, workers: WorkerStacks | None) -> Passes[None]:
-    """Yield all passes, until one runs out of memory if that is watched; stacks are sampled if there are `workers`."""
+    """Yield all passes, or stop when memory runs out if it is watched. With `workers`, stacks are sampled."""
     __tracebackhide__ = True
     capture, plan = session.capture, session.plan
     try:
@@ -137,18 +139,18 @@ def loop_passes(
 ) -> Passes[Capture]:
     """Return the passes of `capture_step` for the steps of a running loop, which executes them itself.
 
-    Nothing that needs steps of its own is done: no threads are tried, the machine's ceilings are those known from
-    earlier profiles, and a step that runs out of memory is not run again. Compiled code is not counted, because
-    counting runs it uncompiled, which rounds differently.
+    Anything that would need additional steps is skipped: numbers of threads are not tried, the machine's ceilings come
+    from earlier profiles, and a step that runs out of memory is not repeated. Compiled code is not counted, because
+    counting runs it uncompiled, with different rounding.
 
     Parameters
     ----------
     plan, models, stacks
         As in `capture_step`.
     namespace : callable
-        Called at the end for the variables by which models are named.
+        Called at the end; returns the variables that models are named after.
     batches : object
-        The loader, whose settings are noted.
+        The loader, whose settings are recorded.
     """
     with Session(plan, models) as session:
         timed = yield from session.time((yield from session.warm_up()))
@@ -173,8 +175,8 @@ def count_step(
 ) -> Capture:
     """Warm `step` up and count its work: trace one step, record the memory of another, count the arithmetic of a third.
 
-    The number of steps never depends on their time. Garbage is collected before, and not in between, so that it is
-    freed in the same place each time. Parameters and errors are those of `capture_step`.
+    The number of steps never depends on their duration. Garbage is collected beforehand but not in between, so that it
+    is freed at the same point each time. Parameters and errors are the same as in `capture_step`.
     """
     __tracebackhide__ = True
     plan = Plan(warmup=warmup, steps=1, traced=1, budget_s=_NO_BUDGET_S)
@@ -210,7 +212,7 @@ def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
 
 
 def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
-    """Return the capture of a session whose passes have run, with layers, spans and environment."""
+    """Return the capture of a session whose passes have run, including layers, spans and environment."""
     capture = session.capture
     capture.layers, capture.places = name_layers(session.watched_calls(), namespace, session.models)
     capture.spans = spans_of(session.calls, capture.places)
@@ -232,7 +234,7 @@ def _code_of(modules: Iterable[nn.Module], namespace: Mapping[str, Any]) -> list
 
 
 def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, labels: Collection[str]) -> None:
-    """Note the names of what the steps used in the capture of a session, whose layers have names."""
+    """Record the names of the parts that the steps used in a session's capture, whose layers already have names."""
     capture, called = session.capture, session.called()
     parts = named_parts(namespace, batches, called)
     variables = {name: value for name, value in namespace.items() if name not in labels}
@@ -243,7 +245,7 @@ def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, la
 
 
 def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
-    """Return for each span its number, the index of its layer, and whether it is a loss.
+    """For each span, return its number, the index of its layer, and whether it is a loss.
 
     Spans of modules that are not layers belong to the span around them; spans inside a loss are loss. Modules called
     only on threads that the profiler does not record get numbers that the trace does not contain.
@@ -332,7 +334,7 @@ class _Called:
     def restore(self) -> None:
         """Put back the modules that are still alive.
 
-        Each other one is replaced by an empty one of the same class name.
+        Modules that no longer exist are replaced by empty modules with the same class name.
         """
         instead: dict[str, nn.Module] = {}
         for place, (reference, kind) in enumerate(self._modules):

@@ -1,4 +1,4 @@
-"""Find out why a change to how a step runs does not apply to what the step uses: levers ask it, findings note it."""
+"""Determine why changes do not apply to a step. Levers check these conditions, and findings record them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def is_compiled_in_place(module: nn.Module) -> bool:
 
 
 def is_compiled_function(function: Any) -> bool:
-    """Return whether this is what ``torch.compile`` makes of a function.
+    """Return whether ``torch.compile`` created this object from a function.
 
-    Functions kept from compiling look the same.
+    Functions that are excluded from compiling look the same.
     """
     own = vars(function)
     return "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable", False)
@@ -61,12 +61,12 @@ def without_blocks(modules: Iterable[nn.Module]) -> str:
 
 
 def attention_of(model: nn.Module) -> Any:
-    """Return the implementation of attention that a model of Hugging Face uses; ``None`` if it names none."""
+    """Return the attention implementation that a Hugging Face model uses; ``None`` if it does not specify one."""
     return getattr(getattr(model, "config", None), "_attn_implementation", None)
 
 
 def takes_switch(model: nn.Module) -> bool:
-    """Return whether this is a model of Hugging Face, or a wrapper that passes on its attributes."""
+    """Return whether this is a Hugging Face model, or a wrapper that passes on its attributes."""
     try:
         return hasattr(model, "set_attn_implementation")
     except Exception:  # of a __getattr__ that raises something other than AttributeError
@@ -74,9 +74,9 @@ def takes_switch(model: nn.Module) -> bool:
 
 
 def without_switch(models: Iterable[nn.Module]) -> str:
-    """Return the reason why another implementation of attention does not apply.
+    """Return the reason why the attention implementation cannot be changed.
 
-    The result is empty if some model allows the switch.
+    The result is empty if it can be changed for at least one model.
     """
     switchable = [*filter(takes_switch, models)]
     if not switchable:
@@ -88,7 +88,7 @@ def without_switch(models: Iterable[nn.Module]) -> str:
 def without_plain_loader(loader: Any, batches: Any) -> str:
     """Return the reason why loading batches in workers does not apply.
 
-    The result is empty if a plain DataLoader without workers gives them.
+    The result is empty if the batches come from a plain DataLoader without workers.
     """
     if not isinstance(loader, DataLoader):
         return "no DataLoader feeds the step (pass it as batches, or as loader=)"
@@ -100,7 +100,7 @@ def without_plain_loader(loader: Any, batches: Any) -> str:
 
 
 def refused_levers(called: Iterable[nn.Module], batches: Any) -> list[str]:
-    """Return the levers of `perfnb.try_levers` that a step refuses, given its modules and what feeds it."""
+    """Return the levers of `perfnb.try_levers` that do not apply to a step, given its modules and its batches."""
     models = list(called)
     modules = list({id(part): part for model in models for part in model.modules()}.values())
     parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]

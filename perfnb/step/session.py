@@ -1,7 +1,7 @@
-"""The passes of a capture, one after the other, laid over steps that somebody else runs.
+"""The passes of a capture, one after the other, over steps that other code runs.
 
-A pass is a generator: to have a step run, it yields a `Turn`, and it is sent the executed step. `StepRunner.drive` runs
-the user's step for each turn; in `perfnb.loop`, the turns are the steps of a running loop.
+A pass is a generator. To request a step, it yields a `Turn`, and the executed step is then sent to it.
+`StepRunner.drive` runs the user's step for each turn. In `perfnb.loop`, the turns are the steps of a running loop.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Progress = Callable[..., None]
 
 
 class Session(Installed):
-    """Context manager of a capture, whose passes are its methods; an error frees the profiler's memory.
+    """Context manager for a capture, with the passes as methods. If an error occurs, the profiler's memory is freed.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Session(Installed):
     source : BatchSource or None
         Closed at the end.
     namespace : mapping or None
-        Variables by which the first step's optimizers are named; ``None`` to leave the first step alone.
+        The variables that the first step's optimizers are named after; ``None`` to leave the first step alone.
     progress : callable, optional
 
     Attributes
@@ -142,7 +142,7 @@ class Session(Installed):
         return times
 
     def time(self, warm_ns: list[int]) -> Passes[list[int]]:
-        """Run without profiler and hooks, for the true step time."""
+        """Run without a profiler or hooks, to measure the true step time."""
         __tracebackhide__ = True
         plan, already = self.plan, self._timed_already
         wanted = plan.timed_steps(warm_ns)
@@ -165,13 +165,13 @@ class Session(Installed):
         return times
 
     def _note_compilations(self, key: str, pass_name: str) -> None:
-        """Note what torch compiled in the steps of a pass."""
+        """Record torch's compilations in the steps of a pass."""
         steps = [step for step in self.capture.steps if step.pass_name == pass_name]
         if compiled := compilations([(step.begin_ns, step.begin_ns + step.wall_ns) for step in steps]):
             self.capture.meta[key] = compiled
 
     def try_threads(self, timed_ns: list[int]) -> Passes[None]:
-        """Time a few steps with one thread per core, and note that in `meta`.
+        """Time a few steps with one thread per core, and record the result in `meta`.
 
         This is done if torch uses more threads than there are cores, or far fewer.
         """
@@ -231,7 +231,7 @@ class Session(Installed):
         }
 
     def sample_stacks(self, timed_ns: list[int], workers: WorkerStacks) -> Passes[None]:
-        """Run with a thread that samples what Python does, and one in each loader worker, without profiler."""
+        """Run without a profiler while a thread samples Python stacks, here and in each loader worker."""
         __tracebackhide__ = True
         count = self.plan.sampled_steps(self._spent_s(), _median_s(timed_ns))
         with workers.sampling():
@@ -239,7 +239,7 @@ class Session(Installed):
         self.capture.workers, self.capture.unreached_workers = workers.read(), workers.unreached
 
     def sample_if(self, worth: Callable[[Capture], bool]) -> Passes[None]:
-        """Sample briefly what Python does, if there is time and `worth` accepts the results of all other passes.
+        """Sample Python stacks briefly, if there is time and `worth` accepts the results of all other passes.
 
         `worth` may close the capture.
         """
@@ -257,7 +257,7 @@ class Session(Installed):
             yield from self._sample(count)
 
     def _sample(self, count: int) -> Passes[None]:
-        """Run with a thread that samples what Python does."""
+        """Run while a thread samples Python stacks."""
         __tracebackhide__ = True
         outermost = {
             id(module): (module, number in self.calls.loss)
@@ -271,7 +271,8 @@ class Session(Installed):
     def watch_memory(self, *, lead_in: bool | None = None) -> Passes[None]:
         """Run one step with every allocation recorded, even if it runs out of memory.
 
-        A lead-in step, which is watched but left out, shows which objects are alive when the other starts.
+        A lead-in step, which is watched but does not count, shows which objects are alive when the recorded step
+        starts.
         """
         __tracebackhide__ = True
         if lead_in is None:
@@ -300,9 +301,9 @@ class Session(Installed):
         self.capture.arithmetic = (counter.calls, tracer)
 
     def measure_ceilings(self, *, only_kept: bool = False) -> None:
-        """Measure the machine's ceilings in the dtypes of the counted step, and note them in `meta`.
+        """Measure the machine's ceilings for the counted step's dtypes, and record them in `meta`.
 
-        This comes after `count_arithmetic`. With `only_kept`, those measured earlier are used.
+        Call this after `count_arithmetic`. With `only_kept`, only ceilings that were measured earlier are used.
         """
         __tracebackhide__ = True
         assert self.capture.arithmetic is not None
@@ -321,7 +322,7 @@ class Session(Installed):
             self.capture.meta["ceilings"] = {"on": device, **ceilings}
 
     def read_process(self, count: int) -> Passes[list[int]]:
-        """Run without profiler and hooks. Return the process's resident bytes after each step."""
+        """Run without a profiler or hooks, and return the process's resident bytes after each step."""
         __tracebackhide__ = True
         readings: list[int] = []
         with footprint() as read:
@@ -329,7 +330,7 @@ class Session(Installed):
         return readings
 
     def record_allocations(self, count: int, at_end: Callable[[], None]) -> Passes[int]:
-        """Run with every allocation recorded but no live objects noted, then collect garbage.
+        """Run with every allocation recorded, but without recording live objects, then collect garbage.
 
         `at_end` is called inside each step, at its end. Return the number of steps, which is lower than requested if
         the recording grows too large.
@@ -356,7 +357,7 @@ class Session(Installed):
         return len(times)
 
     def watch_failure(self, error: Exception) -> Passes[Exception]:
-        """Find the owners of memory after a step ran out of it. Return the error to report.
+        """Find the owners of memory after a step ran out of memory, and return the error to report.
 
         If memory was not watched, the memory held by the error's traceback is released and the step is run again on the
         same batch. The second error, if there is one, is then returned.
@@ -460,7 +461,7 @@ class Session(Installed):
         return durations
 
     def _first_step_ended(self, looped: dict[str, Any] | None, step_s: float) -> None:
-        """Collect what the user should know after the first execution."""
+        """Collect notes for the user after the first execution."""
         self._first = None
         notes = [self.plan.why_longer(self._spent_s(), step_s)]
         if looped is not None:
@@ -492,8 +493,8 @@ _LONGEST_NAME = 60
 class FirstStep:
     """Context manager for the first execution of a step that counts how often each optimizer is called.
 
-    If the step looks like a loop, `tell` is called with a note while the step is still running. Optimizers are named by
-    their variables in `namespace`, or else by their class.
+    If the step looks like a loop, `tell` is called with a note while the step is still running. Optimizers are named
+    after their variables in `namespace` or, if there are none, after their class.
     """
 
     def __init__(self, tell: Callable[[str], Any], namespace: Mapping[str, Any]) -> None:
@@ -510,7 +511,7 @@ class FirstStep:
 
     @property
     def looped(self) -> dict[str, Any] | None:
-        """The name and number of calls of the optimizer called most often, if too often for one iteration."""
+        """The name and the number of calls of the most frequently called optimizer, if too many for one iteration."""
         key, times = next(iter(self._times.most_common(1)), ((0, ""), 0))
         return {"optimizer": self._name(*key), "times": times} if times > MOST_STEPS else None
 
@@ -521,7 +522,7 @@ class FirstStep:
             self._tell(f"your step has called {self._name(*key)}.step() {MOST_STEPS + 1} times already: {_ADVICE}")
 
     def _name(self, identity: int, kind: str) -> str:
-        """Return the optimizer's variable, or else its class."""
+        """Return the name of the optimizer's variable or, if there is none, its class."""
         names = (name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity)
         return next((name for name in names if len(name) <= _LONGEST_NAME), kind)
 

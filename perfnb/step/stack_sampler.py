@@ -1,8 +1,8 @@
-"""Sample what Python does in a step, by a thread that reads the frames of the thread that runs it.
+"""Sample a step's Python stacks, with a thread that reads the frames of the thread running the step.
 
-The sampler needs the interpreter for a few dozen microseconds every few milliseconds, so the step runs at nearly its
-own pace. A sample represents the time since the previous one. Code that keeps the interpreter to itself delays a
-sample, which then counts for the whole delay.
+The sampler uses the interpreter for a few dozen microseconds every few milliseconds, so the step runs at nearly full
+speed. A sample represents the time since the previous sample. Code that does not release the interpreter delays a
+sample, which then represents the whole delay.
 
 Phases follow the rules of `perfnb.attribution`: the outermost module calls are forward, what autograd's engine runs is
 backward, and what is between the two is the loss.
@@ -65,11 +65,11 @@ class Call(NamedTuple):
     Attributes
     ----------
     parent : int
-        Place of the call around it, -1 for none.
+        Index of the enclosing call, -1 for none.
     kind : str
         ``phase``, ``layer``, ``worker`` for a loader worker, ``own`` for a user function, ``other``.
     name, file, line : str, str, int
-        The line is the one that ran in the user's functions, the first one in others; -1 for none.
+        The line is the running line in the user's functions, and the first line of other functions; -1 for none.
     code : str
         The text of the line in the user's functions.
     self_ns, samples : int
@@ -140,7 +140,7 @@ class StackSampler(Installed):
         return mark
 
     def _watch_backward(self, stack: ExitStack) -> None:
-        """Note when autograd's engine runs."""
+        """Record when autograd's engine runs."""
         engine: Any = getattr(torch.autograd, _ENGINE, None)
         if engine is None:  # its frame tells, if a sample meets it
             return
@@ -175,13 +175,13 @@ class StackSampler(Installed):
     def calls(self, layers: list[Layer], places: Mapping[int, int], workers: Iterable[WorkerStack] = ()) -> list[Call]:
         """Return all samples as a tree.
 
-        It has the phase, then layers and functions, and each loader worker with its functions.
+        The tree contains phases with their layers and functions, and loader workers with their functions.
 
         Parameters
         ----------
         layers : list of Layer
         places : mapping of int to int
-            Place in `layers` of each module, by its ``id``.
+            Index in `layers` of each module, by its ``id``.
         workers : iterable of WorkerStack
         """
         tree = _Tree(layers, places)
@@ -332,9 +332,9 @@ _OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 
 @cache
 def _kind(file: str) -> str:
-    """Return whose code is in a file: ``own`` is the user's, neither Python's nor installed.
+    """Return the origin of a file's code: ``own`` means the user's code, neither part of Python nor installed.
 
-    Cells of notebooks are own.
+    Notebook cells count as the user's own code.
     """
     if file.startswith(_OWN_FOLDER):
         return "perfnb"

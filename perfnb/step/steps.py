@@ -1,4 +1,4 @@
-"""Run one step: fetch a batch, run the body, and time both. Passes ask for steps by turns."""
+"""Run a step: fetch a batch, run the body, and time both. Passes request steps by yielding turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _END = object()
 
 
 class SkippedStep(Exception):
-    """Raised inside `Turn.around` if the step does not take place after all: the loop's batches ran out."""
+    """Raised inside `Turn.around` if the step does not take place because the loop's batches ran out."""
 
 
 class Turn(NamedTuple):
@@ -55,7 +55,7 @@ class BatchSource:
     made : object
         The current iterable; ``None`` before the first batch and after `close`.
     starts, taken : int
-        The number of starts of the iteration, and of all batches taken.
+        The number of times the iteration was started, and the total number of batches taken.
     """
 
     def __init__(self, batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
@@ -66,7 +66,7 @@ class BatchSource:
         self.made: Any = None
 
     def next(self) -> Any:
-        """Return the next batch, from the start if the batches ran out."""
+        """Return the next batch, starting again if the batches have run out."""
         __tracebackhide__ = True
         batch = _END if self._iterator is None else next(self._iterator, _END)
         if batch is _END:
@@ -93,11 +93,11 @@ class BatchSource:
 
     @property
     def starts_again(self) -> bool:
-        """Whether batches can be taken without end; unknown before the first one, and so false."""
+        """Whether the supply of batches is endless; this is unknown before the first batch, and therefore false."""
         return self._own or callable(self._batches)
 
     def close(self) -> None:
-        """Release the iterator and end a loader's workers, which the traceback of an error would keep alive."""
+        """Release the iterator and end the loader's workers, which an error's traceback would keep alive."""
         iterator, self._iterator, self.made = self._iterator, None, None
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None and self._own and not getattr(iterator, "_persistent_workers", True):
@@ -105,19 +105,19 @@ class BatchSource:
 
 
 def after_optimizer_steps(note: Callable[..., None], optimizer: Any = None) -> Callable[[], None]:
-    """Have a function called after each step of an optimizer, or of any optimizer of torch. Return what ends that."""
+    """Call a function after each step of one or all torch optimizers. Return a function that stops it."""
     register = register_optimizer_step_post_hook if optimizer is None else optimizer.register_step_post_hook
     remove: Callable[[], None] = register(note).remove
     return remove
 
 
 def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the step, with a clear error if it is a model that cannot take a whole batch as its input.
+    """Wrap the step to raise a clear error if it is a model that does not accept a whole batch as its input.
 
     Raises
     ------
     TypeError
-        In place of the model's error when it uses a list, tuple or mapping as a tensor.
+        Instead of the model's error when it uses a list, tuple or mapping as a tensor.
     """
     if not isinstance(step, torch.nn.Module):
         return step
@@ -138,7 +138,7 @@ def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
 def _not_a_tensor(model: torch.nn.Module, given: tuple[Any, ...], said: str) -> str | None:
     """Return the reason why a model failed on its batch, and what to pass instead.
 
-    The result is ``None`` if another error happened.
+    The result is ``None`` for any other error.
     """
     batch = given[0] if given else None
     kind, by_name = type(batch).__name__, isinstance(batch, Mapping)
@@ -156,8 +156,8 @@ def _not_a_tensor(model: torch.nn.Module, given: tuple[Any, ...], said: str) -> 
 class StepRunner:
     """Runs the user's steps, with batches if there are any.
 
-    Waits for batches that a step itself requests from torch's data loaders count for it, too, as in a cell that
-    accumulates gradients over the batches of an iterator. Without other batches, these are the step's batches.
+    If a step itself requests batches from torch's data loaders, its waits for them count as well, for example in a cell
+    that accumulates gradients over the batches of an iterator. Without other batches, these are the step's batches.
     """
 
     def __init__(self, step: Callable[..., Any], source: BatchSource | None) -> None:
@@ -167,7 +167,7 @@ class StepRunner:
         self._intake = Intake()
 
     def drive(self, passes: Passes[_Result]) -> _Result:
-        """Run a step for each turn of the passes. Return their result.
+        """Run a step for each turn of the passes, and return the passes' result.
 
         An exception of a step is raised in the passes, which remove what they installed and may continue.
         """

@@ -1,4 +1,4 @@
-"""Turn a capture into a recording: read its traces, keep the events of the steps, and build the frames."""
+"""Convert a capture to a recording: read its traces, select the steps' events, and build the frames."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHANGE_NAME, CHANGE_CATEGORY = "[memory]", "memory"
 
 
 def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) -> Recording:
-    """Return the recording of a capture, which is closed, with the telemetry of a watcher.
+    """Return a capture's recording with a watcher's telemetry, and close the capture.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def _steps(capture: Capture) -> pd.DataFrame:
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
     """Return the events inside the steps of a trace, and their positions in it.
 
-    GPU work whose launch is not in the trace was launched before the steps, so it is left out.
+    GPU work whose launch is not in the trace was launched before the steps, so it is excluded.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def _moments(trace: TraceColumns, label: str) -> dict[int, int]:
 def _last_of_each(trace: TraceColumns, label: str) -> dict[int, int]:
     """Return the row of each of perfnb's spans with this label, by number.
 
-    Of two, the first is a step that did not take place.
+    If there are two spans, the first one belongs to a step that did not take place.
     """
     rows, numbers = numbered_spans(trace, label, OPS)
     order = np.argsort(trace.start_ns[rows], kind="stable")

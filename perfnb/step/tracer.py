@@ -40,7 +40,7 @@ _limits: list[int] = []
 
 @contextmanager
 def room_to_nest() -> Iterator[None]:
-    """Raise Python's recursion limit, so that a deep model that runs without perfnb also runs here.
+    """Raise Python's recursion limit, so that any deep model that runs without perfnb also runs here.
 
     A limit set by the step itself is kept.
     """
@@ -216,7 +216,7 @@ class Tracer:
 
 
 def device_activities() -> list[ProfilerActivity]:
-    """Return what torch's profiler can record of the accelerators in use."""
+    """Return the activities that torch's profiler can record on the accelerators in use."""
     wanted = {_activity(accelerator.kind) for accelerator in accelerators()}
     # Asked only if one is in use: the question itself starts the CUDA driver.
     supported = torch.profiler.supported_activities() if wanted else ()
@@ -300,13 +300,13 @@ _REPEATS, _BLOCKS = 100, 7
 
 
 class Costs(NamedTuple):
-    """Times of an op and of a module call that do almost nothing."""
+    """The times of an op and of a module call that do almost nothing."""
 
     op_ns: float
     call_ns: float
 
     def least(self, other: Costs) -> Costs:
-        """Return the smaller values of two measurements: other work only adds time."""
+        """Return the smaller values of two measurements, because other work can only add time."""
         return Costs(min(self.op_ns, other.op_ns), min(self.call_ns, other.call_ns))
 
     def beyond(self, bare: Costs) -> Costs:

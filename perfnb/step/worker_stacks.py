@@ -1,8 +1,8 @@
-"""Sample what loader workers do in Python while a step's stacks are sampled.
+"""Sample the Python stacks of loader workers while a step's stacks are sampled.
 
 The frames of another process cannot be read from outside, so each worker that starts inside `WorkerStacks` gets a
 thread, which sleeps until the sampled pass and then writes the stacks of the worker's main thread to a file. Workers
-that were started earlier have none.
+that were started earlier do not have such a thread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ IDLE: WorkerFrame = ("waiting for work", "", -1, -1)
 
 
 class WorkerStack(NamedTuple):
-    """A stack of a worker, outermost frame first: how often it was seen, and the time that it represents."""
+    """A worker's stack, outermost frame first, with the number of samples and the time that it represents."""
 
     worker: int
     frames: tuple[WorkerFrame, ...]
@@ -61,7 +61,7 @@ class WorkerStacks(Installed):
     Attributes
     ----------
     unreached : int
-        After `sampling`, the number of workers that gave batches to that thread meanwhile but had been started before.
+        After `sampling`, the number of workers that delivered batches to that thread but had been started earlier.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class WorkerStacks(Installed):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Have workers write samples while the block is open."""
+        """Make workers write samples within the block."""
         iterators: Any = dataloader._BaseDataLoaderIter
         following = iterators.__next__
         unreached: dict[int, int] = {}

@@ -201,7 +201,7 @@ def test_two_profiles_are_set_side_by_side(tmp_path: Path) -> None:
     assert "width 1024 against width 16" in str(comparison)
     assert "<table>" in comparison._repr_mimebundle_()["text/html"]
     assert comparison._repr_mimebundle_()["text/html"] in comparison.to_html(tmp_path / "page.html").read_text("utf-8")
-    with pytest.raises(TypeError, match="compare takes another profile"):
+    with pytest.raises(TypeError, match="compare requires another profile"):
         narrow.compare(3)  # type: ignore[arg-type]
 
 

@@ -54,7 +54,7 @@ def test_the_list_as_json(runs: Path) -> None:
 def test_a_page_needs_one_of_them(runs: Path, tmp_path: Path) -> None:
     done = called("show", runs, "--html", tmp_path / "page.html")
     assert done.returncode == 2
-    assert "holds several things" in done.stderr
+    assert "contains several results" in done.stderr
 
 
 def test_unrelated_traces_are_no_ranks(tmp_path: Path) -> None:

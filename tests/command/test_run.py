@@ -102,7 +102,7 @@ def test_a_script_ends_as_it_would(end: str, tmp_path: Path) -> None:
     done = perfnb("run", "odd.py", "--at", "a b", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)
     own, _, report = done.stderr.partition("\nperfnb run: ")
-    assert report == "no step was seen: the main thread used no optimizer and no DataLoader of torch.\n"
+    assert report == "no step was seen: the main thread used neither a torch optimizer nor a DataLoader.\n"
     if end != "own error":
         assert own == alone.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["odd.py"]

@@ -151,9 +151,9 @@ def test_several_ranks_are_refused_in_a_sentence(tmp_path: Path) -> None:
     ranks = perfnb.load([tmp_path / "rank0.json", tmp_path / "rank1.json"])
     assert isinstance(ranks, perfnb.results.Ranks)
 
-    with pytest.raises(TypeError, match=re.escape("Compare one rank with one: a[0].compare(b[0]).")):
+    with pytest.raises(TypeError, match=re.escape("Compare individual ranks: a[0].compare(b[0]).")):
         ranks.compare(ranks)
-    with pytest.raises(TypeError, match=re.escape("not Ranks. Compare one rank with one: a[0].compare(b[0]).")):
+    with pytest.raises(TypeError, match=re.escape("not Ranks. Compare individual ranks: a[0].compare(b[0]).")):
         ranks[0].compare(ranks)  # type: ignore[arg-type]
     assert (ranks[0].compare(ranks[1]).ops["grew_ms"] == 0).all()
 

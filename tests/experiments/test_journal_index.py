@@ -201,7 +201,7 @@ def test_a_hostile_folder_is_listed_with_reasons(saved: Path, tmp_path: Path, mo
     assert "larger than" in damaged["huge"]
     assert damaged["pipe"] == "it is a pipe or a device, not a file"
     assert damaged["a/b/profile"] == "it has no profile.json"
-    assert damaged["line\nbreak"] == "its name has characters that cannot be shown"
+    assert damaged["line\nbreak"] == "its name contains characters that cannot be displayed"
     readable = journal.table.index[journal.table["damaged"].isna()]
     assert set(readable) == set(good) - {"a/b/profile"} | {HOSTILE}
     page = journal.to_html(tmp_path / "page.html").read_text("utf-8")
@@ -218,7 +218,7 @@ def test_too_many_folders_are_said_to_be(tmp_path: Path, monkeypatch: pytest.Mon
     catalogue = Catalogue(tmp_path)
 
     assert list(catalogue.entries())[:5] == list("01234")
-    assert catalogue.limits.endswith("at most 2 levels deep, were looked at.")
+    assert catalogue.limits.endswith("at most 2 levels deep, were searched.")
     assert catalogue.limits in " ".join(str(perfnb.journal(tmp_path)).split())
 
 

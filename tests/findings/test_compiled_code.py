@@ -128,7 +128,7 @@ def test_small_regions_cost_their_entry_what_is_between_them_and_what_could_be_f
         "leaving. Another 18.0 µs is in the code between these regions, and 8.00 µs in generated kernels that could be "
         "fused across it."
     )
-    assert found.advice.startswith("Compile what calls these regions")
+    assert found.advice.startswith("Compile the code that calls these regions")
 
 
 def test_small_regions_inside_a_function_that_a_break_leaves_uncompiled_are_put_down_to_the_break() -> None:

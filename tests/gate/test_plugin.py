@@ -109,7 +109,7 @@ def test_counts_are_recorded_then_compared_exactly(runs: pytest.Pytester) -> Non
     test.write_text(SUM.format(size=100, step="x.sum().item()"))
     result = run(runs)
     result.assert_outcomes(failed=1)
-    says(result, "perf: the step has changed: ops*synchronisations 0 → 1.*If that is meant to be, run pytest --perf-up")
+    says(result, "perf: the step has changed: ops*synchronisations 0 → 1.*If this is intended, run pytest --perf-up")
 
     record = runs.path / "test_sum.perf.json"
     record.write_text(record.read_text().replace(environment, "torch 1.0, CPU (abacus), 1 thread"))

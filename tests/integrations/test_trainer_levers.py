@@ -411,7 +411,7 @@ def test_a_run_continues_unharmed_whatever_fails_in_a_trial_and_when(
     ("name", "value", "said"),
     [
         ("place_in_job", lambda: {"rank": 0, "world_size": 2}, "the job has several ranks"),
-        ("_COPIES", 10**12, "copies of the training's state need .* on cpu, which has .* left"),
+        ("_COPIES", 10**12, "copies of the training state need .* on cpu, which has .* left"),
     ],
 )
 def test_what_cannot_be_tried_is_refused_before_it_starts(

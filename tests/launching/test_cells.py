@@ -74,7 +74,7 @@ def test_an_exception_of_a_rank(kernel: Kernel) -> None:
         ("--ranks 2", "with lock: model", "CaptureError", "lock cannot be sent to the ranks"),
         ("--ranks 2", "!ls", "CaptureError", "The cell uses IPython's own syntax"),
         ("--ranks 0", "model", "UsageError", "--ranks must be a whole number of at least 1, not 0."),
-        ("--ranks 2 --watch", "model", "UsageError", "--watch is about this process"),
+        ("--ranks 2 --watch", "model", "UsageError", "--watch applies to this process"),
         ("--ddp", "model", "UsageError", "--ddp needs --ranks N."),
     ],
 )

@@ -96,7 +96,7 @@ def test_limits_can_be_raised_and_lowered(tmp_path: Path) -> None:
         ({"path": None}, TypeError, "path must be a path or a list of paths, not None"),
         ({"path": 5}, TypeError, "path must be a path or a list of paths, not 5"),
         ({"path": b"trace.json"}, TypeError, "path must be a path or a list of paths, not b'trace.json'"),
-        ({"path": ["a.json", None]}, TypeError, "path must be a list of paths; one in it is None"),
+        ({"path": ["a.json", None]}, TypeError, "path must be a list of paths, but it contains None"),
     ],
 )
 def test_what_is_no_path_or_limit_is_said_in_a_sentence(
@@ -111,7 +111,7 @@ def test_what_is_no_path_or_limit_is_said_in_a_sentence(
 def test_a_folder_without_a_trace_is_told_to_hold_none_and_one_of_a_trace_is_one_rank(tmp_path: Path) -> None:
     with pytest.raises(
         RecordingError,
-        match=r"holds neither a saved profile \(no profile\.json\) nor traces; ",
+        match=r"contains neither a saved profile \(no profile\.json\) nor traces; ",
     ):
         perfnb.load(tmp_path)
     trace = training(1).write(tmp_path / "trace.json")

@@ -39,7 +39,7 @@ def test_an_unknown_file_or_folder_is_one_line_that_points_to_the_formats_and_qu
     for name, says, error in (
         ("notes.txt", f"is not a file that perfnb can read; {lists}", TraceError),
         ("run.sqlite", f"is not a file that perfnb can read (it is an SQLite database); {lists}", TraceError),
-        ("", f"holds neither a saved profile (no profile.json) nor traces; {lists}", RecordingError),
+        ("", f"contains neither a saved profile (no profile.json) nor traces; {lists}", RecordingError),
         ("pipe", "is a pipe or a device, which perfnb cannot read.", RecordingError),
     ):
         with pytest.raises(error) as caught:

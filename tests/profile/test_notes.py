@@ -65,8 +65,8 @@ NOT_COUNTED = (
         ),
         (
             {"optimizer_steps": {"optimizer": "adam", "times": 1200}},
-            ["Your step called adam.step() 1,200 times: profile one iteration, not the whole loop. Here every per-step "
-             "figure is for the whole loop."],
+            ["Your step called adam.step() 1,200 times: profile one iteration, not the whole loop. Every per-step "
+             "figure here refers to the whole loop."],
         ),
         ({"steady": None}, ["A warm-up of 0 steps is too short to tell whether the step time was steady."]),
         ({"steady": None, "options": {"warmup": 3, "budget_s": 30.0}}, []),
@@ -74,7 +74,7 @@ NOT_COUNTED = (
         ({"batches": 1}, []),
         (
             {"batches": 2},
-            ["The step takes 2 batches from its loader: waits, samples and rates are of all of them."],
+            ["The step takes 2 batches from its loader: waits, samples and rates include all of them."],
         ),
         (LOOP, [f"{IN_LOOP}."]),
         (LOOP | {"options": LOOP["options"] | {"flops": True}}, [f"{IN_LOOP}{NOT_COUNTED}."]),
@@ -224,7 +224,7 @@ def test_a_trace_without_marks_or_host_is_noted(tmp_path: Path) -> None:
     without_host = loaded_notes(kernels, tmp_path)
     assert without_host[0].endswith("from the start of its first event to the end of its last.")
     assert any(note.startswith("The trace has no host ops or ranges: ") for note in without_host)
-    assert "Without host events there are no layers." in without_host
+    assert "There are no layers, because the trace contains no host events." in without_host
 
 
 def test_memory_in_a_trace_is_noted(tmp_path: Path) -> None:

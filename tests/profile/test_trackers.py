@@ -84,8 +84,8 @@ def test_wandb_takes_everything_and_is_warned_of_steps_in_the_past(
     assert profile.log_to(open_run, step=60) == profile.log_to(module) == []
     late = profile.log_to(open_run, step=40)
     assert late == [
-        "The tracker did not take step 40 as the place of the figures: W&B only goes forwards and is at 50, where "
-        "everything else was logged."
+        "The tracker did not take step 40 as the place of the figures: W&B does not accept earlier steps and is at 50, "
+        "where everything else was logged."
     ]
     assert [one["step"] for one in calls.of("log")] == [60, None, None]
     first = calls.of("log")[0]["data"]

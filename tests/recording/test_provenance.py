@@ -263,10 +263,10 @@ def test_names_with_more_letters_than_perfnb_shows_are_refused(tmp_path: Path, m
 def test_provenance_is_of_one_trace(tmp_path: Path) -> None:
     path = stored(tmp_path / "p.json", written([SHARED]))
     trace = compiled(Chrome()).write(tmp_path / "trace.json")
-    with pytest.raises(TraceError, match="A provenance file belongs to one trace"):
+    with pytest.raises(TraceError, match="A provenance file belongs to a single trace"):
         perfnb.load([trace], provenance=path)
     perfnb.load(trace).save(tmp_path / "saved")
-    with pytest.raises(TraceError, match=r"A provenance file belongs to one trace, and .*saved is not one"):
+    with pytest.raises(TraceError, match=r"A provenance file belongs to a trace, and .*saved is not a trace"):
         perfnb.load(tmp_path / "saved", provenance=path)
     with pytest.raises(TypeError, match="provenance must be a path or a list of paths, not 7"):
         perfnb.load(trace, provenance=7)  # type: ignore[arg-type]

@@ -241,7 +241,7 @@ def test_a_frame_without_its_columns_is_damaged(saved: Path, frame: str) -> None
 
 
 def test_where_there_is_no_profile_the_error_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match=r"holds neither a saved profile \(no profile\.json\) nor traces"):
+    with pytest.raises(RecordingError, match=r"contains neither a saved profile \(no profile\.json\) nor traces"):
         perfnb.load(tmp_path)
     with pytest.raises(RecordingError, match=r"missing does not exist\.$"):
         perfnb.load(tmp_path / "missing")

@@ -305,7 +305,7 @@ def test_arguments_that_cannot_work_are_refused_at_once() -> None:
     step, _ = training()
     with pytest.raises(ValueError, match=r"Did you mean gc_freeze\?"):
         perfnb.try_levers(step, levers="gc_freze")
-    with pytest.raises(TypeError, match="gives its batches once"):
+    with pytest.raises(TypeError, match="can be iterated only once"):
         perfnb.try_levers(lambda batch: step(), (batch for batch in range(3)))
     assert list(perfnb.try_levers(step, levers="gc_freeze", budget_s=60).table.index) == ["gc_freeze"]
 

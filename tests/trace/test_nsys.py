@@ -229,7 +229,7 @@ def test_the_user_names_the_range_of_a_step(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="steps must be the name of a range"):
         perfnb.load(path, steps=3)  # type: ignore[arg-type]
     saved = profile_of(path).save(tmp_path / "saved")
-    with pytest.raises(TraceError, match="Steps can be named in traces only"):
+    with pytest.raises(TraceError, match="Steps can be named only in traces"):
         perfnb.load(saved, steps="iteration")
 
 

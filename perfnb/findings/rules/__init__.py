@@ -1,4 +1,4 @@
-"""All rules. A new one belongs in the module of its subject."""
+"""All rules. Add new rules to the module for their subject."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Find compute-bound and memory-bound steps.
 
-They are near the machine's peak arithmetic or memory bandwidth, or far below it.
+Such steps are close to the machine's peak arithmetic or memory bandwidth, or far below it.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class RoofWork:
 
     @property
     def efficiency(self) -> float:
-        """The share of the roof that they reach."""
+        """The share of the roof that the layers reach."""
         return self.least_ms / self.ms if self.ms > 0 else 0.0
 
 
 def work_under(facts: Facts, bound: str, least: float, without: Collection[str] = ()) -> RoofWork:
-    """Return the layers under one part of the roof that reach at least a share of it, `without` some."""
+    """Return the layers under one part of the roof that reach at least a given share of it, `without` some."""
     roofline = facts.figures.roofline
     if roofline is None:
         return RoofWork(0.0, 0.0, 0.0, ())
@@ -101,7 +101,7 @@ def work_under(facts: Facts, bound: str, least: float, without: Collection[str] 
 
 @rule("compute", "Compute-bound", "computing as fast as large products do", ceiling=True, worth=0.05)
 def compute(facts: Facts) -> Iterator[Finding]:
-    """Find arithmetic near the roof, or far below what the units for it can do."""
+    """Find arithmetic near the roof, or far below the capability of the units for it."""
     roofline = facts.figures.roofline
     if roofline is None:
         yield from _products_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
@@ -136,7 +136,7 @@ def compute(facts: Facts) -> Iterator[Finding]:
 
 
 def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
-    """Return how to compute products in lower precision, in words."""
+    """Describe how to compute products in lower precision."""
     if not facts.uses_torch:
         return dtype
     scaled = ", with torch.amp.GradScaler for the gradients" if dtype == "float16" else ""
@@ -161,10 +161,10 @@ def _doubt(roofline: RooflineLevels) -> str:
 
 @rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, worth=_MUCH)
 def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
-    """Find layers of low arithmetic intensity that move bytes about as fast as the machine can.
+    """Find layers with low arithmetic intensity that move bytes about as fast as the machine can.
 
-    On the host these are products that read far more weights than samples; other elementwise work there rarely waits
-    for memory and is judged by its chains.
+    On the host, these are products that read far more weights than samples. Elementwise work on the host rarely waits
+    for memory, and is judged by its chains instead.
     """
     if facts.figures.roofline is None:
         yield from _moves_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
@@ -249,7 +249,7 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
 
 
 def _kernels(gpu: GpuFacts) -> tuple[Bools, Bools]:
-    """Return which runs are kernels that multiply matrices, and which are other kernels that compute."""
+    """Return which runs are matrix kernels, and which are other compute kernels."""
     runs = gpu.runs
     computes = (runs.sort == SORTS.index("computation")) & ~runs.named(_SENDS) & ~runs.named(_FILLS)
     multiplies = runs.named(_PRODUCTS) & ~runs.named(_NO_PRODUCTS)
@@ -290,7 +290,7 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
 
 
 def _lower_precision(facts: Facts) -> str:
-    """Return how to multiply in lower precision on this GPU, in words; empty if it has no units for that."""
+    """Describe how to multiply in lower precision on this GPU; empty if it has no units for this."""
     if (has_them := has_units(facts.recording, "bfloat16")) is not False:
         return _autocast(facts) + ("" if has_them else " if the GPU has units for it")
     return _autocast(facts, "float16") if has_units(facts.recording, "float16") else ""

@@ -99,7 +99,7 @@ def unused_parameters(facts: Facts) -> Iterator[Finding]:
             f"{layer} was made with find_unused_parameters=True"
             + (", but DDP found no unused parameter. " if certain else ". ")
             + f"The module itself, where the graph is searched, takes {fmt.duration(own)} per step"
-            + (f", and {fmt.duration(telling)} passes in telling the other ranks." if telling > 0 else "."),
+            + (f", and {fmt.duration(telling)} is spent informing the other ranks." if telling > 0 else "."),
             min(own + telling, facts.step_ms),
             "Leave find_unused_parameters out, or use static_graph=True if the same parameters are unused in each "
             "step.",
@@ -158,6 +158,6 @@ def _exposed_ms(facts: Facts, calls: pd.DataFrame) -> float:
 
 
 def _exposed_beside_others_ms(facts: Facts, calls: pd.DataFrame, others: pd.DataFrame) -> float:
-    """Return the part of the time when no other collective is in flight."""
+    """Return the part of this time when no other collective is in flight."""
     alone = difference(_in_flight(calls), _in_flight(others))
     return min(_exposed_ms(facts, calls), alone.length / 1e6 / facts.steps)

@@ -1,4 +1,4 @@
-"""Find problems of compiled code: graph breaks, compilation in timed steps, and regions too small to pay."""
+"""Find problems with compiled code: graph breaks, compilation in timed steps, and regions that are too small."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ _CURES = (
         "call this function outside the compiled code, or make it an operator with torch.library.custom_op",
     ),
 )
-_OTHER_CURE = "rewrite this line so that torch.compile can trace it; fullgraph=True makes it raise the whole reason"
+_OTHER_CURE = (
+    "rewrite this line so that torch.compile can trace it; with fullgraph=True, it raises an error with the full reason"
+)
 #: The recommendation for a failed guard; the first that fits.
 _GUARD_CURES = (
     (
@@ -55,12 +57,12 @@ _COMPILE_ONCE = (
     f"neither is done in a step: {_WARM_UP[0].lower()}{_WARM_UP[1:]}"
 )
 _NUMBER = re.compile(r"^[0-9]{1,9}/[0-9]{1,9}: ")
-_OTHER_GUARD = "Keep what this guard checks the same in every step."
+_OTHER_GUARD = "Make sure that the value checked by this guard is the same in every step."
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """The compiled regions of the traced steps, on the CPU; times at their medians over steps that did the same."""
+    """The compiled regions in the traced steps on the CPU, with median times over steps that did the same work."""
 
     found: RegionRuns
     #: By run: the place and the reason of its graph break, empty without one, and its function.
@@ -70,7 +72,7 @@ class _Runs:
     kernels_known: bool
 
     def ns(self, name: str) -> Floats:
-        """Return a column of the runs; 0 if unknown."""
+        """Return a column of the runs, with 0 for unknown values."""
         runs = self.found.runs
         values = runs[name].fillna(0.0).to_numpy(dtype=float)
         return typical(values, runs["step"].to_numpy(), pd.factorize(runs["region"])[0])
@@ -101,9 +103,10 @@ class _Costs(NamedTuple):
 
 
 def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels: Floats) -> _Costs:
-    """Return the costs of some runs, from nanoseconds by run.
+    """Return the costs of some runs, given nanoseconds by run.
 
-    Tracing slows torch's own code, which is all of a short stretch between regions, but hardly Python code and kernels.
+    Tracing slows torch's own code, which is all there is in a short gap between regions, but hardly affects Python code
+    and kernels.
     """
     short = code < _SHORT_NS
     cost = _Costs(
@@ -116,7 +119,7 @@ def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels:
 
 @rule("graph breaks", "Slowed by graph breaks", "compiling across them", worth=0.03)
 def graph_breaks(facts: Facts) -> Iterator[Finding]:
-    """Find regions inside another one: without the graph breaks, all of these would be a single region."""
+    """Find regions that would be part of a single region if there were no graph breaks."""
     runs, left = _runs(facts), _left_uncompiled(facts)
     if len(left):
         yield _uncompiled(facts, left)
@@ -172,7 +175,8 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
 def _left_uncompiled(facts: Facts) -> pd.DataFrame:
     """Return the functions that torch left uncompiled because a graph breaks where it cannot resume, on the CPU.
 
-    If regions of the steps end at the same break, it counts for them: torch resumes there, and gives up only around it.
+    If regions in the steps end at the same break, the break is attributed to them, because torch resumes there and
+    gives up only around it.
     """
     record = facts.recording.compiled
     code = pd.DataFrame(columns=CompiledCode._fields) if record is None or facts.gpu is not None else record.code
@@ -208,11 +212,11 @@ def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
 
 
 def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[Ints, Bools]:
-    """Return, by run, the number of its region if no graph broke, and whether it is the last of that region.
+    """For each run, return the number of its region if there were no graph breaks, and whether it is the last one.
 
-    If a graph breaks in a function that torch cannot resume, it leaves that function and those around it uncompiled: so
-    groups with breaks in one call to a model belong together. Elsewhere, groups belong together if they are no further
-    apart than they are long.
+    If a graph breaks in a function that torch cannot resume, torch leaves this function and the enclosing functions
+    uncompiled. Groups with breaks within one call to a model therefore belong together. Other groups belong together if
+    the gap between them is not longer than the groups themselves.
     """
     group, call_ends = frame["group"].to_numpy(), np.sort(model_calls(facts)["end"].to_numpy())
     call = np.searchsorted(call_ends, frame["start"].to_numpy(), side="right")
@@ -225,7 +229,7 @@ def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[I
 
 
 def _following(group: Ints, has: Bools) -> Ints:
-    """Return the next of some runs in the group of each of them; `NONE` without one."""
+    """Return the next run in the same group for each run; `NONE` if there is none."""
     following, rows = np.full(len(group), NONE), np.flatnonzero(has)
     same = group[rows[1:]] == group[rows[:-1]]
     following[rows[:-1][same]] = rows[1:][same]
@@ -237,7 +241,7 @@ def _cure(reason: str) -> str:
 
 
 class _Small(NamedTuple):
-    """Regions that are too small to pay."""
+    """Regions that are too small to be worth compiling."""
 
     evidence: str
     cost: _Costs
@@ -248,7 +252,7 @@ class _Small(NamedTuple):
 
 @shared
 def _small(facts: Facts) -> _Small | None:
-    """Return the regions without graph breaks whose entry takes about as long as their kernels."""
+    """Return the regions without graph breaks that take about as long to enter as their kernels take."""
     runs = _runs(facts)
     if runs is None or not runs.kernels_known:
         return None
@@ -293,27 +297,27 @@ def _words_of_small(facts: Facts) -> tuple[str, str]:
 
 @rule("small regions", "Slowed by entering compiled regions", worth=0.1, words=_words_of_small)
 def small_regions(facts: Facts) -> Iterator[Finding]:
-    """Find regions that are too small to pay, unless a graph break is the reason why they are small."""
+    """Find regions that are too small to be worth compiling, unless they are small because of a graph break."""
     small = _small(facts)
     if small is None or len(_left_uncompiled(facts)):
         return
     yield Finding(
         small.evidence,
         small.cost.whole,
-        "Compile what calls these regions, so that one larger region is entered instead of many."
+        "Compile the code that calls these regions, so that one larger region is entered instead of many."
         if small.joined
         else "Give the region more work for each entry: larger batches, or more of the step. Otherwise, compare it "
         "with the uncompiled code, which may be as fast.",
         "medium",
         "Regions and kernels were measured while they were traced, which makes entering a region slower.",
-        "Whether what calls the regions can be compiled as a whole.",
+        "Whether the code that calls the regions can be compiled as a whole.",
         small.rows,
         code=_whole_model(facts) if small.joined else "",
     )
 
 
 def _whole_model(facts: Facts) -> str:
-    """Return the line that compiles a model of which only parts are compiled.
+    """Return the line that compiles a model if only parts of it are compiled.
 
     The result is empty if the line is unknown or would not apply.
     """
@@ -360,7 +364,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
 
 
 def _guard(text: str) -> str:
-    """Return a guard without the number of its region: ``k == 1 (h = h * k, model.py:11)``."""
+    """Return a guard without its region's number: ``k == 1 (h = h * k, model.py:11)``."""
     guard, *places = _NUMBER.sub("", text.partition(" (HINT")[0], count=1).split(" # ")
     where = ", ".join(place_in_words(place.partition(" in ")[0]) if place is places[-1] else place for place in places)
     return f"{guard.strip()} ({where.strip()})" if where else guard.strip()

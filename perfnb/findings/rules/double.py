@@ -1,4 +1,4 @@
-"""Find computing in float64, which takes twice the bytes and half the speed or less."""
+"""Find computations in float64, which need twice the bytes and run at half the speed or less."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONVERTS = r"aten::(?:to|_to_copy|copy_)$"
 
 @rule("float64", "Computes in float64", "computing in float32", worth=0.05)
 def float64(facts: Facts) -> Iterator[Finding]:
-    """Find the time of ops in float64, inside the model and outside, less the time of the same ops in float32."""
+    """Find the time of float64 ops, inside and outside the model, minus the time of the same ops in float32."""
     record, roofline = facts.recording.arithmetic, facts.figures.roofline
     if record is None or roofline is None:
         return
@@ -61,7 +61,7 @@ def _rates(double: float, single: float) -> str:
 
 
 def _in_float64(facts: Facts, calls: pd.DataFrame, roofline: RooflineLevels) -> pd.DataFrame:
-    """Return, by operator, the ``ms`` per timed step of its calls in float64, and whether it ``multiplies``."""
+    """For each operator, return the ``ms`` of its float64 calls per timed step, and whether it ``multiplies``."""
     op, dtype = calls["op"].astype(TEXT), calls["dtype"].astype(object)
     # Within an operator, a call's share of the time is that of its arithmetic, or else of its bytes.
     peak = dtype.map(dict(roofline.peaks)).astype("Float64")

@@ -1,4 +1,4 @@
-"""Find separate ops that one fused op would replace: attention, and chains of elementwise ops."""
+"""Find separate ops that a single fused op could replace: attention, and chains of elementwise ops."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def attention_layers(facts: Facts) -> list[str]:
-    """Return the layers with unfused attention, if that is worth a finding."""
+    """Return the layers with unfused attention, if they are worth a finding."""
     chosen = facts.ops.loc[_segments(facts)[0]]
     return [str(name) for name in chosen["layer"].unique() if name] if unfused_attention(facts) else []
 
 
 def attention_ops(facts: Facts) -> Bools:
-    """Return which ops belong to unfused attention, forward and backward, if that is worth a finding."""
+    """Return the ops that belong to unfused attention, forward and backward, if they are worth a finding."""
     inside = np.zeros(len(facts.ops), dtype=bool)
     if unfused_attention(facts):
         inside = _with_inside(facts, facts.ops.loc[_segments(facts)[0]])
@@ -102,7 +102,7 @@ def attention_ops(facts: Facts) -> Bools:
 
 
 def _advice(facts: Facts, layers: list[str]) -> str:
-    """Return the recommendation: torch's own layer only has to know that its weights are not needed."""
+    """Return the recommendation; torch's own layer only needs to know that its weights are not needed."""
     own = [name for name in layers if facts.kinds.get(name) == "MultiheadAttention"]
     if own:
         return (
@@ -116,7 +116,7 @@ def _advice(facts: Facts, layers: list[str]) -> str:
 
 
 def _remains(facts: Facts, products: float, of_backward: float) -> float:
-    """Return milliseconds per step that the fused operator takes: about as long as its products alone, or less."""
+    """Return milliseconds per step that the fused operator takes, which is at most about the time of its products."""
     known = _arithmetic_ms(facts)
     forward = known / 3 if of_backward else known
     return min(products - of_backward, forward / _FUSED) + min(
@@ -125,7 +125,7 @@ def _remains(facts: Facts, products: float, of_backward: float) -> float:
 
 
 def _arithmetic_ms(facts: Facts) -> float:
-    """Return how long the products' arithmetic takes at peak rate; infinite if that is unknown."""
+    """Return the time that the products' arithmetic takes at the peak rate; infinite if it is unknown."""
     roofline = facts.figures.roofline
     # On a busy machine, a peak measured in quiet times is no yardstick.
     if roofline is None or facts.gpu is not None or facts.busy:
@@ -177,7 +177,7 @@ def _segments(facts: Facts) -> tuple[Ints, int]:
 def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
     """Return milliseconds per step in all these operators, and in the products inside them: on the GPU if there is one.
 
-    The copies that a batched product makes of non-contiguous inputs do not count as product.
+    Copies that a batched product makes of non-contiguous inputs do not count as part of the product.
     """
     ops = facts.ops
     products = ops[_with_inside(facts, used) & found(ops["op"], _BATCHED.match)]
@@ -187,7 +187,7 @@ def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
 
 
 def _with_inside(facts: Facts, used: pd.DataFrame) -> Bools:
-    """Return which of all operators are these or nested in them."""
+    """Return a mask of all operators that are among these or nested in them."""
     around = facts.ops["around"].to_numpy()
     inside = np.zeros(len(around), dtype=bool)
     inside[used.index.to_numpy()] = True
@@ -197,7 +197,7 @@ def _with_inside(facts: Facts, used: pd.DataFrame) -> Bools:
 
 
 def _on_gpu_ms(gpu: GpuFacts, used: pd.DataFrame) -> float:
-    """Return the device time of work that operators and those nested in them launched."""
+    """Return the device time of the work launched by operators and by the operators nested in them."""
     within = union(used["start"].to_numpy(dtype=np.int64), used["end"].to_numpy(dtype=np.int64))
     called = gpu.runs.called
     return gpu.ran_ms((called != NONE) & (within.within(called, called + 1) > 0))
@@ -221,9 +221,9 @@ class Chains:
 
 @rule("memory bandwidth", "Memory-bound", "moving fewer bytes", ceiling=True, remedy="compile", worth=0.1)
 def elementwise_chains(facts: Facts) -> Iterator[Finding]:
-    """Find tensors that elementwise ops on the host read and write again and again.
+    """Find tensors that elementwise ops on the host repeatedly read and write.
 
-    This is another way to be memory-bound.
+    This is another reason why a step can be memory-bound.
     """
     if facts.gpu is not None:
         return
@@ -249,7 +249,7 @@ def elementwise_chains(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def chains_of(facts: Facts) -> Chains:
-    """Return chains of at least two longer elementwise ops back to back on one thread, except those of attention."""
+    """Return chains of two or more longer elementwise ops, back to back on one thread, excluding attention."""
     ops = facts.ops
     gaps = np.zeros(len(facts.attribution.cells))
     fused, ends, free = (_is(pattern, ops["op"]) for pattern in (_ELEMENTWISE, _ENDS, _MOVES_NOTHING))
@@ -292,7 +292,7 @@ def _is(pattern: re.Pattern[str], ops: pd.Series) -> Bools:
 
 
 def _plain(name: str) -> str:
-    """Return an op's name in Python; for a backward node, that of its op."""
+    """Return an op's name in Python; for a backward node, the name of its op."""
     if _NODE.search(name):
         return _CAPITAL.sub("_", _NODE.sub("", name)).lower()
     return name.removeprefix("aten::")

@@ -1,6 +1,6 @@
 """Find the host as the bottleneck.
 
-It calls many small ops or kernels, runs code between ops or other work, or idles without explanation.
+The host calls many small ops or kernels, runs code between ops or other work, or is idle for unknown reasons.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _MAINLY = 0.5
 
 @rule("dispatch overhead", "Bound by dispatch overhead", "fewer and larger ops", remedy="compile")
 def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
-    """Find, on the CPU, everything in forward and backward that is not work in longer operators."""
+    """On the CPU, find everything in forward and backward that is not work in longer operators."""
     if facts.gpu is not None:
         return
     ops, blocks = facts.ops, facts.attribution.host.blocks
@@ -106,9 +106,9 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
 
 
 def _rounds(facts: Facts) -> float:
-    """Return how often a step calls the model that it calls most often; 0 if calls have a backward pass of their own.
+    """Return the number of calls to the model that the step calls most often; 0 if each call has its own backward pass.
 
-    Those are micro-batches, whose gradients are accumulated because one large batch does not fit.
+    Such calls are micro-batches, whose gradients are accumulated because a single large batch does not fit.
     """
     calls, blocks = model_calls(facts), facts.attribution.host.blocks
     often = float(calls.groupby("layer").size().max()) / facts.steps if len(calls) else 0.0
@@ -117,10 +117,10 @@ def _rounds(facts: Facts) -> float:
 
 
 def _together_ms(facts: Facts, rounds: float) -> float:
-    """Return the most that a single call to the model in place of this many could save.
+    """Return the most that a single call to the model, instead of this many calls, could save.
 
-    That is all rounds except one, less the arithmetic. Python code after the last call counts as freeing the results of
-    the calls, as far as that may take so long.
+    This is the time of all rounds except one, minus the arithmetic. Python code after the last call counts as freeing
+    the results of the calls, up to the time that this can take.
     """
     blocks, cells, calls = facts.attribution.host.blocks, facts.attribution.cells, model_calls(facts)
     last = cells["step"].map(calls.groupby("step")["end"].max())
@@ -135,9 +135,9 @@ def _together_ms(facts: Facts, rounds: float) -> float:
 
 
 def _calling_ms(facts: Facts, small_ns: Floats, chosen: Bools) -> float:
-    """Return milliseconds per step in small ops and around all ops; no call counts for more than a call can cost.
+    """Return milliseconds per step in small ops and around all ops, limited for each call to what a call can cost.
 
-    Anything longer is not overhead, but freed memory, or other programs that used the core.
+    Anything longer is not overhead; it is caused by freeing memory, or by other programs that use the core.
     """
     cells, outer = facts.attribution.cells, facts.ops[facts.ops["outer"]]
     line = facts.lines[outer["block"].to_numpy()]
@@ -151,7 +151,7 @@ def _calling_ms(facts: Facts, small_ns: Floats, chosen: Bools) -> float:
 
 @rule("launch overhead", "Bound by launch overhead (the GPU waits for the host)", "launching less often", worth=_WORTH)
 def launch_overhead(facts: Facts) -> Iterator[Finding]:
-    """Find, on a GPU, the time that it waited for launches."""
+    """Find the time that a GPU waited for launches."""
     gpu = facts.gpu
     if gpu is None:
         return
@@ -184,7 +184,7 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
 
 @rule("host code", "Bound by code outside the model", "moving it out of the step", worth=_WORTH)
 def host_code(facts: Facts) -> Iterator[Finding]:
-    """Find the host's own work: time when no op runs, and ops outside model, loss, backward pass and optimizer."""
+    """Find the host's own work: time when no op runs, and ops outside the model, loss, backward and optimizer."""
     cells, work = facts.attribution.cells, host_time(facts, _WHERE if len(facts.lines_of_code) else _OUTSIDE)
     if not work.chosen.any():
         return
@@ -217,7 +217,7 @@ def host_code(facts: Facts) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class HostTime:
-    """The host's own work, by block, in nanoseconds."""
+    """The host's own work by block, in nanoseconds."""
 
     python_ns: Floats
     ops_ns: Floats
@@ -228,8 +228,8 @@ class HostTime:
 def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
     """Return Python code between the ops of some phases, and the ops outside model, loss, backward pass and optimizer.
 
-    Long ops before the last backward pass may be the step's purpose, and do not count. Inside the other phases only
-    long stretches of Python count, and in the model only those whose line stacks can name.
+    Long ops before the last backward pass may be the step's purpose, so they do not count. Inside the other phases,
+    only long stretches of Python count, and in the model only those whose lines stacks can name.
     """
     cells, modules = facts.attribution.cells, facts.recording.modules
     nothing = np.zeros(len(cells))
@@ -248,10 +248,10 @@ def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
 
 
 def unnamed_share(facts: Facts) -> float:
-    """Return the share of the step that is the host's own work and whose lines sampled stacks could name.
+    """Return the share of the step that is the host's own work, whose lines could be named by sampling stacks.
 
-    It must occur in each of several traced steps, because an interruption of one looks the same; 0 if it is not worth
-    sampling.
+    Such work must occur in each of several traced steps, because an interruption of a single step looks the same. The
+    result is 0 if sampling is not worthwhile.
     """
     if not facts.live or facts.steps < _SURE:
         return 0.0
@@ -277,7 +277,7 @@ def _short(name: str) -> str:
 
 @rule("host work", "Host-bound (the GPU waits for other work on the host)", "removing that work", worth=0.05)
 def host_work(facts: Facts) -> Iterator[Finding]:
-    """Find idle time in pieces too long for launching: the host was in a long op or call, or in Python."""
+    """Find idle time in pieces that are too long for launching, spent in a long op or call, or in Python."""
     gpu = facts.gpu
     if gpu is None:
         return

@@ -1,6 +1,6 @@
 """Find memory problems.
 
-These are activations that dominate the peak or are recomputed, a strained allocator, and memory left behind by steps.
+These are activations that dominate the peak or are recomputed, a strained allocator, and memory that steps do not free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAYS = ("checkpointing", "half the batch", _ROUGHLY)
 
 @rule("activation memory", "Out of memory: activations take most of it")
 def activation_memory(facts: Facts) -> Iterator[Finding]:
-    """Find activations that take most of the peak."""
+    """Find activations that take up most of the peak."""
     memory = facts.figures.memory
     if memory is None or memory.peak_bytes == 0:
         return
@@ -78,7 +78,7 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
 
 @rule("allocator", "Bound by memory allocation", "avoiding it", idle_cause="allocator", worth=0.05)
 def allocator(facts: Facts) -> Iterator[Finding]:
-    """Find calls in the step that take memory from the device; retries; fragmentation."""
+    """Find calls in the step that allocate device memory, allocator retries, and fragmentation."""
     gpu, memory = facts.gpu, facts.figures.memory
     if gpu is not None:
         bound = gpu.held_ms("allocator")
@@ -122,7 +122,7 @@ def allocator(facts: Facts) -> Iterator[Finding]:
 
 @rule("memory may grow", "Memory may grow")
 def growth(facts: Facts) -> Iterator[Finding]:
-    """Find memory that every step whose allocations were recorded left behind, and that nothing freed."""
+    """Find memory that was allocated in every recorded step and never freed."""
     memory = facts.figures.memory
     if memory is None or memory.incomplete or not memory.kept_bytes:
         return

@@ -1,4 +1,4 @@
-"""Find an optimizer, or gradient clipping, that loops over parameters where one call could update them all."""
+"""Find optimizers or gradient clipping that loop over parameters although one call could update them all."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
 def _clipping(facts: Facts) -> tuple[pd.DataFrame, float]:
     """Return the operators between the last backward pass and the optimizer of each step.
 
-    Also return how many work in place, per step.
+    Also return how many of them work in place, per step.
     """
     blocks, ops = facts.attribution.host.blocks, facts.ops
     optimizers = blocks[(blocks["kind"] == Kind.OPTIMIZER) & blocks["main"]].groupby("step")["start"].max()
@@ -141,7 +141,7 @@ def _switched(lever: str, names: list[str]) -> str:
 
 
 def _how(facts: Facts, classes: list[str]) -> str:
-    """Return how to make it update all at once, in words, if there is no line for that."""
+    """Describe how to make it update all parameters at once, if there is no line of code for this."""
     arguments = {_argument(facts, kind) for kind in classes}
     if arguments == {None}:
         return ": torch._foreach_add_ and similar functions take lists of tensors"
@@ -151,15 +151,15 @@ def _how(facts: Facts, classes: list[str]) -> str:
 
 
 def _argument(facts: Facts, kind: str) -> str | None:
-    """Return the argument that makes an optimizer of torch update all at once; ``None`` for other classes."""
+    """Return the argument that makes a torch optimizer update all parameters at once; ``None`` for other classes."""
     fused = kind in FUSED or (kind in FUSED_ON_CPU and facts.gpu is None)
     return "fused" if fused else "foreach" if kind in _FOREACH else None
 
 
 def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str]) -> str:
-    """Return the lever that all these optimizers take; empty if there is none.
+    """Return the lever that applies to all these optimizers; empty if there is none.
 
-    On a GPU, a fused update would need the optimizers' state on the device.
+    On a GPU, a fused update requires the optimizers' state to be on the device.
     """
     words = ("foreach", "fused") if facts.gpu is not None else ("fused", "foreach")
     accepted = [part.get("at_once") or () for part in known] or [[_argument(facts, kind)] for kind in classes]
@@ -167,9 +167,9 @@ def lever_for(facts: Facts, known: list[Mapping[str, Any]], classes: list[str]) 
 
 
 def _sparse(facts: Facts) -> str:
-    """Return advice on embeddings, of which a batch looks up few rows, if they are most of the parameters.
+    """Return advice on embeddings if they make up most of the parameters, because a batch looks up only a few rows.
 
-    The gradient of a table shared with another layer, such as one tied to the output, stays dense.
+    The gradient of a table that is shared with another layer, such as the output layer, remains dense.
     """
     modules = facts.recording.modules
     whole = float(modules.loc[modules["parent"] < 0, "parameters"].sum())
@@ -195,9 +195,9 @@ def gaps_after_backward(facts: Facts) -> Bools:
 
 
 def _least_ms(facts: Facts, own: pd.DataFrame, updates: float) -> float:
-    """Return the least time that these updates take if each is done at once.
+    """Return the minimum time that these updates take if each updates all parameters at once.
 
-    It consists of memory traffic, and a cost per parameter.
+    It consists of the time for memory traffic and a cost per parameter.
     """
     moments = bool(found(own["op"], _ADAM.match).any())
     known = sum(int(part.get("tensors") or 0) for part in facts.optimizers)

@@ -1,6 +1,6 @@
-"""Find calls to a model whose results no backward pass uses, next to one that is trained.
+"""Find calls to a trained model whose results no backward pass uses.
 
-They are the same forward pass again.
+These calls repeat the same forward pass.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _USING = 0.1
     worth=0.05,
 )
 def repeated_forward(facts: Facts) -> Iterator[Finding]:
-    """Find a model that the step trains and calls again without a backward pass through that call.
+    """Find a model that the step trains, and also calls without a backward pass.
 
-    The other call must have as many ops.
+    Both calls must have the same number of ops.
     """
     if facts.gpu is not None:
         return
@@ -65,8 +65,8 @@ def repeated_forward(facts: Facts) -> Iterator[Finding]:
 def model_calls(facts: Facts) -> pd.DataFrame:
     """Return one row per call to a model that the step calls itself.
 
-    ``step``, ``layer`` (its row among the modules), ``end``, ``ops`` inside, ``ns`` (children included),
-    ``after_ns`` (the time right after it), and ``trained``: whether a backward pass runs through it.
+    The columns are ``step``, ``layer`` (its row among the modules), ``end``, ``ops`` inside, ``ns`` (including
+    children), ``after_ns`` (the time right after it), and ``trained`` (whether a backward pass runs through it).
     """
     host, cells = facts.attribution.host, facts.attribution.cells
     layer, blocks = layer_of_spans(facts.recording, host), host.blocks

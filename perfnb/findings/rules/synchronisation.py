@@ -37,12 +37,12 @@ _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()",
     worth=0.04,
 )
 def synchronisation(facts: Facts) -> Iterator[Finding]:
-    """Find reads of results: on a GPU the time it was idle for them, on the CPU the time of the reads and their use."""
+    """Find reads of results: on a GPU, the resulting idle time; on the CPU, the time of the reads and their use."""
     return _on_gpu(facts, facts.gpu) if facts.gpu is not None else _on_cpu(facts)
 
 
 def _reads(facts: Facts) -> pd.DataFrame:
-    """Return the outermost operators that bring results to the host."""
+    """Return the outermost operators that transfer results to the host."""
     ops = facts.ops
     is_read = found(ops["op"], READS.match)
     outermost: pd.DataFrame = ops[is_read & (innermost(forest_of(ops["around"].to_numpy()), is_read) == NONE)]
@@ -81,7 +81,7 @@ class Reads:
 
     @property
     def looped(self) -> Bools:
-        """The blocks with a loop of reads."""
+        """The blocks that contain loops with reads."""
         return self.loop_python_ns + self.loop_ops_ns > 0
 
 
@@ -89,8 +89,8 @@ class Reads:
 def reads_of(facts: Facts) -> Reads:
     """Return the reads of a step on the CPU.
 
-    Reads of the optimizer, the loader and the clipping of gradients are left out. So are reads inside another operator,
-    such as ``aten::std``: they are torch's own, and no line of the user asks for them.
+    Reads by the optimizer, the loader and gradient clipping are excluded. Reads inside another operator, such as
+    ``aten::std``, are also excluded, because they are part of torch and not requested by the user's code.
     """
     reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))
     claimed = clips_gradients(facts)[facts.lines[reads["block"].to_numpy()]]
@@ -107,10 +107,10 @@ def reads_of(facts: Facts) -> Reads:
 
 
 def _loops(facts: Facts, reads: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Return, by block, the Python code and the operators of loops that read a result in each round.
+    """For each block, return the Python code and the operators in loops that read a result in each iteration.
 
-    A round begins before its read, so that the first one counts as long as the others. Longer operators only count if
-    the next operator reads their result, or after the backward pass, where nothing belongs to the model.
+    An iteration begins before its read, so that the first one counts as much as the others. Longer operators count only
+    if the next operator reads their result, or if they run after the backward pass, where nothing belongs to the model.
     """
     blocks, size = facts.attribution.host.blocks, len(facts.cells_ns)
     block = facts.lines[reads["block"].to_numpy()]
@@ -183,7 +183,7 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
 def _until_next(facts: Facts, reads: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Return nanoseconds from each read to the next op or block on its thread, or to the end of its block.
 
-    Also return which of these it is.
+    Also return which of these events it is.
     """
     blocks = facts.attribution.host.blocks
     ops = facts.ops

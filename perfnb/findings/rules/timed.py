@@ -1,6 +1,6 @@
-"""Find what only timed steps show.
+"""Find problems that only timed steps reveal.
 
-That is waits for data, a number of threads that does not fit, and slow steps among fast ones.
+These are waits for data, an unsuitable number of threads, and slow steps among fast ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FEWEST = 10
     worth=_WORTH,
 )
 def input_pipeline(facts: Facts) -> Iterator[Finding]:
-    """Find the wait for data, from the timed pass; with a GPU, only the part of it when the GPU was idle."""
+    """Find the wait for data from the timed pass; with a GPU, only the part during which the GPU was idle."""
     waited = facts.phases_ms["data"]
     measured = facts.live and bool(facts.waits_ms.any())
     least = waited
@@ -73,7 +73,7 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
 
 
 def _without_longest(ms: Floats) -> float:
-    """Return the mean over all steps, leaving out the longest 2 %, so that a single hiccup does not count."""
+    """Return the mean over all steps except the longest 2 %, so that a single hiccup does not count."""
     return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
 
 
@@ -89,7 +89,7 @@ def _setting(facts: Facts) -> str:
 
 
 def _advice(facts: Facts, waited: float) -> tuple[str, str]:
-    """Return the recommended change to how batches are made, and the line for it."""
+    """Return a recommendation on how to make batches, and the line of code for it."""
     loader, cores = facts.loader, facts.cores or math.inf
     workers = loader.get("num_workers")
     if not isinstance(workers, int):
@@ -143,7 +143,7 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     worth=0.1,
 )
 def threads_and_cores(facts: Facts) -> Iterator[Finding]:
-    """Find more or fewer threads than cores, judged by steps that were run with another number."""
+    """Find an unsuitable number of threads, judged by steps that ran with a different number."""
     threads, cores, tried = facts.environment.get("threads"), facts.cores, facts.meta.get("threads_tried")
     if facts.gpu is not None or not threads or cores is None or not facts.live or not tried:
         return
@@ -208,7 +208,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
 
 @rule("uneven steps", "Slowed by a few slow steps", "making them as fast as the others", timed_only=True, worth=_WORTH)
 def uneven_steps(facts: Facts) -> Iterator[Finding]:
-    """Find steps far slower than the others, if no wait for data, garbage collection or compilation explains them."""
+    """Find steps that are far slower than the others without a wait for data, garbage collection or compilation."""
     if not facts.live or len(facts.timed_ms) < _FEWEST:
         return
     rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms - facts.compiling_ms

@@ -49,7 +49,7 @@ def host_device_copies(facts: Facts) -> Iterator[Finding]:
 
 
 def _moved(gpu: GpuFacts) -> str:
-    """Return how many copies go each way, and how much they move."""
+    """Describe the number of copies in each direction, and how much data they move."""
     said = ""
     for way, copies in (("to the device", gpu.to_device), ("to the host", gpu.to_host)):
         if copies.count:
@@ -60,7 +60,7 @@ def _moved(gpu: GpuFacts) -> str:
 
 
 def _advice(facts: Facts, gpu: GpuFacts) -> str:
-    """Return the recommendation, by the direction that blocks the host for longer and by the size of its copies."""
+    """Return a recommendation based on the direction that blocks the host longer, and on the size of its copies."""
     there, back = gpu.to_device, gpu.to_host
     if not there.count and not back.count:
         return (
@@ -97,7 +97,7 @@ def _advice(facts: Facts, gpu: GpuFacts) -> str:
 
 @rule("collectives", "Communication-bound", "overlapping it with computation, or sending less,", worth=0.05)
 def exposed_communication(facts: Facts) -> Iterator[Finding]:
-    """Find the time when a GPU communicates and computes nothing."""
+    """Find the time when a GPU communicates without computing anything."""
     gpu = facts.gpu
     if gpu is None or not gpu.communication_ms:
         return

@@ -1,7 +1,8 @@
-"""The levers, each an object with its conditions, the way to switch it on and off, and the lines that keep it.
+"""The levers. Each is an object with its conditions, its switch, and the lines of code that make it permanent.
 
-To add one, write one object in the file of its subject, and its name in `LEVERS`. Most levers are switched between
-single steps, so switching is cheap; a lever prepares what it must (compile, convert) when it is first switched on.
+To add a lever, write an object in the module for its subject, and add its name to `LEVERS`. Most levers are switched
+between individual steps, so switching must be cheap. Expensive preparations, such as compiling or converting, are done
+when a lever is first switched on.
 """
 
 from __future__ import annotations

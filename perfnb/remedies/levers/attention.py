@@ -33,7 +33,7 @@ _BACKENDS: dict[str, tuple[SDPBackend, tuple[str, ...]]] = {
 
 
 def _attention_ops(subject: Subject) -> set[str]:
-    """Return the names of the step's ops of fused attention."""
+    """Return the names of the step's fused attention ops."""
     __tracebackhide__ = True
     with subject.restored(), exclusive(), Tracer() as tracer, subject.gate.opened():
         subject.run()
@@ -59,7 +59,8 @@ def _refuses(backend: str, subject: Subject) -> str:
 def _without_kernel(kind: SDPBackend, subject: Subject) -> str:
     """Return the reason why a backend has no kernel for the step's attention; empty if it has one.
 
-    torch warns about each backend that it cannot use, so the user would see warnings about trials of perfnb's own.
+    torch warns about each backend that it cannot use, so without this check the user would see warnings caused by
+    perfnb's own trials.
     """
     __tracebackhide__ = True
     within = forward_within(subject, lambda: sdpa_kernel(kind))
@@ -93,9 +94,9 @@ def _sdpa(backend: str, words: str) -> Lever:
 
 
 def _switchable(subject: Subject) -> dict[str, Any]:
-    """Return the models that allow the switch.
+    """Return the models whose attention can be switched.
 
-    Those whose attention is a class chosen when the model is made ignore it.
+    Models that choose their attention class when they are created ignore the switch.
     """
     models = {name: model for name, model in subject.models.items() if takes_switch(model)}
     with _with_sdpa(models):

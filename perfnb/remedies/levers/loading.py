@@ -34,9 +34,9 @@ def _refuses(subject: Subject) -> str:
 
 
 def workers_for(subject: Subject) -> int:
-    """Return the number of workers that make batches as fast as the step uses them, at most one per core.
+    """Return the number of workers needed to make batches as fast as the step uses them, at most one per core.
 
-    A stream gets one, because each worker would load all of its samples.
+    Streams get one worker, because each worker would load all of the stream's samples.
     """
     __tracebackhide__ = True
     assert subject.loader is not None
@@ -47,12 +47,12 @@ def workers_for(subject: Subject) -> int:
 
 
 def workers_needed(making_s: float, using_s: float, cores: float) -> int:
-    """Return the number that the input pipeline's finding recommends, from the times to make and to use a batch."""
+    """Return the number that the input pipeline's finding recommends, given the times to make and to use a batch."""
     return min(max(1, math.ceil(making_s / max(using_s, 1e-6))), max(1, int(cores)))
 
 
 def _making(subject: Subject) -> tuple[float, float]:
-    """Return the seconds that a batch takes to make, and the seconds that its step takes."""
+    """Return the seconds needed to make a batch, and the seconds that its step takes."""
     __tracebackhide__ = True
     assert subject.loader is not None
     with subject.restored(), subject.gate.opened():
@@ -71,9 +71,9 @@ def _making(subject: Subject) -> tuple[float, float]:
 
 
 def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False, **changed: Any) -> DataLoader[Any]:
-    """Return a copy of a loader that loads ahead in workers.
+    """Return a copy of a loader that loads batches ahead in workers.
 
-    It has the arguments in the lever's line, some of them `changed`.
+    Its arguments are those in the lever's line of code, some of them `changed`.
     """
     arguments: dict[str, Any] = {word: getattr(loader, word) for word in loader_facts(loader)["same"]}
     arguments |= {"num_workers": workers, "persistent_workers": True, "pin_memory": loader.pin_memory or pinned}
@@ -97,26 +97,26 @@ def _end_workers(loader: DataLoader[Any]) -> None:
 
 
 def no_rest(subject: Subject) -> str:
-    """Return the reason why a second loader cannot continue where the first one is.
+    """Return the reason why a second loader cannot continue from the first loader's position.
 
-    The result is empty if it can, or without a first one.
+    The result is empty if it can, or if there is no first loader.
     """
     stream = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
     return "a stream does not report which of its samples are left" if stream else ""
 
 
 class RestOfData:
-    """Loads the remaining items of a loader's iterator in worker processes while `on`, each sample once, in order.
+    """Loads the remaining items of a loader's iterator in worker processes while `on`, in order and each only once.
 
-    It is the sampler of the second loader, and draws from the sampler of the first. What was drawn but not given goes
-    back there, so that the first loader continues where the second one ended.
+    It serves as the second loader's sampler, and draws from the first loader's sampler. Samples that were drawn but not
+    delivered are put back, so that the first loader continues where the second one ended.
 
     Parameters
     ----------
     subject : Subject
-        Its loader is the first one.
+        The subject whose loader is the first one.
     failed : callable
-        Called with an error of the second loader; the first one then continues.
+        Called with the second loader's error; the first loader then continues.
     """
 
     def __init__(self, subject: Subject, failed: Callable[[Exception], object]) -> None:
@@ -138,7 +138,7 @@ class RestOfData:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Take batches from workers."""
+        """Start taking batches from workers."""
         self._is_on = True
         try:
             yield
@@ -147,7 +147,7 @@ class RestOfData:
             self._give_back()
 
     def stop(self) -> None:
-        """End the workers; more are started if more batches are requested."""
+        """End the workers; new workers are started if more batches are requested."""
         self._give_back()
         _end_workers(self._second)
 
@@ -199,7 +199,7 @@ def _check(subject: Subject, _: Switch) -> Values:
 
 
 def _code(subject: Subject) -> list[str]:
-    """Return code that makes the same loader again, from its own attributes."""
+    """Return code that creates the same loader again, based on its attributes."""
     assert subject.loader is not None
     name, loader = subject.loader
     if not is_named(name, loader):

@@ -1,4 +1,4 @@
-"""Levers that change what a step keeps in memory."""
+"""Levers that reduce the data that a step keeps in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _refuses(subject: Subject) -> str:
 
 
 def _blocks(subject: Subject) -> tuple[str, str, list[nn.Module]]:
-    """Return the longest list of blocks: model, path, and blocks.
+    """Return the longest list of blocks, with its model and path.
 
     These can be the layers of a transformer or the stages of a network.
     """

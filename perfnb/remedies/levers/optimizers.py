@@ -21,7 +21,7 @@ _FAMILY = "update"
 
 
 def _each(why_not: Callable[[Optimizer, bool], str]) -> Callable[[Subject], str]:
-    """Return the reason why not all optimizers of a step can be changed."""
+    """Return the reason why a step's optimizers cannot all be changed."""
 
     def refuses(subject: Subject) -> str:
         if not subject.optimizers:
@@ -66,9 +66,9 @@ def _fused(subject: Subject) -> Iterator[None]:
 
 @contextmanager
 def _steps_on_device(optimizer: Optimizer) -> Iterator[None]:
-    """Keep the counts of updates on the parameters' devices, where a fused kernel reads them.
+    """Keep the update counts on the parameters' devices, where fused kernels read them.
 
-    Move them back to the CPU afterwards.
+    They are moved back to the CPU afterwards.
     """
     counts = {parameter: state.get("step") for parameter, state in optimizer.state.items()}
     before = {
@@ -111,7 +111,7 @@ def _code(lever: str, argument: str) -> Callable[[Subject], list[str]]:
 
 
 def _zeroed(subject: Subject) -> dict[str, Any]:
-    """Return the optimizers and models whose zero_grad the step calls with ``set_to_none=False``, by name."""
+    """Return, by name, the optimizers and models whose zero_grad the step calls with ``set_to_none=False``."""
     __tracebackhide__ = True
     filled: dict[str, Any] = {}
 

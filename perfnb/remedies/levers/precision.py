@@ -106,7 +106,7 @@ def scaled_steps(subject: Subject, scaler: Any) -> Iterator[None]:
 
 @contextmanager
 def prepared_float16(subject: Subject, kind: str = "cuda") -> Iterator[Switch]:
-    """Autocast to float16; if the step trains, use a scaler that has found its scale."""
+    """Autocast to float16. If the step trains, use a scaler that has already found its scale."""
     __tracebackhide__ = True
     scaler = torch.amp.GradScaler(kind) if subject.trains else None
 
@@ -144,7 +144,7 @@ def _float16_code(subject: Subject) -> list[str]:
 
 @contextmanager
 def _float32_products(subject: Subject) -> Iterator[None]:
-    """Compute float32 products faster, through the interface that the user's code uses."""
+    """Compute float32 products faster, using the same interface as the user's code."""
     older, part, newer = _FASTER[subject.kind]
     with kept(PRECISION):
         if older_precision() is not None:

@@ -21,9 +21,9 @@ _RUNS, _LONG_S = 3, 0.5
 
 
 def candidates() -> list[int]:
-    """Return the numbers of threads to try, without the present one.
+    """Return the numbers of threads to try, excluding the current number.
 
-    They are one per core, half and a quarter as many, and one.
+    These are one thread per core, half and a quarter as many, and one.
     """
     cores, now = max(1, int(usable_cpus())), torch.get_num_threads()
     return [count for count in dict.fromkeys((cores, cores // 2, cores // 4, 1)) if count >= 1 and count != now]
@@ -34,7 +34,7 @@ def _refuses(_: Subject) -> str:
 
 
 def _fastest(subject: Subject, counts: list[int]) -> int:
-    """Return the number of threads that ran the step fastest; its trial, on fresh pairs, decides whether that helps."""
+    """Return the fastest number of threads; a trial on fresh pairs determines whether it helps."""
     __tracebackhide__ = True
     best: dict[int, float] = {}
     with subject.restored(), subject.gate.opened():
