@@ -8,8 +8,8 @@ solutions that every check has passed, ``# %% progress``; nbgrader's metadata is
 as ``# %load_ext perfnb`` is a magic. What stands between ``### BEGIN SOLUTION`` and ``### END SOLUTION``, or between
 ``### BEGIN HIDDEN TESTS`` and its end, is left out for students.
 
-What a check needs beside the answer is made by cells above it, which may fail. So the cell that imports `labs` gets a
-placeholder for each such name, by which the check says which cell to run first.
+Besides the answer, a check needs objects from cells above it, which may fail. So the cell that imports `labs` gets a
+placeholder for each of these names, so that the check can name the cell to run first.
 """
 
 from __future__ import annotations
@@ -108,9 +108,7 @@ def placeholders(every: list[dict[str, Any]]) -> str:
             for name, line in _bound(cell["source"]):
                 made.setdefault(name, _from_cell(section, line))
     lines = [f"{name} = {made[name]}" for name in needed if name in made and name not in there]
-    return "\n".join(
-        ["# Until the cells below that make these have run, whatever needs one says which to run.", *lines]
-    )
+    return "\n".join(["# Placeholders: a check that needs one names the cell below to run first.", *lines])
 
 
 def _from_cell(section: str, line: str) -> str:

@@ -203,7 +203,7 @@ NO_BUCKET = [0.0]
 
 def measure_buckets(answer: Any) -> Facts:
     function = as_function(answer, "buckets(sizes, full)")
-    cases = []
+    cases: list[Facts] = []
     for sizes, full in FILLED:
         returned = outcome(function, list(sizes), full)
         if isinstance(returned, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in returned):

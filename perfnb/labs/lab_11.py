@@ -245,7 +245,7 @@ def _different(case: Facts) -> float:
 
 def _changes(case: Facts) -> float:
     lengths = case["sizes"][0]
-    return sum(one != other for one, other in itertools.pairwise(lengths))
+    return float(sum(one != other for one, other in itertools.pairwise(lengths)))
 
 
 #: Numbers in a tensor, and tensors that the activation moves as nine operators and as one kernel.
@@ -342,7 +342,7 @@ class _Squares(TorchDispatchMode):
     """Counts the tensors with a number for each pair of images that operators return."""
 
     def __init__(self, size: int, length: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count, self._size, self._length = 0, size, length
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -441,7 +441,9 @@ def measure_scaled(answer: Any) -> Facts:
         weight.grad = torch.full((3,), 3.0 * size)  # of an earlier step
 
         def loss_of(weight: Any = weight, size: float = size, x: Any = x) -> torch.Tensor:
-            return (_HalfGradient.apply(weight) * x).sum() * size  # type: ignore[no-untyped-call]
+            halved: torch.Tensor = _HalfGradient.apply(weight)  # type: ignore[no-untyped-call]
+            loss: torch.Tensor = (halved * x).sum() * size
+            return loss
 
         before = weight.detach().clone()
         returned = outcome(function, loss_of, optimizer, scale)
@@ -528,6 +530,10 @@ def best_threads(serial: float, divisible: float, start: float, cores: int) -> i
     return min(range(1, int(cores) + 1), key=lambda threads: _ms(serial, divisible, start, threads))
 
 
+def _shortest_ms(serial: float, divisible: float, start: float, cores: int) -> float:
+    return _ms(serial, divisible, start, best_threads(serial, divisible, start, cores))
+
+
 def measure_threads(answer: Any) -> Facts:
     function = as_function(answer, "best_threads(serial_ms, divisible_ms, start_ms, cores)")
     return {"cases": tried(function, WORK, best_threads)}
@@ -538,10 +544,12 @@ def judge_threads(facts: Facts) -> None:
     every.slip(lambda case: case["sizes"][3], "That is all cores, always. Starting a thread costs time, too.")
     every.slip(lambda case: 1, "That is one thread, always.")
     every.slip(
-        lambda case: _ms(*case["sizes"][:3], best_threads(*case["sizes"])),
+        lambda case: _shortest_ms(*case["sizes"]),
         "That is the shortest time. How many threads reach it?",
     )
-    every.slip(lambda case: best_threads(*case["sizes"][:3], 1000), "More threads than cores take turns: see `cores`.")
+    every.slip(
+        lambda case: best_threads(*[*case["sizes"][:3], 1000]), "More threads than cores take turns: see `cores`."
+    )
     root = "The root of divisible / start is a good estimate, but it is not a whole number from 1 to `cores`."
     every.slip(lambda case: math.sqrt(case["sizes"][1] / case["sizes"][2]), root)
     every.slip(lambda case: min(case["sizes"][3], max(1.0, math.sqrt(case["sizes"][1] / case["sizes"][2]))), root)

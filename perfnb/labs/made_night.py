@@ -113,7 +113,7 @@ def run_counted(make: Callable[..., Any], archive: Archive, steps: int, seed: in
     """
     before = archive.reads
     script = outcome(make, archive, seed)
-    reader = getattr(script, "reader", None)
+    reader: Any = getattr(script, "reader", None)
     hint_if(not isinstance(reader, nn.Module), "The script has no Reader: keep it in self.reader, as Nightly does.")
     shapes: list[tuple[int, ...]] = []
     kinds = {str(part.dtype) for part in reader.parameters()}

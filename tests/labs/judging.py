@@ -52,7 +52,7 @@ def an_ab_test(
     turns: int = 1,
     **comparison: Any,
 ) -> ABTest:
-    """What `perfnb.ab_test` returns of these pairs, with figures of its comparison as told: ``ratio=0.5``."""
+    """Return what `perfnb.ab_test` makes of these pairs, with some figures replaced: ``ratio=0.5``."""
     times = paired_times(
         a_ms,
         b_ms,

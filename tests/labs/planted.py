@@ -46,7 +46,7 @@ class Clock:
 
 
 class Pool:
-    """Stands for `ThreadPoolExecutor`: what is submitted takes the time of its own thread, beside the caller's."""
+    """Replaces `ThreadPoolExecutor`: each call takes time on a thread of its own, in parallel with the caller."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""Whatever a check is given, it says what is wrong in a sentence; and facts with nothing in them verify nothing."""
+"""A check answers any input with a sentence about what is wrong, and empty facts verify nothing."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_file_of_empty_facts_does_not_verify(tmp_path: Path, number: str, fact
 
 
 def verdict(folder: Path, number: str, facts: Facts) -> str:
-    """What a teacher is told of a file that claims an exercise to be right, with these facts."""
+    """Return the message for a teacher whose file claims with these facts that an exercise is right."""
     result = {"number": number, "title": "", "right": True, "hint": "", "answer": "", "facts": facts, "tries": 1}
     path = folder / "results.json"
     path.write_text(json.dumps({"format": "perfnb labs 3", "results": [result]}))

@@ -264,7 +264,7 @@ def test_no_leak_is_to_be_found_elsewhere() -> None:
 
 
 def monitor_of(record: Callable[[list[Any], torch.Tensor], Any], strengths: Any = None) -> Callable[..., Any]:
-    """A class of monitors that record as told."""
+    """Return a class of monitors that record what the test asks for."""
 
     class Monitor:
         def __init__(self, layer: nn.Module) -> None:

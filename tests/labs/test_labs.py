@@ -109,7 +109,7 @@ def test_progress_counts_what_was_right() -> None:
 
 
 def test_a_wrong_answer_takes_nothing_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is told, and counts as a try; what is exported is the answer that was right, and bears it out."""
+    """The check reports it and counts a try; the export holds the right answer, which still verifies."""
     labs.check("1.2", typical)
     labs.check("1.2", lambda times, warmup: times[0])
 

@@ -107,7 +107,7 @@ def test_every_exercise_has_an_answer_and_a_check(path: Path) -> None:
 
 @pytest.mark.parametrize("path", BUILT, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_no_exercise_costs_another_one_its_points(path: Path) -> None:
-    """What is demanded of the whole lab stands in a cell of its own, the last, which bears no points."""
+    """The requirement for the whole lab has a cell of its own, the last one, which gives no points."""
     *_, last = code(path)
     solved, demand = path in SOLUTIONS, f"assert labs.progress({lab_of(path)}).complete"
 
