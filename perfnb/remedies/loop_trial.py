@@ -311,7 +311,7 @@ def _first_line(error: Exception) -> str:
 
 
 class _GuardedForward:
-    """A model's forward with a lever on, which continues without it after an error.
+    """Runs a model's forward with a lever on, and without the lever after an error.
 
     A copy of the model has its own forward. The forward is first `rehearsed` without effect. If errors can occur in the
     backward, it is rehearsed as well.

@@ -106,7 +106,7 @@ def no_rest(subject: Subject) -> str:
 
 
 class RestOfData:
-    """Loads the remaining items of a loader's iterator in worker processes while `on`, in order and each only once.
+    """Loads the remaining items of a loader's iterator in worker processes while `on`: in order, and each item once.
 
     It serves as the second loader's sampler, and draws from the first loader's sampler. Samples that were drawn but not
     delivered are put back, so that the first loader continues where the second one ended.
