@@ -228,8 +228,8 @@ class Ranks(Documented):
             Always.
         """
         raise TypeError(
-            "Several ranks cannot be compared at once, because the waits of a rank depend on the others. Compare one "
-            "rank with one: a[0].compare(b[0])."
+            "Several ranks cannot be compared at once, because the waits of a rank depend on the others. Compare "
+            "individual ranks: a[0].compare(b[0])."
         )
 
     def save(self, path: str | Path) -> Path:

@@ -309,7 +309,11 @@ def test_a_page_needs_nothing_and_runs_nothing(accepted: ABTest, tmp_path: Path)
     ("given", "error", "words"),
     [
         ({"quality": {"loss": 1.0}}, TypeError, "pass quality, not quality"),
-        ({"quality": lambda model: {"loss": 1.0}}, TypeError, "no arguments: missing a required argument: 'model'"),
+        (
+            {"quality": lambda model: {"loss": 1.0}},
+            TypeError,
+            "without arguments: missing a required argument: 'model'",
+        ),
         ({"limits": {"peak_memory": 1}}, ValueError, "did you mean 'peak_memory_bytes'"),
         ({"limits": {"loss": 1}}, ValueError, "limits names 'loss', which is not measured"),
         ({"limits": {"p95_ms": float("nan")}}, ValueError, "the limit of 'p95_ms' is nan"),

@@ -146,7 +146,7 @@ def test_what_makes_no_sense_is_refused(traces: list[Path], tmp_path: Path) -> N
     for given in (3, "x", object(), ThreadPoolExecutor):
         with pytest.raises(TypeError, match="executor must be one of"):
             perfnb.load(traces, journal=tmp_path / "fleet", executor=given)
-    with pytest.raises(TraceError, match="belongs to one trace"):
+    with pytest.raises(TraceError, match="belongs to a single trace"):
         perfnb.load(traces, journal=tmp_path / "fleet", provenance="x.json")
     assert not (tmp_path / "fleet").exists()
     assert len(perfnb.load([], journal=tmp_path / "fleet")) == 0  # type: ignore[arg-type]

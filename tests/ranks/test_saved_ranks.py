@@ -120,7 +120,7 @@ def test_a_rank_that_saved_nothing_is_missed(tmp_path: Path) -> None:
     assert "2 of 3 ranks are loaded: any of the other 1 may have held these up" in " ".join(str(ranks).split())
     for rank in (0, 2):
         shutil.rmtree(tmp_path / f"rank_{rank}")
-    with pytest.raises(RecordingError, match="none of its ranks has saved a profile there"):
+    with pytest.raises(RecordingError, match="none of its ranks has saved a profile in it"):
         perfnb.load(tmp_path)
 
 

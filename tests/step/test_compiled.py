@@ -693,7 +693,7 @@ def test_what_compiles_again_ends_with_an_error_and_leaves_other_backends_alone(
 
 def test_a_torch_that_cannot_compile_again_refuses_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "AGAIN_NAMES", {"torch._dynamo": ("no_such_name",)})
-    with pytest.raises(CaptureError, match=r"recompile=True needs .* has no torch\._"):
+    with pytest.raises(CaptureError, match=r"recompile=True requires .* has no torch\._"):
         perfnb.profile_step(lambda: pytest.fail("the step ran"), recompile=True)
 
 
