@@ -16,7 +16,7 @@ from torch import nn
 
 from perfnb.errors import LabError
 from perfnb.files import write_file
-from perfnb.labs.made_traces import CUDA, MadeMachine
+from perfnb.labs.made_traces import CUDA, MadeMachine, align, exchange
 
 #: Parts of a step, whose gradients add up, and milliseconds of one card and of the optimizer.
 PARTS, CARD_MS, OPTIMIZER_MS = 4, 5.0, 4.0
@@ -128,7 +128,6 @@ LATE_US, ONCE_US, ONCE = 3200.0, 6000.0, 12
 BLOCKS, FORWARD_US, BACKWARD_US, UPDATE_US = 3, 1800.0, 3400.0, 400.0
 #: Microseconds to send the gradients of a block, and the norm of all gradients.
 BUCKET_US, NORM_US = 8000.0, 150.0
-TALKS = 20
 
 
 def made_job() -> list[MadeMachine]:
@@ -143,19 +142,13 @@ def made_job() -> list[MadeMachine]:
         properties = [{"id": 0, "name": "rented GPU (made up)"}]
         machines.append(MadeMachine(CUDA, seed=20 + rank, note=NOTE, distributedInfo=job, deviceProperties=properties))
     for number in STEPS:
-        _align(machines, 300)
+        align(machines, 300)
         with ExitStack() as steps:
             for machine in machines:
                 steps.enter_context(machine.span(f"ProfilerStep#{number}"))
             _step(machines, number)
-            _align(machines)
+            align(machines)
     return machines
-
-
-def _align(machines: Sequence[MadeMachine], later: float = 0.0) -> None:
-    now = max(machine.now for machine in machines) + later
-    for machine in machines:
-        machine.now = now
 
 
 def _step(machines: Sequence[MadeMachine], number: int) -> None:
@@ -189,12 +182,7 @@ def _step(machines: Sequence[MadeMachine], number: int) -> None:
 def _together(machines: Sequence[MadeMachine], ready: Sequence[float], us: float) -> float:
     """An all-reduce that each rank enters when it is ready; returns when it ends, for all at the same time."""
     begins = [max(at, machine.now + 10) for at, machine in zip(ready, machines, strict=True)]
-    end = max(begins) + us
-    for machine, begin in zip(machines, begins, strict=True):
-        with machine.op("c10d::allreduce_", us=20):
-            kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
-            machine.collective(kernel, begin, end, "allreduce", str(list(range(RANKS))))
-    return end
+    return exchange(machines, begins, us, "allreduce", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", RANKS)
 
 
 def write_job(folder: str | Path) -> list[Path]:

@@ -311,11 +311,11 @@ def job() -> tuple[MadeMachine, MadeMachine]:
     ranks = _rank(0), _rank(1)
     for place, number in enumerate(STEPS):
         with ExitStack() as steps:
-            _align(ranks, 300)
+            align(ranks, 300)
             for machine in ranks:
                 steps.enter_context(machine.span(f"ProfilerStep#{number}"))
             _step(ranks, place)
-            _align(ranks)
+            align(ranks)
     return ranks
 
 
@@ -324,8 +324,8 @@ def _rank(rank: int) -> MadeMachine:
     return MadeMachine(CUDA, seed=4 + rank, ahead=AHEAD_US * rank, distributedInfo=job, **_about("GPU A"))
 
 
-def _align(ranks: tuple[MadeMachine, ...], later: float = 0.0) -> None:
-    """All ranks continue when the last is ready, or some time later."""
+def align(ranks: Sequence[MadeMachine], later: float = 0.0) -> None:
+    """Let all ranks continue when the last one is ready, or some time later."""
     now = max(machine.now for machine in ranks) + later
     for machine in ranks:
         machine.now = now
@@ -369,10 +369,17 @@ def _together(ranks: tuple[MadeMachine, ...], done: list[float], kind: str, kern
     for machine, earlier in zip(ranks, done, strict=True):
         machine.works(40)
         begins.append(max(earlier, machine.now + 10, machine.free_at(TALKS)))
-    end = max(begins) + EXCHANGE_US
+    return exchange(ranks, begins, EXCHANGE_US, kind, kernel, WORLD)
+
+
+def exchange(
+    ranks: Sequence[MadeMachine], begins: Sequence[float], us: float, kind: str, kernel: str, world: int
+) -> float:
+    """Run a collective that takes so long from the last rank's begin on; return its end, the same for all ranks."""
+    end = max(begins) + us
     for machine, begin in zip(ranks, begins, strict=True):
         with machine.op(f"c10d::{kind}_", us=20):
-            machine.collective(kernel, begin, end, kind, str(list(range(WORLD))))
+            machine.collective(kernel, begin, end, kind, str(list(range(world))))
     return end
 
 
