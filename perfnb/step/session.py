@@ -123,6 +123,13 @@ class Session(Installed):
     def _spent_s(self) -> float:
         return time.perf_counter() - self._begin
 
+    @contextmanager
+    def _outside_budget(self) -> Iterator[None]:
+        """Leave what runs inside out of the time budget, which is for steps."""
+        begin = self._spent_s()
+        yield
+        self._begin += self._spent_s() - begin
+
     def warm_up(self) -> Passes[list[int]]:
         """Run until the step time is in steady state, or as often as requested."""
         __tracebackhide__ = True
@@ -197,9 +204,8 @@ class Session(Installed):
         with CompilesAgain() if self.plan.recompile else nullcontext() as again:
             if again is not None:
                 self.recompiled = again.models
-                begin = self._spent_s()
-                yield from self._run("recompiled", _TO_RECOMPILE)
-                self._begin += self._spent_s() - begin  # the budget is for steps
+                with self._outside_budget():
+                    yield from self._run("recompiled", _TO_RECOMPILE)
             yield from self._trace(timed_ns, stacks)
 
     def _trace(self, timed_ns: list[int], stacks: bool) -> Passes[None]:
@@ -217,9 +223,8 @@ class Session(Installed):
                 traced = traced.least(measure_costs(idle))
         self.capture.tracer = tracer
         if tracer.devices:
-            begin = self._spent_s()
-            tracer.read()
-            self._begin += self._spent_s() - begin
+            with self._outside_budget():
+                tracer.read()
         self._note_compilations("traced_compilations", "traced")
         bare = bare.least(measure_costs())
         self.capture.meta |= {
