@@ -33,7 +33,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 help:
 	@echo "make demo       profile a small model, print the report and write demo.html"
 	@echo "make lab        open the index of notebooks and labs in JupyterLab"
-	@echo "make test       lint, tests, one browser test per view, three notebooks; 13 minutes on two idle cores"
+	@echo "make test       lint, tests, one browser test per view, three notebooks; 16 minutes on two idle cores"
 	@echo "make test-fast  lint and the quick tests without browser or kernel; lists what it leaves out"
 	@echo "make test-lowest  the quick tests with the lowest versions that pyproject.toml allows, then with the lowest NumPy alone"
 	@echo "make test-gpu   check what is promised about live GPUs, on one; GPU_PYTHON=python3 uses the machine's own torch"
