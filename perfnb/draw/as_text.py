@@ -520,8 +520,10 @@ def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> 
     first, last = at[0], at[-1]
     cells, held, filled = [0.0] * width, 0.0, -1
     for x, value in zip(at, values, strict=False):
-        cell = min(width - 1, int(width * (x - first) / (last - first))) if last > first else 0
-        cells[filled + 1 : cell + 1] = [held] * (cell - filled)
+        place = width * (x - first) / (last - first) if last > first else 0.0
+        cell = min(width - 1, int(place))
+        ended = cell + 1 if place > cell else cell  # a value does not reach a cell at whose start the next one begins
+        cells[filled + 1 : ended] = [held] * (ended - filled - 1)
         held, filled = fmt.known(value) or 0.0, max(filled, cell)
         cells[cell] = max(cells[cell], held)
     cells[filled + 1 :] = [held] * (width - 1 - filled)
