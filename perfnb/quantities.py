@@ -335,6 +335,14 @@ def _decimal(value: float) -> tuple[float, str]:
     return value, _DECIMAL_PREFIXES[step]
 
 
+def place(file: str, line: int | str) -> str:
+    """Return where code is, such as ``train.py:31``, or ``line 31 of a cell`` of a notebook."""
+    if "ipykernel_" in file or file.startswith("<"):
+        return f"line {line} of a cell"
+    name = file.replace("\\", "/").rpartition("/")[2]
+    return f"{name}:{line}" if name else f"line {line}"
+
+
 def capital(text: str) -> str:
     """Capitalise the first letter of a sentence."""
     return text[:1].upper() + text[1:]

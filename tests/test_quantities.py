@@ -169,3 +169,17 @@ def test_an_unknown_value_has_no_interval() -> None:
 
 def test_many_names_are_the_first_ones_and_a_count() -> None:
     assert [fmt.named("abcde"[:count], 3) for count in (0, 1, 3, 5)] == ["", "a", "a, b, c", "a, b, c and 2 more"]
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("/home/a/train.py", "train.py:31"),
+        (r"C:\a\train.py", "train.py:31"),
+        ("/tmp/ipykernel_7/8.py", "line 31 of a cell"),
+        ("<ipython-input-7>", "line 31 of a cell"),
+        ("", "line 31"),
+    ],
+)
+def test_a_place_is_a_file_s_name_and_a_line(file: str, place: str) -> None:
+    assert fmt.place(file, 31) == place

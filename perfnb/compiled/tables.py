@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from perfnb import quantities as fmt
 from perfnb.compiled.runs import region_runs
 from perfnb.recording.nesting import NONE, Floats
 from perfnb.recording.recording import CompiledRecord, Recording
@@ -35,15 +36,9 @@ class CompiledSummary:
 
 
 def place_in_words(place: str) -> str:
-    """Return a file, without its folder, and a line. For a notebook cell, whose file has no name, return only the
-    line.
-    """
-    file, _, line = place.replace("\\", "/").rpartition(":")
-    return (
-        f"line {line} of a cell"
-        if "ipykernel_" in file or file.startswith("<")
-        else f"{file.rpartition('/')[2]}:{line}"
-    )
+    """Return a file without its folder, and a line, from ``file:line``."""
+    file, _, line = place.rpartition(":")
+    return fmt.place(file, line)
 
 
 def compiled_summary(recording: Recording) -> CompiledSummary | None:

@@ -35,7 +35,7 @@ def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> st
     for (file, function), ms in zip(functions.index.tolist(), functions.tolist(), strict=True):
         mine = chosen[(chosen["file"] == file) & (chosen["function"] == function)]
         line = mine.iloc[int(mine["self_ms"].to_numpy().argmax())]
-        where = f"{_place(file)}line {int(line['line'])}"
+        where = fmt.place(short(file), int(line["line"]))
         if isinstance(line["code"], str) and line["code"]:
             where += f": {_cut(line['code'], _LONGEST_CODE)}"
         parts.append(f"{fmt.share(min(ms / step_ms, most))} of the step in {short(function)} ({where})")
@@ -69,10 +69,3 @@ def short(name: str) -> str:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _place(file: str) -> str:
-    """Return a file's name without its folder; empty for a cell, whose file does not exist."""
-    if not file or "ipykernel_" in file or file.startswith("<"):
-        return ""
-    return f"{short(file.replace(chr(92), '/').rpartition('/')[2])}, "

@@ -6,9 +6,9 @@ import ast
 import linecache
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
+from perfnb import quantities as fmt
 from perfnb.step.namespace import is_installed
 
 #: Most modules that are searched, and characters of a line that is written out.
@@ -18,7 +18,7 @@ _MOST_MODULES, _LONGEST = 200, 160
 def users_place() -> str:
     """Return the line in the user's code that is currently running; empty if there is none."""
     frame = _users_frame()
-    return "" if frame is None else _place(frame.f_code.co_filename, frame.f_lineno)
+    return "" if frame is None else fmt.place(frame.f_code.co_filename, frame.f_lineno)
 
 
 def _users_frame() -> FrameType | None:
@@ -26,12 +26,6 @@ def _users_frame() -> FrameType | None:
     while frame is not None and is_installed(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
-
-
-def _place(file: str, line: int) -> str:
-    """Describe a place in words, such as ``train.py, line 31``; a notebook cell has no file."""
-    is_cell = file.startswith("<") or "ipykernel" in file
-    return f"line {line} of the cell" if is_cell else f"{Path(file).name}, line {line}"
 
 
 def users_files() -> list[str]:
@@ -66,7 +60,7 @@ def rewritten(files: list[str], kind: str, name: str | None, **changed: int | No
     if len(line) > _LONGEST:
         given = ", ".join(f"{word}={value}" for word, value in changed.items() if value is not None)
         line = f"# {ast.unparse(call.func)}(..., {given})"
-    return f"{line}  # {_place(file, statement.lineno)}"
+    return f"{line}  # {fmt.place(file, statement.lineno)}"
 
 
 def _made(file: str, kind: str) -> Iterator[tuple[ast.stmt, list[str], ast.Call]]:

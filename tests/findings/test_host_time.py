@@ -63,7 +63,7 @@ METRIC = (
     (-1, "phase", "backward", "", -1, "", 0),
     (4, "own", "train", "/code/train.py", 9, "loss.backward()", 9),
 )
-NAMED = " Sampled: 40 % of the step in accuracy (metric.py, line 3: if row.argmax() == label:)."
+NAMED = " Sampled: 40 % of the step in accuracy (metric.py:3: if row.argmax() == label:)."
 
 
 def test_a_loop_of_reads_counts_as_a_whole_and_once() -> None:
@@ -126,7 +126,7 @@ def test_a_cell_is_named_without_its_made_up_file() -> None:
     calls = [METRIC[0], (0, "own", "<module>", "/tmp" + "/ipykernel_7/1.py", 4, "plot(x)", 5)]
 
     evidence = found(sampled(metric(100, False), *calls)).loc["host code", "evidence"]
-    assert " Sampled: 100 % of the step in <module> (line 4: plot(x))." in evidence
+    assert " Sampled: 100 % of the step in <module> (line 4 of a cell: plot(x))." in evidence
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -141,7 +141,7 @@ def test_python_in_the_model_is_host_code_only_where_samples_name_it(named: bool
         assert table.loc["host code", "bound_ms"] == pytest.approx(2.0, rel=0.06)
         # All samples of forward met it, but no line can take more than the finding says.
         most = f"Sampled: {100 * table.loc['host code', 'bound_share']:.0f} % of the step"
-        assert f"{most} in Net.forward (net.py, line 7: sort(x))" in table.loc["host code", "evidence"]
+        assert f"{most} in Net.forward (net.py:7: sort(x))" in table.loc["host code", "evidence"]
 
 
 @pytest.mark.parametrize(

@@ -36,21 +36,21 @@ def file(tmp_path: Path) -> str:
             "DataLoader",
             "train",
             {"num_workers": 2},
-            "train = DataLoader(data, batch_size=4, num_workers=2)  # train.py, line 3",
+            "train = DataLoader(data, batch_size=4, num_workers=2)  # train.py:3",
         ),
         (
             "DataLoader",
             "job.valid",
             {"num_workers": 2},
-            "valid = DataLoader(held_out, num_workers=2)  # train.py, line 5",
+            "valid = DataLoader(held_out, num_workers=2)  # train.py:5",
         ),
         ("DataLoader", "another", {"num_workers": 2}, ""),
         ("DataLoader", None, {"num_workers": 2}, ""),
         (
             *("AdamW", "optimizer", {"fused": True, "foreach": None}),
-            "self.opt = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)  # train.py, line 6",
+            "self.opt = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)  # train.py:6",
         ),
-        ("Loader", None, {"num_workers": 1}, "return Loader(data, num_workers=1)  # train.py, line 9"),
+        ("Loader", None, {"num_workers": 1}, "return Loader(data, num_workers=1)  # train.py:9"),
         ("Other", None, {"num_workers": 1}, ""),
         ("SGD", "opt", {"fused": True}, ""),
     ],
@@ -64,7 +64,7 @@ def test_the_line_that_makes_an_object(
 def test_a_long_line_is_named_by_what_changes(tmp_path: Path) -> None:
     path = tmp_path / "long.py"
     path.write_text(f"opt = torch.optim.SGD({', '.join(f'a{number}=1' for number in range(50))})\n")
-    assert rewritten([str(path)], "SGD", "opt", fused=1) == "# torch.optim.SGD(..., fused=1)  # long.py, line 1"
+    assert rewritten([str(path)], "SGD", "opt", fused=1) == "# torch.optim.SGD(..., fused=1)  # long.py:1"
 
 
 @pytest.mark.parametrize("text", ["SGD(", "SGD\0", "(" * 500 + "SGD" + ")" * 500])
@@ -75,11 +75,11 @@ def test_a_file_that_is_no_python_is_passed_over(text: str, tmp_path: Path) -> N
 
 
 def test_the_users_code_is_what_is_not_installed() -> None:
-    assert users_place().startswith("test_places.py, line ")
+    assert users_place().startswith("test_places.py:")
     files = users_files()
     assert files[0] == __file__
     assert not any("site-packages" in file or "/perfnb/profile/" in file for file in files)
     code = compile("place = users_place()", "<ipython-input-7>", "exec")
     variables = {"users_place": users_place}
     exec(code, variables)
-    assert variables["place"] == "line 1 of the cell"
+    assert variables["place"] == "line 1 of a cell"
