@@ -45,7 +45,7 @@ _MOVES = {
 def made(stacks: int = STACKS) -> str:
     """Collapsed stacks, all different, of up to `DEPTH` calls."""
     chance = random.Random(0)
-    lines = set()
+    lines = set[str]()
     while len(lines) < stacks:
         depth = chance.randrange(6, DEPTH)
         lines.add(";".join(f"function_{min(int(chance.expovariate(0.4)), 40)}_{level}" for level in range(depth)))

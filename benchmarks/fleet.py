@@ -91,4 +91,7 @@ def unpacked_bytes(path: Path) -> int:
         return path.stat().st_size
     with subprocess.Popen(["gzip", "-dc", str(path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        return sum(len(block) for block in iter(lambda: process.stdout.read(1 << 20), b""))
+        size = 0
+        while block := process.stdout.read(1 << 20):
+            size += len(block)
+        return size

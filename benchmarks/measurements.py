@@ -22,7 +22,7 @@ def run() -> Iterator[str]:
         timer = benchmark.Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
         ratios = []
         for _ in range(_ALTERNATIONS):
-            ours = perfnb.time_step(step, budget_s=1.0).median_ms
+            ours = _median_ms(step, 1.0)
             ratios.append(ours / 1e3 / timer.blocked_autorange(min_run_time=1.0).median)
         low, middle, high = statistics.quantiles(ratios, n=4)
         yield (
@@ -37,6 +37,12 @@ def run() -> Iterator[str]:
         torch.set_num_threads(threads)
 
 
+def _median_ms(step: Callable[[], object], budget_s: float) -> float:
+    median = perfnb.time_step(step, budget_s=budget_s).median_ms
+    assert median is not None
+    return median
+
+
 def _studies() -> Iterator[str]:
     inside, exponents, flagged = 0, [], 0
     for _ in range(_STUDIES):
@@ -44,7 +50,7 @@ def _studies() -> Iterator[str]:
         exponents.append(study.exponent)
         flagged += study.warning is not None
         low, high = study.predict(_LEFT_OUT).ci_ms
-        inside += low <= perfnb.time_step(_product(_LEFT_OUT), budget_s=0.5).median_ms <= high
+        inside += low <= _median_ms(_product(_LEFT_OUT), 0.5) <= high
     yield (
         f"measurements: matmul of sizes {_SIZES[0]} to {_SIZES[-1]}, 1 thread: exponent {min(exponents):.2f} to "
         f"{max(exponents):.2f} in {_STUDIES} studies; {flagged} with a warning"

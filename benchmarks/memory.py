@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
+from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
@@ -36,7 +36,6 @@ def run() -> Iterator[str]:
 def _sizes(code: str) -> list[int]:
     """Resident bytes of a fresh kernel after the first profiles, after half of the rest, and at the end."""
     manager = KernelManager()
-    manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]  # type: ignore[misc]
     manager.start_kernel()
     client = manager.blocking_client()
     client.start_channels()
@@ -58,7 +57,7 @@ def _execute(client: BlockingKernelClient, code: str) -> str:
     """Run a cell and return its value as text."""
     value = [""]
 
-    def take(message: dict) -> None:
+    def take(message: dict[str, Any]) -> None:
         content = message["content"]
         if message["msg_type"] == "execute_result":
             value[0] = content["data"]["text/plain"]

@@ -27,7 +27,7 @@ def gpt() -> Callable[[], None]:
 
 def bert() -> Callable[[], None]:
     """A small BERT from transformers: 4 layers of width 128, sequences of 64."""
-    from transformers import BertConfig, BertModel
+    from transformers import BertConfig, BertModel  # type: ignore[attr-defined]
 
     config = BertConfig(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
     model = BertModel(config)

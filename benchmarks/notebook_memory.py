@@ -148,7 +148,8 @@ class Lab:
             )
         self.meter = Meter(self.server.pid)
         self.meter.start()
-        self.folder, self.socket = folder, None
+        self.folder = folder
+        self.socket: websocket.WebSocket | None = None
         self.url = self._address()
 
     def _address(self) -> str:
@@ -172,10 +173,10 @@ class Lab:
         with urllib.request.urlopen(request, timeout=60) as reply:
             kernel = json.load(reply)["kernel"]["id"]
         address = f"ws://{self.url}/api/kernels/{kernel}/channels?token=lab"
-        self.socket = websocket.create_connection(address, timeout=5)
+        socket = self.socket = websocket.create_connection(address, timeout=5)
         for _ in range(24):  # requests sent while the kernel starts can be lost
             if self._replies("kernel_info_request", {}):
-                self.socket.settimeout(_CELL_S)
+                socket.settimeout(_CELL_S)
                 return
         raise RuntimeError(f"The kernel did not start: {(self.folder / 'log').read_text()[-500:]}")
 
@@ -193,11 +194,13 @@ class Lab:
         number = uuid.uuid4().hex
         header = {"msg_id": number, "msg_type": kind, "session": "lab", "username": "", "version": "5.3", "date": ""}
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
-        replies = []
+        replies: list[dict[str, Any]] = []
+        socket = self.socket
+        assert socket is not None
         try:
-            self.socket.send(json.dumps(message | {"channel": "shell", "buffers": []}))
+            socket.send(json.dumps(message | {"channel": "shell", "buffers": []}))
             while True:
-                read = self.socket.recv()
+                read = socket.recv()
                 if isinstance(read, bytes):
                     continue  # has buffers, so it comes from a widget
                 reply = json.loads(read)

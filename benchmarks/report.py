@@ -48,6 +48,7 @@ def _measure(make: Callable[[], Callable[[], None]]) -> tuple[float, float, int]
     """Return CPU seconds from trace to report, those of ``key_averages()``, and the number of events."""
     step = make()
     capture = capture_step(step, plan=Plan(warmup=3, steps=3, traced=10), namespace=namespace_of(step))
+    assert capture.tracer is not None
     profiler: Any = capture.tracer._profile
     begin = time.process_time()
     events = _report(capture)

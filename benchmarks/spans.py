@@ -38,7 +38,7 @@ def run() -> Iterator[str]:
 
 def _session(step: Callable[[], None], spans: AbstractContextManager[object]) -> float:
     """Median step duration in ns of one profiler session, without the first step."""
-    tracer = Tracer(cuda=False)
+    tracer = Tracer()
     times = []
     with tracer, spans:
         for _ in range(_STEPS + 1):

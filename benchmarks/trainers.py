@@ -19,7 +19,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback  # type: ignore[attr-defined]
 
 from perfnb.integrations import lightning as for_lightning
 from perfnb.integrations import transformers as for_transformers
