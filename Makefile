@@ -1,5 +1,5 @@
-# Each target creates the virtual environment it needs. A stamp file in it records what is installed, so the next run
-# starts immediately. Changing pyproject.toml or constraints.txt triggers a new installation.
+# Each target creates the virtual environment that it needs. A stamp file in the environment records which extras are
+# installed, so the next run starts immediately. If pyproject.toml or constraints.txt changes, they are installed again.
 #
 #   make demo PYTHON=python3.12       use another interpreter (3.11 or later)
 #   make test VENV=.venv-312          use another environment
@@ -8,8 +8,8 @@
 #   make test WORKERS=4               use more processes
 #   make accuracy SECTION=latency     run one section of tests/accuracy
 #   make accuracy SECTION=own_steps AGAINST=origin/main   compare two of perfnb's own steps with another revision
-#   make lowest-tests VENV_LOWEST=.venv-torch-28 LOWEST=torch=2.8.0   test another version than the lowest
-#   make lowest-tests VENV_LOWEST=.venv-pandas LOWEST=pandas          only pandas at its lowest version
+#   make lowest-tests VENV_LOWEST=.venv-torch-28 LOWEST=torch=2.8.0   test a version other than the lowest
+#   make lowest-tests VENV_LOWEST=.venv-pandas LOWEST=pandas          test only pandas at its lowest version
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -33,15 +33,15 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 help:
 	@echo "make demo       profile a small model, print the report and write demo.html"
 	@echo "make lab        open the index of notebooks and labs in JupyterLab"
-	@echo "make test       lint, tests, one browser test per view, three notebooks; 16 minutes on two idle cores"
-	@echo "make test-fast  lint and the quick tests without browser or kernel; lists what it leaves out"
-	@echo "make test-lowest  the quick tests with the lowest versions that pyproject.toml allows, then with the lowest NumPy alone"
-	@echo "make test-gpu   check what is promised about live GPUs, on one; GPU_PYTHON=python3 uses the machine's own torch"
-	@echo "make test-all   every deterministic test, then make test-lowest"
+	@echo "make test       run lint, tests, one browser test per view and three notebooks; takes 16 minutes on two idle cores"
+	@echo "make test-fast  run lint and the quick tests, without a browser or kernel; lists the tests that it leaves out"
+	@echo "make test-lowest  run the quick tests with the lowest versions that pyproject.toml allows, then with only NumPy at its lowest"
+	@echo "make test-gpu   test everything that needs a live GPU; GPU_PYTHON=python3 uses the torch that is already installed"
+	@echo "make test-all   run every deterministic test, then make test-lowest"
 	@echo "make accuracy   measure how accurate the figures are; needs an idle machine; SECTION=latency runs one section"
 	@echo "make docs       build the documentation into docs/_build/html; a warning is an error"
 	@echo "make dist       build the sdist and the wheel of a release, and check them in an empty environment"
-	@echo "make lint       ruff, the wording, mypy and the import contracts"
+	@echo "make lint       run ruff, mypy, and the checks of wording and imports"
 	@echo "make lint-js    lint the JavaScript with biome; the only target that needs node"
 	@echo "make buttons    add buttons that open a published copy on Binder and Colab"
 	@echo "make picture    render the pictures of README and docs; needs Chromium and an idle machine; PICTURES=input renders one"
@@ -58,8 +58,8 @@ docs: $(VENV)/.perfnb-docs
 	@$(PY) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
-# The wheel is built from the sdist. The second environment has the wheel, what it declares, and a kernel: nothing that
-# comes from this checkout. The first one needs only what the extra `dist` lists, not perfnb itself.
+# The wheel is built from the sdist. The first environment only contains the packages in the extra `dist`, not perfnb
+# itself. The second one contains the wheel, its dependencies and a kernel, but nothing from this checkout.
 DIST_EXTRA := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dist"])
 dist: PIP_DIST := $(VENV_DIST)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 dist:
@@ -73,7 +73,7 @@ dist:
 	@$(VENV_DIST)/bin/python -I tests/check_dist.py
 	@ls dist/*
 
-# Add the buttons for Binder and Colab, for git's remote origin or for REPOSITORY=OWNER/REPO.
+# Add the Binder and Colab buttons, either for the git remote origin or for REPOSITORY=OWNER/REPO.
 buttons:
 	@$(PYTHON) -m notebooks.publish $(REPOSITORY)
 
@@ -97,19 +97,19 @@ lint-js:
 	@command -v npx > /dev/null || { echo "make lint-js needs node, with npx"; exit 1; }
 	@npx --yes @biomejs/biome@1.9.4 lint --error-on-warnings perfnb
 
-# Which room may import which; the contracts are in pyproject.toml.
+# Check which room may import which. The contracts are in pyproject.toml.
 contracts: $(VENV)/.perfnb-test
 	@$(PY) -c "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))" >$(VENV)/.contracts || { cat $(VENV)/.contracts; exit 1; }
 
-# Which tests run where: `make test` is what to run before a commit, `make test-all` runs every deterministic test, and
-# `make accuracy` runs what has to be measured on an idle machine. The first two never judge a measured time.
+# Run `make test` before each commit. `make test-all` runs every deterministic test, and `make accuracy` runs the tests
+# that have to measure on an idle machine. The first two never depend on a measured time.
 JUDGED := not accuracy and not simulation and not outside
 FAST := $(JUDGED) and not deep and not slow and not kernel and not browser
 
-# Test files are distributed over processes with one thread each, because more threads would only compete. Each notebook
-# runs in its own kernel; tests/labs runs the students' notebooks. Bytecode is kept because many tests start
-# interpreters, each of which would otherwise compile the package again. Where torch uses two threads all the same, one
-# that waits for the other sleeps: by default it would keep a core busy, which takes most of the time of small ops.
+# Test files are distributed over processes with one thread each, because more threads would only compete for cores.
+# Each notebook runs in its own kernel, and tests/labs runs the students' notebooks. Bytecode is written because many
+# tests start interpreters, each of which would otherwise compile the package again. If torch uses two threads anyway, a
+# waiting thread sleeps. By default, it would keep a core busy, which would take up most of the time for small ops.
 THREADS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 PYTEST := PYTHONDONTWRITEBYTECODE= $(THREADS) $(PY) -m pytest $(PYTEST_FLAGS)
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -137,10 +137,10 @@ test-all: style
 
 test-fast: style contracts fast-tests
 
-# In one process, because anything running alongside would be measured too. PYTEST_FLAGS=--write-table writes the
-# figures into docs/accuracy.md. SECTION=latency runs tests/accuracy/test_latency.py alone, SECTION=labs only the labs'
-# solutions, whose exercises about times are judged here, and SECTION=own_steps only the times of two of perfnb's own steps,
-# compared with another revision.
+# These tests run in one process, because anything running at the same time would affect the measurements. With
+# PYTEST_FLAGS=--write-table, the figures are written to docs/accuracy.md. SECTION=latency runs only
+# tests/accuracy/test_latency.py. SECTION=labs runs only the solutions of the labs, including the checks of measured
+# times. SECTION=own_steps only compares the times of two of perfnb's own steps with another revision.
 accuracy: $(VENV)/.perfnb-test
 ifeq ($(filter-out labs own_steps,$(or $(SECTION),all)),$(or $(SECTION),all))
 	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m accuracy $(if $(SECTION),tests/accuracy/test_$(SECTION).py,tests/accuracy)
@@ -152,8 +152,8 @@ ifneq ($(filter labs,$(or $(SECTION),labs)),)
 	@PERFNB_JUDGE_TIMES=1 $(PY) -m pytest -p no:xdist $(NBVAL) $(wildcard notebooks/labs/solutions/*.ipynb)
 endif
 
-# The promises about live GPUs, on a CUDA machine. This suite judges times. With GPU_PYTHON, an
-# interpreter that has torch and pytest with pytest-timeout, nothing is installed: see CONTRIBUTING.md.
+# Test what perfnb promises about live GPUs, on a CUDA machine. These tests check measured times. If GPU_PYTHON is an
+# interpreter that has torch, pytest and pytest-timeout, nothing is installed. See CONTRIBUTING.md.
 ifdef GPU_PYTHON
 test-gpu:
 	@PYTHONPATH=.:$$PYTHONPATH $(GPU_PYTHON) -m pytest $(PYTEST_FLAGS) -W default -p no:xdist -p no:cacheprovider -m gpu tests/on_gpu
@@ -162,17 +162,18 @@ test-gpu: $(VENV)/.perfnb-test
 	@$(PY) -m pytest $(PYTEST_FLAGS) -p no:xdist -m gpu tests/on_gpu
 endif
 
-# First everything at its lowest version, then NumPy alone: a package compiled for a newer NumPy can refuse an old one
-# without declaring so, and pip installs the two together.
+# Test with every package at its lowest version, and then with only NumPy at its lowest version. A package that was
+# compiled for a newer NumPy may refuse to work with an old one even if its metadata allows it, and pip then installs
+# both of them together.
 test-lowest: lowest-tests
 	@$(MAKE) --no-print-directory lowest-tests VENV_LOWEST=$(VENV_NUMPY) LOWEST=numpy
 
-# Without lint and types, which are only checked with the versions in constraints.txt.
+# Lint and types are not checked here, because they depend on the versions in constraints.txt.
 .PHONY: lowest-tests
 lowest-tests: $(VENV_LOWEST)/.perfnb-lowest
 	@PYTHONDONTWRITEBYTECODE= $(THREADS) $(VENV_LOWEST)/bin/python -m pytest $(PYTEST_FLAGS) $(SIDE_BY_SIDE) -m "$(FAST)" tests
 
-# The lowest torch includes the CUDA libraries, about 6 GB; PyPI has no CPU-only build.
+# The lowest torch includes the CUDA libraries (about 6 GB), because PyPI has no CPU-only build.
 $(VENV_LOWEST)/.perfnb-lowest: pyproject.toml constraints.txt tests/lowest.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "The lowest versions need Python 3.11, but this is " + sys.version.split()[0] + "; for example: make test-lowest PYTHON=python3.11")'
 	@echo "Installing the lowest versions$(if $(LOWEST), ($(LOWEST))) into $(VENV_LOWEST) (takes a few minutes)"
