@@ -31,7 +31,8 @@ except ImportError:  # Windows
 _LONGEST_SHOWN = 120
 _PREFIX = ".perfnb-"
 _LOCK, _NEW, _OLD, _DONE = "lock", "new", "old", "done"
-#: If no lock tells whether a writer is alive, its work is removed after this many seconds: no writer takes that long.
+#: Without locks, perfnb cannot tell whether a writer is still running. Its leftovers are then removed after this many
+#: seconds, because no writer takes that long.
 _STALE_S = 3600.0
 _TRIES = 10
 
