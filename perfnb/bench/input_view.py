@@ -1,4 +1,4 @@
-"""Show a step with and without its loader and its model, as a document."""
+"""Create the document that shows a step's times with and without its loader and its model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.profile.timing import noise_sentences
 if TYPE_CHECKING:
     from perfnb.bench.input_figures import InputBound
 
-#: Label of each kind, and the phase whose colour it has.
+#: The label of each kind of run, and the phase whose colour it shares.
 _WORDS = {
     "together": ("together", "other"),
     "loader": ("loader alone", "data"),
@@ -23,10 +23,10 @@ _WORDS = {
     "rest": ("neither (the rest)", "loss"),
     "iteration": ("only taking batches", "data"),
 }
-#: From this many batches per start of the loader's workers on, the starts hardly matter.
+#: If the loader's workers restart only after this many batches, the restarts hardly matter.
 _FEW_A_START = 20
-#: The overlap above which loader and model overlap fully, where its interval must end, and the overlap up to which they
-#: do not.
+#: The overlap above which loader and model count as fully overlapping, the value that the interval must reach, and the
+#: overlap up to which they count as sequential.
 _MOSTLY, _HALF, _HARDLY = 0.75, 0.5, 0.25
 _VERDICTS: dict[str, tuple[State, str]] = {
     "input-bound": ("bad", "Input-bound"),
@@ -37,7 +37,7 @@ _VERDICTS: dict[str, tuple[State, str]] = {
 
 
 def input_bound_document(figures: InputBound) -> Document:
-    """Return a document with the answer, and the step time in each kind of run."""
+    """Return a document with the verdict and the step time in each kind of run."""
     rounds = fmt.counted(len(figures.rounds), "round")
     state, word = _VERDICTS[figures.verdict]
     saved = _saved(figures)
@@ -94,7 +94,7 @@ def _notes(figures: InputBound) -> Iterator[str]:
 
 
 def _saved(figures: InputBound) -> str:
-    """Describe a perfect loader's saving, which is only a bound if the interval contains 0."""
+    """Describe what a perfect loader would save. If the interval contains 0, only an upper bound is given."""
     saved, whole = figures.saved_by_loader, f"of {fmt.duration(figures.together_ms)} per step"
     if not saved.bounded:
         seen = fmt.duration(saved.estimate) if saved.estimate > 0 else "nothing"
@@ -108,7 +108,7 @@ def _saved(figures: InputBound) -> str:
 
 
 def _overlap_words(figures: InputBound) -> str | None:
-    """Describe how loader and model overlap; ``None`` if the interval is too wide to tell."""
+    """Describe how the loader and the model overlap, or return ``None`` if the interval is too wide to tell."""
     overlap, bounds = figures.overlap, figures.overlap_bounds
     if overlap is None or bounds is None:
         return None

@@ -149,7 +149,7 @@ class StepTimes:
 
     @property
     def basis(self) -> str:
-        """A description of what the step time is based on: how many steps, and whether there is an interval."""
+        """A description of how the step time was measured: the number of steps, and whether there is an interval."""
         if not self.steps:
             return "no timed step"
         count = len(self.samples_ms)
