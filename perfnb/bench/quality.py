@@ -36,7 +36,7 @@ class Loss:
 
     @property
     def largest(self) -> float | None:
-        """The largest accepted value: the limit if there is one, otherwise the baseline's loss plus `SLACK` of it.
+        """The largest accepted value: the limit, or without a limit the baseline's loss plus a share of `SLACK`.
 
         It is ``None`` if both are unknown.
         """

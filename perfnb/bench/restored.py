@@ -252,7 +252,7 @@ def _attribute(tensor: Tensor) -> PutBack:
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:
-    """Compare bits, because NaN differs from itself, and writes via ``.data`` or NumPy do not change the version."""
+    """Compare bits, because NaN differs from itself, and writes via ``.data`` or NumPy do not update the version."""
     kinds = [(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in (first, second)]
     return kinds[0] == kinds[1] and all(map(torch.equal, bits(first), bits(second)))
 

@@ -240,7 +240,7 @@ class Bench:
                 clock.begin()
                 begin = time.perf_counter_ns()
                 if alone and self._source is not None:
-                    arguments = (self._source.next(),)  # waiting for it is part of a single step; several share it
+                    arguments = (self._source.next(),)  # a single step waits for it, several steps share it
                 result = step(*arguments)
                 end = time.perf_counter_ns()
                 clock.end(end - begin)

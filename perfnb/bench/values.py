@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: For each dtype, the distance between two results, relative to the largest value, that rounding in a different order
-#: can explain. Everything else, such as integers, must be equal.
+#: can explain. All other values, such as integers, must be equal.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
 #: A replacement with the same dtype may be this many times as far from float64 as the original, plus the tolerance of
 #: float32: PyTorch's own benchmark suite allows 3 times and a tenth of 1e-3.
