@@ -60,7 +60,7 @@ class Progress:
         return self
 
     def __call__(self, pass_name: str, done: int, total: int | None = None, note: str = "") -> None:
-        """Report that `done` of `total` steps in a pass are done. The display is updated at most five times per second.
+        """Report that `done` of `total` steps in a pass are done. This updates the display at most 5 times per second.
 
         The first call in a pass always updates it, and so does a new `note` for the user.
         """

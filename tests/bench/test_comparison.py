@@ -206,7 +206,7 @@ def test_two_profiles_are_set_side_by_side(tmp_path: Path) -> None:
 
 
 def test_what_judges_the_results_is_said_once(busy: Busy) -> None:
-    with pytest.raises(TypeError, match="check and quality both judge the results"):
+    with pytest.raises(TypeError, match="check and quality cannot be combined"):
         perfnb.ab_test(busy(1), busy(1), check=1e-5, quality=lambda: {"loss": 1.0})
     with pytest.raises(TypeError, match="resolution must be True, False or a step, not 3"):
         perfnb.system_check(resolution=3)  # type: ignore[arg-type]
