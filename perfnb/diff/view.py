@@ -1,4 +1,4 @@
-"""Show two profiles, traces or step times side by side in a document, with everything that grew or shrank."""
+"""Create documents that show two profiles, traces or step times side by side, with everything that changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from perfnb.draw.document import (
     Verdict,
 )
 
-#: Two traces may not run the same model if less than this share of either's time is in operators that both have alike.
+#: If less than this share of either trace's time is in operators that both have in common, the traces may not be from
+#: the same model.
 _ALIKE = 0.5
 _VERDICTS: dict[str, tuple[State, str]] = {
     "faster": ("good", "Faster"),
@@ -57,15 +58,15 @@ _CHANGE = (
 )
 _SHAPE = re.compile(r"\[([0-9][0-9, ]*)\]")
 _NAMELESS = re.compile(r"\(anonymous namespace\)::|at::native::|^void |^_ZN?[A-Za-z0-9_]*?\d+(?=[a-z])")
-#: The place where a compiler wrote arguments, at whatever depth.
+#: Kernel arguments that a compiler has added to a name, at any nesting depth.
 _OPENERS = re.compile(r"[<(]")
 
 
 def step_verdict(change: StepChange) -> Verdict:
-    """Return the change in step time, which was not measured in pairs."""
+    """Return a verdict on the change in step time, which was not measured in pairs."""
     found, step = change.found, "a traced step" if change.kind == "traced" else "a step"
     if found is None:
-        return Verdict("none", "Nothing to compare: there are no step times of both")
+        return Verdict("none", "Nothing to compare: at least one side has no step times")
     effect = fmt.with_interval(fmt.ratio(found.ratio), found.ratio, found.ratio_ci)
     percent = f"{fmt.share(abs(found.ratio - 1))} {'less' if found.ratio < 1 else 'more'}"
     effect = f"{step} takes {effect} the baseline's time, {percent}, not measured in pairs"
@@ -80,7 +81,7 @@ def step_verdict(change: StepChange) -> Verdict:
 
 
 def step_document(change: StepChange, names: tuple[str, str]) -> Document:
-    """Return a document for two step times, which contains only a verdict and figures."""
+    """Return a document about two step times, which contains only a verdict and figures."""
     return Document(
         "comparison of step times",
         " against ".join(reversed(names)),
@@ -97,13 +98,13 @@ def _step_figures(change: StepChange) -> Iterator[Figure]:
 
 
 def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> Document:
-    """Return a document with the answer, the phases, the layers and, if both have traced steps, the operators.
+    """Return a document with the verdict, the phases, the layers and, if both have traced steps, the operators.
 
     Parameters
     ----------
     diff : ProfileDiff
     traces : TraceDiff, optional
-        Operators and kernels.
+        The comparison of operators and kernels.
     """
     verdict = Verdict("none", "") if diff.step is None else _with_phase(step_verdict(diff.step), diff.phases)
     figures = [] if diff.step is None else list(_step_figures(diff.step))
@@ -122,7 +123,7 @@ def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> D
 
 
 def _with_phase(verdict: Verdict, phases: pd.DataFrame) -> Verdict:
-    """Return the verdict with the phase that changed most."""
+    """Add the phase that changed the most to the verdict."""
     changes = phases["grew_ms"].dropna().abs()
     if changes.empty or not changes.max() > 0:
         return verdict
@@ -183,7 +184,7 @@ def _effects(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Effect]:
 
 
 def _layers(diff: ProfileDiff) -> Table:
-    """Return all layers as a tree, largest changes first."""
+    """Return all layers as a tree, with the largest changes first."""
     table = diff.layers
     both, own = ("gpu_ms", "grew_gpu_ms") if diff.on_gpu else ("total_ms", "grew_ms")
     parents, weights = layer_tree(diff)
@@ -200,7 +201,7 @@ def _layers(diff: ProfileDiff) -> Table:
         rows.append((label, *times, fmt.known(row[own]), *on_host, matched))
     columns = [Column("layer"), *_CHANGE, Column("own change", "ms", 2, help="without the layers inside")]
     if diff.on_gpu:
-        columns.append(Column("on the host", "ms", 3, help="own change of the time on the host"))
+        columns.append(Column("on the host", "ms", 3, help="change in the layer's own host time"))
     columns.append(Column("matched", priority=4))
     return Table(
         f"Layers, {'GPU' if diff.on_gpu else 'host'} time, where most changed first",
@@ -214,7 +215,7 @@ def _layers(diff: ProfileDiff) -> Table:
 
 
 def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
-    """Return the cells for two times and their change; a part that is missing on one side took no time there."""
+    """Return the cells for two times and their change. A part that is missing on one side took no time there."""
     times = fmt.known(a), fmt.known(b)
     before, after = (time or 0.0 for time in times)
     change = None if times == (None, None) else after - before
@@ -249,7 +250,7 @@ def _operators(diff: TraceDiff) -> Table:
         (
             Column("op and input shapes"),
             *_CHANGE,
-            Column("on the host", "ms", 3, help="change of the time on the host"),
+            Column("on the host", "ms", 3, help="change in host time"),
         ),
         rows,
         details=details,
@@ -270,7 +271,7 @@ def _where(row: Any) -> str:
 
 
 def _findings(table: pd.DataFrame) -> Table:
-    """Return the findings of both, and which ones the candidate gained and lost."""
+    """Return the findings of both profiles, and show which findings are new in the candidate and which are gone."""
     words = {(True, True): "in both", (True, False): "gone", (False, True): "new"}
     rows = [
         (str(name), words[bool(row["in_a"]), bool(row["in_b"])], fmt.known(row["ms_a"]), fmt.known(row["ms_b"]))
@@ -290,11 +291,11 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
             "so the differences may mean little."
         )
     if _unlike(diff.operators).empty:
-        yield "No op took more or less time."
+        yield "No op took more time or less time than before."
     if diff.on_gpu:
-        yield "Op times are GPU times: the sum of all kernels, copies and memsets launched inside."
+        yield "Op times are GPU times, which are the sums of all kernels, copies and memsets launched inside the ops."
     elif len(diff.kernels):
-        yield "Op times are host times, because only one of the two has GPU work."
+        yield "Op times are host times, because only one of the two traces contains GPU work."
     for lacking, things, rest in (
         (diff.unmarked, "marked steps", "such a trace counts as one step"),
         (diff.without_shapes, "input shapes", "ops are matched by name, layer and order"),

@@ -69,7 +69,7 @@ def _schema(table: str) -> pa.Schema:
 
 
 def query(text: str, frames: Mapping[str, Callable[[], Any]]) -> pd.DataFrame:
-    """Run a DuckDB query over the tables that it uses.
+    """Run a DuckDB query. Only the tables that it uses are read.
 
     Raises
     ------
@@ -86,6 +86,6 @@ def query(text: str, frames: Mapping[str, Callable[[], Any]]) -> pd.DataFrame:
                 connection.register(name, rows())
         try:
             found = connection.sql(text)
-            return pd.DataFrame() if found is None else found.df()  # a statement may have no result
+            return pd.DataFrame() if found is None else found.df()  # a statement may not return a result
         except duckdb.Error as error:
             raise PerfnbError(f"The query cannot be run: {error}") from error

@@ -166,7 +166,7 @@ def test_effects_say_what_is_over_a_limit(name: str, metric: str, verdict: str) 
 
 
 FREE = "A loss without a limit may exceed the baseline's by 0.1 %."
-PROFILE = "Memory and utilisation were not measured; profile=True measures them."
+PROFILE = "Memory and utilisation were not measured. Pass profile=True to measure them."
 AUTOCORRELATED = "Successive pairs are autocorrelated, so the interval is wider."
 DRIFTING = paired_times(
     [10.0] * 80, [9.0 + 0.01 * place for place in range(80)], equal_within=0.02, a_name="a", b_name="b", planned=80,

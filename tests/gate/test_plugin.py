@@ -173,7 +173,7 @@ def test_json_and_markdown(runs: pytest.Pytester, counted: dict[str, int | None]
 
 def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     for options, sentence in (
-        (("--perf-against=HEAD",), "--perf-against: * is in no git repository (*)."),
+        (("--perf-against=HEAD",), "--perf-against: * is not in a git repository (*)."),
         (("--perf-limit=0.9",), "ERROR: --perf-limit must be between 1 and 2 (1.03 is 3 % slower)."),
         (("--perf-budget=0",), "ERROR: --perf-budget must be a number of seconds above 0."),
     ):
