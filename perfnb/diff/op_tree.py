@@ -81,7 +81,7 @@ def op_tree(recording: Recording) -> OpTree:
     around = innermost(nest(host.thread[members], start, end), is_node)
     places = np.flatnonzero(is_node)
     places = places[np.lexsort((-end[places], start[places]))]
-    number = np.full(len(members) + 1, NONE, dtype=np.int64)  # of each node; the last is for none
+    number = np.full(len(members) + 1, NONE, dtype=np.int64)  # the number of each node; the last one is for none
     number[places] = np.arange(len(places))
     parent = number[around[places]]
     duration = (end - start)[places].astype(np.float64)

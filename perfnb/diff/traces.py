@@ -116,7 +116,7 @@ def _unmarked(recording: Recording) -> bool:
 
 
 def _alike(table: pd.DataFrame, time: str) -> float | None:
-    """Return the share of the time in rows that are the same operator in the same layer, or with the same shapes."""
+    """Return the share of time in rows whose operators were matched in the same layer or with the same shapes."""
     own = table[time].fillna(0.0).to_numpy(dtype=float)
     untold = table["shapes_a"].isna() | table["shapes_b"].isna()
     same = table["matched"].isin([LAYER, SHAPES]) | ((table["matched"] == NAME) & untold)

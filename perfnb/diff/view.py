@@ -314,18 +314,18 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
 
 
 def _arrow(words: Iterable[str]) -> str:
-    """Return ``first → second``, or one word if both are the same."""
+    """Return ``first → second``, or a single word if both are equal."""
     return " → ".join(dict.fromkeys(words))
 
 
 def _kernel_list(names: Sequence[str]) -> str:
-    """Return the first two kernels' short names, and how many more there are; ``none`` without any."""
+    """List the short names of the first two kernels and the number of remaining kernels, or return ``none``."""
     shown = ", ".join(dict.fromkeys(map(_short_kernel, names[:2])))
     return shown + (f" and {len(names) - 2:,} more" if len(names) > 2 else "") if names else "none"
 
 
 def _short_kernel(name: object) -> str:
-    """Return a kernel's name without return type, namespace and arguments.
+    """Return a kernel's name without its return type, namespace and arguments.
 
     Templates with generic names (``Kernel``, ``Kernel2``) keep the beginning of their first argument.
     """

@@ -28,9 +28,7 @@ _CAUTION = (
     "Entries were measured in separate sessions, not in pairs. Changes on the machine in between affect their ratios, "
     "but not the intervals. perfnb.ab_test compares steps in pairs."
 )
-_NAMELESS = (
-    "Entries without a name are compared as if they measured the same step. If not, pass name= to journal.add."
-)
+_NAMELESS = "Entries without a name are compared as if they measured the same step. If not, pass name= to journal.add."
 
 
 def journal_document(

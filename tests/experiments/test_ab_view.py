@@ -132,7 +132,7 @@ def test_what_so_many_pairs_detect(pairs: int, noise: float, words: str) -> None
 
 def test_more_pairs_are_asked_for_only_where_they_would_help() -> None:
     few = replace(experiment(1.0, 12, 0.3), needed=5000)
-    assert "5,000 pairs, more than the budget allows" in " ".join(ABTest(**vars(few))._document().notes)
+    assert "5,000 pairs, which is more than the budget allows" in " ".join(ABTest(**vars(few))._document().notes)
     enough = replace(experiment(0.5), needed=5000)
     assert not any("budget" in note for note in ABTest(**vars(enough))._document().notes)
 

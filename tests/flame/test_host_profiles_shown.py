@@ -30,7 +30,7 @@ from tests.stacks.test_host_profiles import COLLAPSED, SPEEDSCOPE, figures, writ
         ),
         (
             json.dumps(SPEEDSCOPE).replace("milliseconds", "none"),
-            "main (train.py:1) takes most itself: 40 % of the whole",
+            "main (train.py:1) itself takes the most: 40 % of the whole",
         ),
         (marshal.dumps({}), "No function took any time"),
     ],

@@ -185,7 +185,7 @@ def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.Mo
     result = run(runs, "--perf-against=elsewhere/main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: --perf-against: elsewhere/main is not a revision of the repository *; a shallow clone needs*"]
+        ["ERROR: --perf-against: elsewhere/main is not a revision of the repository *. A shallow clone must include*"]
     )
 
 
@@ -248,7 +248,7 @@ def test_what_the_other_revision_lacks_is_a_reason(runs: pytest.Pytester, counte
     says(
         result,
         "its time is not compared: the test does not exist at HEAD",
-        "its time is not compared: the test does not come to this step at HEAD",
+        "its time is not compared: the test does not reach this step at HEAD",
     )
     commit(runs.path)
     (runs.path / "package.py").write_text("import nowhere\n")

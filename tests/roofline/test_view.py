@@ -53,7 +53,7 @@ def test_the_verdict_weighs_layers_by_their_time_and_leaves_out_ops() -> None:
 def test_without_ceilings_nothing_is_decided() -> None:
     shown = roofline_document(samples.unknown_roofline())
     assert shown.verdict.state == "open"
-    assert "ceilings are not known" in shown.verdict.sentence
+    assert "ceilings are unknown" in shown.verdict.sentence
     scatter, layers, _, _ = parts(shown)
     assert scatter.lines == ()
     assert len(scatter.dots) == len(layers.rows) - 1  # one layer has no intensity
