@@ -95,7 +95,7 @@ def main(page: Path = Path("demo.html")) -> None:
     profile = perfnb.profile_step(train_step, windows(inspect.getsource(argparse)), budget_s=15, name="ByteGPT")
     print(f"\n{profile}\n")
     path = profile.to_html(page)
-    print(f"The same as a page to open in a browser: {path.resolve()}")
+    print(f"To see the report in a browser, open {path.resolve()}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def worst_difference(first: Any, second: Any, tolerance: float | None = None) ->
 
     parts = [] if first is None or second is None else list(differences(first, second))
     if not any(part.dtype or part.words for part in parts):
-        return Difference(0.0, "a step returns no tensor or number", known=False)
+        return Difference(0.0, "a step does not return any tensor or number", known=False)
     return max(parts, key=excess)
 
 

@@ -45,7 +45,7 @@ def pairs_answer(times: PairedTimes) -> tuple[State, str, str]:
     if times.ratio_ci is None:
         return (state, *_too_few(times))
     if times.verdict == "same":
-        return state, f"baseline and candidate take the same time within {within}: {effect_words(times)}", ""
+        return state, f"baseline and candidate take the same time to within {within}: {effect_words(times)}", ""
     if times.verdict == "inconclusive":
         sentence = f"neither a difference nor equality within {within} was shown: {effect_words(times)}"
         return state, sentence, "Raise budget_s, or use a quieter machine."
@@ -59,7 +59,7 @@ def _too_few(times: PairedTimes) -> tuple[str, str]:
     if blocks is not None and not blocks.lead:
         few = "too few pairs for a verdict: a fair comparison needs blocks, and there was no time for any"
     else:
-        few = f"too few pairs for a verdict: {len(times.a_ms)} of the {FEWEST_PAIRS} that an interval needs"
+        few = f"too few pairs for a verdict: {len(times.a_ms)} of the {FEWEST_PAIRS} that an interval requires"
     return few, f"Raise budget_s{take}."
 
 

@@ -90,12 +90,12 @@ def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
     limits = _numbers({} if given is None else given, "limits", "limits must be a mapping such as {'loss': 0.32}")
     for name, limit in limits.items():
         if not math.isfinite(limit):
-            raise ValueError(f"the limit of {shown(name)} is {limit}: give a finite value, or leave it out.")
+            raise ValueError(f"the limit of {shown(name)} must be a finite number, not {limit}.")
         if not judged and name not in (*RESOURCES, DIFFERENCE):
             near = difflib.get_close_matches(name, (*RESOURCES, DIFFERENCE), n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             raise ValueError(
-                f"limits names {shown(name)}, which is not measured{meant}: without quality, limits can be set for "
+                f"limits contains {shown(name)}, which is not measured{meant}: without quality, limits can be set for "
                 f"{DIFFERENCE!r}, {', '.join(map(repr, RESOURCES))}."
             )
     if not judged and limits.get(DIFFERENCE, 0.0) < 0:

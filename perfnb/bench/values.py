@@ -70,7 +70,7 @@ def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Va
     if lowers:
         most = max(ROUNDINGS * _EPSILON[lowers], TOLERANCES["float32"])
         far = [name for name, error in errors.other.items() if error > max(most, FARTHER * errors.own[name])]
-        said = f"{far[0]} is off by {errors.other[far[0]]:.2g}, more than {lowers} explains" if far else ""
+        said = f"{far[0]} is off by {errors.other[far[0]]:.2g}, which is more than {lowers} explains" if far else ""
         return Values(DIFFERENT if far else REDUCED, worst, said)
     allowed = {name: FARTHER * own + TOLERANCES["float32"] for name, own in errors.own.items()}
     far = [name for name, error in errors.other.items() if error > allowed[name]]
@@ -79,4 +79,4 @@ def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Va
     if errors.random and reorders:
         return Values(UNCHECKED, worst, "the step draws random numbers, and compiled code draws them in another order")
     worst_name = max(far, key=lambda name: errors.other[name] / allowed[name])
-    return Values(DIFFERENT, worst, f"{worst_name} is off by {errors.other[worst_name]:.2g} of its length")
+    return Values(DIFFERENT, worst, f"{worst_name} is off by {errors.other[worst_name]:.2g} times its norm")

@@ -72,9 +72,9 @@ def step_verdict(change: StepChange) -> Verdict:
     effect = f"{step} takes {effect} the baseline's time, {percent}, not measured in pairs"
     if found.ratio_ci is None:
         counts = f"there {'is' if change.a.steps == 1 else 'are'} {change.a.steps:,} of the baseline"
-        few = f"An interval takes 6 {change.kind} steps of each, and {counts} and {change.b.steps:,} of the candidate."
+        few = f"An interval needs 6 {change.kind} steps of each, but {counts} and {change.b.steps:,} of the candidate."
         return Verdict("open", f"No verdict: {effect}", few)
-    why = "Traced steps include the cost of the profiler that wrote them." if change.kind == "traced" else ""
+    why = "Traced steps include the overhead of the profiler." if change.kind == "traced" else ""
     pairs = "The machine may have drifted in between. To be sure, measure both in pairs with perfnb.ab_test."
     state, word = _VERDICTS[found.verdict]
     return Verdict(state, f"{word}: {effect}", why, pairs)
@@ -204,7 +204,7 @@ def _layers(diff: ProfileDiff) -> Table:
         columns.append(Column("on the host", "ms", 3, help="change in the layer's own host time"))
     columns.append(Column("matched", priority=4))
     return Table(
-        f"Layers, {'GPU' if diff.on_gpu else 'host'} time, where most changed first",
+        f"Layers, {'GPU' if diff.on_gpu else 'host'} time, largest changes first",
         tuple(columns),
         rows,
         Nesting(parents, weights),
@@ -246,7 +246,7 @@ def _operators(diff: TraceDiff) -> Table:
             inner += [(name, side) for name in names]
             owner += [place] * len(names)
     return Table(
-        f"Ops by change in {'GPU' if diff.on_gpu else 'host'} time, all layers summed",
+        f"Ops by change in {'GPU' if diff.on_gpu else 'host'} time, summed over all layers",
         (
             Column("op and input shapes"),
             *_CHANGE,
@@ -278,7 +278,7 @@ def _findings(table: pd.DataFrame) -> Table:
         for name, row in table.iterrows()
     ]
     columns = (Column("finding"), Column("in the candidate"), *(Column(f"{side}, up to", "ms") for side, _ in _SIDES))
-    return Table("Findings, and the most that removing each could save", columns, rows, noun="finding", key="findings")
+    return Table("Findings, and the most that fixing each could save", columns, rows, noun="finding", key="findings")
 
 
 def _notes(diff: TraceDiff) -> Iterator[str]:
@@ -287,8 +287,8 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
         first, second = (fmt.share(share) for share in diff.alike)
         yield (
             f"Only {first} of the baseline's and {second} of the candidate's time is in ops that the other has in the "
-            "same layer or with the same input shapes: the two do not seem to run the same model on the same input, "
-            "so the differences may mean little."
+            "same layer or with the same input shapes. The two do not seem to run the same model on the same input, "
+            "so the differences may not be meaningful."
         )
     if _unlike(diff.operators).empty:
         yield "No op took more time or less time than before."
@@ -308,7 +308,7 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
     if diff.gpu_time is not None and a != b:
         yield (
             f"There are {_arrow((fmt.count(a), fmt.count(b)))} kernels, copies and memsets per step. The time from "
-            "first to last, and so the idle time, depends only on which one starts first and which ends last: one more "
+            "first to last, and so the idle time, depends only on which one starts first and which ends last. One more "
             "or one fewer there may explain the whole change."
         )
 

@@ -588,7 +588,7 @@ class Document:
         complaints = list(chain.from_iterable(map(_complaints, (*self.figures, *self.sections))))
         if complaints and strict:
             raise DocumentError(f"{self.kind}: {'; '.join(complaints)}")
-        doubts = tuple(f"These figures disagree, which is a fault of perfnb: {complaint}." for complaint in complaints)
+        doubts = tuple(f"These figures disagree, which is a bug in perfnb: {complaint}." for complaint in complaints)
         object.__setattr__(self, "notes", (*doubts, *dict.fromkeys(self.notes)))
 
 

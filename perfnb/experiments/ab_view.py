@@ -81,7 +81,7 @@ def reason(test: ABTest) -> tuple[str, str]:
     if cause in (acceptance.CANNOT_TELL, acceptance.SLOWER, acceptance.NO_GAIN):
         return pairs_answer(test)[1:]
     if cause == acceptance.WORSE:
-        return f"the results are not good enough, whatever the speed: {_worse(test)}", ""
+        return f"the results are not good enough, regardless of speed: {_worse(test)}", ""
     if cause == acceptance.OVER:
         return f"the candidate exceeds a limit: {'; '.join(_against(test, name) for name in about)}", ""
     faster = f"the candidate is faster ({effect_words(test)})"
@@ -176,7 +176,7 @@ def _apart(test: ABTest) -> str:
     medians = test.candidate.median_ms / test.baseline.median_ms
     if abs(math.log(medians / test.ratio)) <= _APART:
         return ""
-    return f"The ratio is that of the pairs; times vary so much that the medians alone would give {fmt.ratio(medians)}."
+    return f"The ratio is from the pairs. Times vary so much that the medians alone would give {fmt.ratio(medians)}."
 
 
 def _notes(test: ABTest) -> Iterator[str]:
@@ -199,14 +199,14 @@ def _notes(test: ABTest) -> Iterator[str]:
     if free := [loss for loss in quality.losses if loss.limit is None and loss.largest is not None]:
         yield f"A loss without a limit may exceed the baseline's by {fmt.share(SLACK)}."
         if any(loss.name in test.outcome.about for loss in free):
-            yield "Rounding alone can make two training runs diverge by more than that: pass limits."
+            yield "Rounding alone can make two training runs diverge by more than that. To allow for this, pass limits."
     yield from pairs_notes(test)
     if test.table["candidate"].notna()["utilisation"]:
         yield "Utilisation is the step's FLOPs divided by what this machine could have computed in that time."
     if of_two_ceilings(test.baseline, test.candidate):
         yield (
-            f"The baseline's utilisation is relative to the {test.baseline.ceiling} ceiling, the candidate's to the "
-            f"{test.candidate.ceiling} ceiling: compare FLOP/s instead."
+            f"Utilisation is relative to the {test.baseline.ceiling} ceiling for the baseline, and to the "
+            f"{test.candidate.ceiling} ceiling for the candidate. Compare FLOP/s instead."
         )
     if test.judged and not test.profiles:
         yield "Memory and utilisation were not measured. Pass profile=True to measure them."

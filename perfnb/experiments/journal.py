@@ -273,7 +273,7 @@ class Journal(Documented):
             ]
         if not isinstance(given, (ABTest, Profile, StepTimes)):
             raise TypeError(
-                f"a journal accepts A/B tests, profiles, timings and trials, not {type(measured).__name__}."
+                f"a journal only accepts A/B tests, profiles, timings and trials, not {type(measured).__name__}."
             )
         _require_texts(hypothesis=hypothesis, change=change or "", name=name)
         if not (accepted is None or isinstance(accepted, bool)):

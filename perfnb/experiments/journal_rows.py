@@ -79,7 +79,7 @@ def query(text: str, frames: Mapping[str, Callable[[], Any]]) -> pd.DataFrame:
     try:
         duckdb = importlib.import_module("duckdb")
     except ImportError:
-        raise PerfnbError("sql() needs DuckDB, which is not installed: pip install duckdb.") from None
+        raise PerfnbError("sql() requires DuckDB, which is not installed. Run pip install duckdb.") from None
     with duckdb.connect() as connection:
         for name, rows in frames.items():
             if re.search(rf"\b{name}\b", text, re.IGNORECASE):

@@ -350,7 +350,7 @@ def _notes(history: pd.DataFrame, changes: pd.DataFrame, damaged: Mapping[str, s
     elsewhere = history[~history["comparable"] & history["against"].notna()]
     for _, row in elsewhere.iloc[-1:].iterrows():
         yield (
-            f"Entry {row['number']} is the first on its machine and batch size, so it is not compared with entry "
+            f"Entry {row['number']} is the first for its machine and batch size, so it is not compared with entry "
             f"{numbers[row['against']]} ({row['not_compared']})."
         )
     if history["ratio"].notna().any() or len(changes):

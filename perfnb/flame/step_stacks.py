@@ -86,8 +86,8 @@ def _notes(recording: Recording) -> tuple[str, ...]:
     ahead = (loader.get("num_workers") or 0) * (loader.get("prefetch_factor") or 0)
     if workers and facts["steps"] <= ahead:
         notes.append(
-            f"The loader keeps up to {fmt.counted(ahead, 'batch')} ready: the {fmt.counted(facts['steps'], 'step')} "
-            "sampled may have used some that were made before, so workers may have waited more than usual. A larger "
+            f"The loader keeps up to {fmt.counted(ahead, 'batch')} ready. The {fmt.counted(facts['steps'], 'step')} "
+            "sampled may have used batches made earlier, so workers may have waited more than usual. A larger "
             "budget samples more steps."
         )
     if unreached:

@@ -91,7 +91,7 @@ def _function_table(unit: str, functions: pd.DataFrame, budget: Budget) -> Table
     listed = functions.head(_MOST).to_dict("records")
     rows = [(str(row["function"]), *(fmt.known(row[name]) for _, name, _ in figures), _place(row)) for row in listed]
     return Table(
-        "Functions, most of their own first",
+        "Functions by their own time",
         (Column("function"), *columns, Column("where", priority=2)),
         rows,
         budget=budget,
@@ -124,7 +124,7 @@ def host_diff_document(diff: HostDiff) -> Document:
     change = table[diff.measure].astype("Float64").fillna(0.0)
     more, less = int((change > 0).sum()), int((change < 0).sum())
     figure = "self_ms" if in_ms else "self_share"
-    sentence = "No function takes more or less"
+    sentence = "No function has changed"
     if more or less:
         row = table.iloc[int(change.abs().to_numpy(float).argmax())]
         sides = [words(fmt.known(row[f"{figure}_{side}"]) or 0.0, "ms" if in_ms else "share") for side in "ab"]
@@ -190,16 +190,16 @@ def stacks_document(stacks: StepStacks) -> Document:
     sentence = ""
     if rows:
         place, mark, code, own, *_ = rows[0]
-        sentence = f"The line of your code that takes most itself, {fmt.duration(own)} in {mark.word}: {place} {code}"
+        sentence = (
+            f"The line of your code that itself takes the most, {fmt.duration(own)} in {mark.word}: {place} {code}"
+        )
     return Document(
         "flame graph",
         verdict=Verdict("none", sentence.strip()),
         facts=(f"{fmt.counted(record.samples or 0, 'sample')} of {steps}{workers}; times per step",),
         sections=(
             flame_section(record.tree, "ms", "Python code under phases and layers", in_order=True),
-            Table(
-                "Lines of your code, most time of their own first", columns, rows, budget=Budget(10, 10), noun="line"
-            ),
+            Table("Lines of your code by their own time", columns, rows, budget=Budget(10, 10), noun="line"),
             _function_table("ms", function_table(record), Budget(5, 10)),
         ),
         notes=record.notes,

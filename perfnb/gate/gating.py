@@ -91,7 +91,7 @@ class Perf:
                 if slower:
                     failures.append(f"the step takes {time_words(times)}, all of which is above {self._limit:g}.")
                 # List counts that could not be determined at the end.
-                skips = [] if times.ratio_ci else [f"{len(times.a_ms)} pairs are too few: raise --perf-budget"]
+                skips = [] if times.ratio_ci else [f"{len(times.a_ms)} pairs are too few: increase --perf-budget"]
                 facts |= {"time": time_words(times), "seen": seen_words(times, self._limit), "ms": list(times.b_ms)}
         elif self._config.getoption("--perf-json") is not None:
             from perfnb.bench.timing import time_step
@@ -120,7 +120,7 @@ class Perf:
             return [], [], f"recorded, without {', '.join(vary)}, which vary" if vary else "recorded"
         records = read_records(file)
         if test not in records:
-            words = f"no counts are recorded in {file.name}: run pytest --perf-update, and commit that file."
+            words = f"no counts are recorded in {file.name}: run pytest --perf-update, and commit the file."
             return [words], [], "not recorded"
         if (reason := missing(records, test, environment)) is not None:
             return [], [reason], f"not compared: {reason}"

@@ -96,4 +96,4 @@ def missing(records: Mapping[str, Mapping[str, Counts]], test: str, environment:
     if environment in records.get(test, {}):
         return None
     known = "; ".join(sorted(records[test]))
-    return f"its counts are recorded for another environment ({known}), and this is {environment}"
+    return f"its counts are recorded for another environment ({known}), but this one is {environment}"

@@ -29,7 +29,7 @@ def time_words(times: Any) -> str:
 def seen_words(times: Any, limit: float) -> str:
     """Describe the smallest slowdown that would have made the comparison fail."""
     least = limit * (1 + times.smallest_detectable) - 1
-    return f"9 of 10 such runs fail from a slowdown of {least:.1%}".replace("%", " %")
+    return f"9 of 10 such runs would detect a slowdown of {least:.1%}".replace("%", " %")
 
 
 def line(facts: Facts) -> str:

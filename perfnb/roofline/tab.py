@@ -55,11 +55,11 @@ def roofline_verdict(roofline: RooflineLevels) -> Verdict:
     reached, parts = roofline.reached, roofline.parts
     if reached is None:
         known = "Nothing that was counted has a roof" if roofline.peaks else "The machine's ceilings are unknown"
-        return Verdict("open", f"{known}, so how close the step comes to the machine's limits is unknown.")
+        return Verdict("open", f"{known}, so it is unknown how close the step comes to the machine's limits.")
     who = "ops" if (parts["kind"] == "op").all() else "layers"
     what = f"the {who} reach {fmt.share(reached)} of what the machine allows"
     if reached < _FAR:
-        cause = "Neither arithmetic nor memory bandwidth limits them. Often the cause is many small ops."
+        cause = "Neither arithmetic nor memory bandwidth limits them. A frequent cause is many small ops."
         return Verdict("bad", f"Far below both roofs: {what}.", cause)
     took = parts.groupby("bound", observed=True)["ms"].sum()
     shares = [(key, float(took.get(key, 0.0)) / float(took.sum() or 1.0)) for key in ("compute", "memory")]
@@ -142,7 +142,7 @@ def _table(title: str, points: pd.DataFrame, most: int, budget: Budget, noun: st
     }
     shown, left = points.head(most), max(0, len(points) - most)
     marks = [replace(_BOUNDS[bound], word=bound) if (bound := _bound(row)) else "" for row in _rows(shown)]
-    more = f"; {left:,} with less time are not listed" if left else ""
+    more = f"; {left:,} shorter ones are not listed" if left else ""
     named = f"{title} by time{more}"
     shown = shown.assign(bound=pd.Series(marks, shown.index, dtype=object))
     return Table.of(named, shown, columns, budget=budget, noun=noun, selects=_SHOWN[noun], key=key)
@@ -159,13 +159,13 @@ def _bound(row: Any) -> str:
 def _notes(roofline: RooflineLevels) -> Iterator[str]:
     for dtype, peak in roofline.refuted.items():
         low = f"The measured {dtype} ceiling ({fmt.flops(peak)}/s) was too low"
-        yield f"{low}: part of this step ran faster, and its rate is used instead."
+        yield f"{low}. Part of this step ran faster, so its rate is used instead."
     if roofline.ceilings_doubted:
         used = fmt.share(roofline.others)
         yield f"Other programs used {used} of the CPUs while the ceilings were measured. The ceilings may be too low."
     if len(roofline.uncounted):
         share = fmt.share(roofline.uncounted["share"].sum())
-        yield f"Ops without a formula take {share} of the traced step; these figures exclude their arithmetic."
+        yield f"Ops without a formula take {share} of the traced step. These figures do not include their arithmetic."
 
 
 TAB = Tab("roofline", lambda report: report.summary.roofline, roofline_document)

@@ -116,7 +116,7 @@ def compare_pairs(log_ratios: Samples, equal_within: float = 0.02, confidence: f
         raise ValueError(f"equal_within must be between 0 and 1, not {equal_within!r}.")
     values = np.asarray(log_ratios, dtype=float)
     if len(values) == 0 or not np.isfinite(values).all():
-        raise ValueError("Log ratios must be given and finite, because every step takes some time.")
+        raise ValueError("There must be at least one log ratio, and all log ratios must be finite.")
     values = _joined(values)
     n, rho = len(values), _correlation(values)
     independent = n if rho == 0 else max(3.0, n * (1 - rho) / (1 + rho))
@@ -249,7 +249,7 @@ def compare_all(
     """
     logs = {name: np.log(np.asarray(samples, dtype=float)) for name, samples in times.items()}
     if len({len(values) for values in logs.values()}) > 1:
-        raise ValueError("Every name must have run in every round.")
+        raise ValueError("Every name must have one time for each round.")
     pairs = list(combinations(logs, 2))
     found = _compare_together([logs[b] - logs[a] for a, b in pairs], equal_within, confidence)
     return dict(zip(pairs, found, strict=True))

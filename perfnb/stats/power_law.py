@@ -62,7 +62,7 @@ class Break:
 
     def __str__(self) -> str:
         return (
-            f"One law does not hold: the exponent is {self.exponent_below:.2g} up to size {self.below:.4g} and "
+            f"A single law does not fit: the exponent is {self.exponent_below:.2g} up to size {self.below:.4g} and "
             f"{self.exponent_above:.2g} from {self.above:.4g}, with a jump of {100 * self.jump:+.0f} % in between."
         )
 
