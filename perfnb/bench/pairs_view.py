@@ -45,7 +45,7 @@ def pairs_answer(times: PairedTimes) -> tuple[State, str, str]:
     if times.ratio_ci is None:
         return (state, *_too_few(times))
     if times.verdict == "same":
-        return state, f"baseline and candidate take the same time to within {within}: {effect_words(times)}", ""
+        return state, f"baseline and candidate take the same time within {within}: {effect_words(times)}", ""
     if times.verdict == "inconclusive":
         sentence = f"neither a difference nor equality within {within} was shown: {effect_words(times)}"
         return state, sentence, "Raise budget_s, or use a quieter machine."

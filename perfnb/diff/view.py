@@ -278,7 +278,7 @@ def _findings(table: pd.DataFrame) -> Table:
         for name, row in table.iterrows()
     ]
     columns = (Column("finding"), Column("in the candidate"), *(Column(f"{side}, up to", "ms") for side, _ in _SIDES))
-    return Table("Findings, and the most that fixing each could save", columns, rows, noun="finding", key="findings")
+    return Table("Findings, and the most that removing each could save", columns, rows, noun="finding", key="findings")
 
 
 def _notes(diff: TraceDiff) -> Iterator[str]:

@@ -190,9 +190,7 @@ def stacks_document(stacks: StepStacks) -> Document:
     sentence = ""
     if rows:
         place, mark, code, own, *_ = rows[0]
-        sentence = (
-            f"The line of your code that itself takes the most, {fmt.duration(own)} in {mark.word}: {place} {code}"
-        )
+        sentence = f"The slowest line of your code, {fmt.duration(own)} in {mark.word}: {place} {code}"
     return Document(
         "flame graph",
         verdict=Verdict("none", sentence.strip()),

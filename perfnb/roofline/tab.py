@@ -59,7 +59,7 @@ def roofline_verdict(roofline: RooflineLevels) -> Verdict:
     who = "ops" if (parts["kind"] == "op").all() else "layers"
     what = f"the {who} reach {fmt.share(reached)} of what the machine allows"
     if reached < _FAR:
-        cause = "Neither arithmetic nor memory bandwidth limits them. A frequent cause is many small ops."
+        cause = "Neither arithmetic nor memory bandwidth limits them. Often the cause is many small ops."
         return Verdict("bad", f"Far below both roofs: {what}.", cause)
     took = parts.groupby("bound", observed=True)["ms"].sum()
     shares = [(key, float(took.get(key, 0.0)) / float(took.sum() or 1.0)) for key in ("compute", "memory")]
@@ -165,7 +165,7 @@ def _notes(roofline: RooflineLevels) -> Iterator[str]:
         yield f"Other programs used {used} of the CPUs while the ceilings were measured. The ceilings may be too low."
     if len(roofline.uncounted):
         share = fmt.share(roofline.uncounted["share"].sum())
-        yield f"Ops without a formula take {share} of the traced step. These figures do not include their arithmetic."
+        yield f"Ops without a formula take {share} of the traced step; these figures exclude their arithmetic."
 
 
 TAB = Tab("roofline", lambda report: report.summary.roofline, roofline_document)

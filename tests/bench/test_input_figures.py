@@ -129,8 +129,9 @@ def test_no_saving_hides_behind_the_word_balanced() -> None:
     assert "alanced" not in shown
     parts = [float(part) for part in re.findall(r"(\d+) %", shown.partition("sequence")[0])]
     assert parts == pytest.approx([100 * 30 / 48, 100 * 17.5 / 48], abs=2)
-    assert "Balanced, because the loader hides behind a model that takes equally long: a perfect loader would save" in (
-        input_bound_text(hidden)
+    assert (
+        "Balanced, because the loader overlaps with a model that takes equally long: a perfect loader would save"
+        in (input_bound_text(hidden))
     )
 
 
@@ -139,10 +140,10 @@ def test_where_the_interval_holds_nothing_no_saving_is_claimed() -> None:
     assert noisy.saved_by_loader.low <= 0 < noisy.saved_by_loader.high
 
     shown = input_bound_text(noisy)
-    assert "would save between nothing and " in shown
+    assert "would save at most " in shown
     assert "up to" not in shown
     ahead = InputBound({**planted(0.1, 5).rounds_ms, "together": (1.0,) * 15}, 4, 99)
-    assert "would save nothing measurable" in input_bound_text(ahead)
+    assert "would not save any measurable time" in input_bound_text(ahead)
 
 
 @pytest.mark.parametrize(("batches_a_start", "noted"), [(3.0, True), (300.0, False), (None, False)])

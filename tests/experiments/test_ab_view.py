@@ -65,7 +65,7 @@ def test_the_decision_and_its_reason_come_first(name: str) -> None:
         (1.3, 60, 0.01, "bad", "The candidate is slower: 1.3"),
         (1.0, 60, 0.01, "none", "Baseline and candidate take the same time within 2.0 %: "),
         (1.0, 12, 0.3, "open", "Neither a difference nor equality within 2.0 % was shown: "),
-        (0.5, 5, 0.01, "open", "Too few pairs for a verdict: 5 of the 6 that an interval needs"),
+        (0.5, 5, 0.01, "open", "Too few pairs for a verdict: 5 of the 6 that an interval requires"),
     ],
 )
 def test_without_a_decision_the_verdict_comes_first(
