@@ -117,7 +117,7 @@ def _unknown(where: str, kind: str) -> Difference:
 
 
 def _as_tensors(first: Any, second: Any) -> tuple[Any, Any]:
-    """Convert numeric arrays to tensors. Also convert a number if the other is a number or a one-element tensor."""
+    """Convert arrays to tensors, and numbers as well if the other value is a number or a one-element tensor."""
     values = [_as_tensor(value) for value in (first, second)]
     single = [_is_number(value) or (isinstance(value, Tensor) and value.dim() == 0) for value in values]
     if all(single):

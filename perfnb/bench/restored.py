@@ -252,7 +252,11 @@ def _attribute(tensor: Tensor) -> PutBack:
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:
-    """Compare bits, because NaN differs from itself, and writes via ``.data`` or NumPy do not update the version."""
+    """Return whether two tensors consist of the same bits.
+
+    Comparing values would not work, because NaN differs from itself. Comparing versions would not work either, because
+    writes via ``.data`` or NumPy do not update a tensor's version.
+    """
     kinds = [(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in (first, second)]
     return kinds[0] == kinds[1] and all(map(torch.equal, bits(first), bits(second)))
 

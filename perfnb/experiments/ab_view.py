@@ -76,7 +76,7 @@ def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
 
 
 def reason(test: ABTest) -> tuple[str, str]:
-    """Return the reason for the decision, without a capital letter and a full stop, and a recommendation."""
+    """Return the reason for the decision, without a capital letter or a full stop, and a recommendation."""
     cause, about = test.outcome.cause, test.outcome.about
     if cause in (acceptance.CANNOT_TELL, acceptance.SLOWER, acceptance.NO_GAIN):
         return pairs_answer(test)[1:]

@@ -194,7 +194,7 @@ class TreeBuilder:
             self.count(node, value, samples)
 
     def count(self, node: int, value: float, samples: int = 0) -> None:
-        """Add to the own time of a call."""
+        """Add a value to a call's own time."""
         self._self[node] += value
         self._samples[node] += samples
 

@@ -17,7 +17,7 @@ FEWEST_ASIDE = 5
 
 
 class ChangePoint(NamedTuple):
-    """A change of level: the index of the first value after it, and the probability that chance explains it."""
+    """A change of level, with the index of the first value after it and the p-value of the change."""
 
     place: int
     p_value: float
