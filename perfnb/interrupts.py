@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-#: Code in which Python discards exceptions.
+#: Code where Python discards exceptions.
 _LOSES_EXCEPTIONS: set[CodeType] = set()
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

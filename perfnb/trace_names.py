@@ -26,7 +26,7 @@ BACKWARD_NODE, ACCUMULATE_GRAD = "autograd::engine::evaluate_function", "Accumul
 REGION, GRAPH_CALL = "Torch-Compiled Region: ", "## Call CompiledFxGraph "
 #: Part of the name of every call that launches a CUDA graph: ``cudaGraphLaunch``, ``hipGraphLaunch``.
 GRAPH_LAUNCH = "GraphLaunch"
-#: The range in which torch.compile looks up the code whose guards match, before a region.
+#: The range where torch.compile looks up the code whose guards match, before a region.
 REGION_LOOKUP = "TorchDynamo Cache Lookup"
 #: The class names of torch's optimizers that accept fused=True, and of those that accept it only on a CPU.
 FUSED, FUSED_ON_CPU = ("SGD", "Adam", "AdamW"), ("Adagrad",)

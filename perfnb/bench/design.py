@@ -46,7 +46,7 @@ class Prefetching:
 
     # "worker processes", "processes", "threads", or "something" hidden that slows back-to-back turns
     who: str
-    ahead: int  # the largest number of turns for which it may have prefetched batches
+    ahead: int  # the maximum number of turns that it may have prefetched batches for
 
 
 def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:

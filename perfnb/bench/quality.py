@@ -14,7 +14,7 @@ from perfnb.arguments import shown, storable
 #: Without a limit, the candidate's loss may exceed the baseline's loss by this share.
 SLACK = 1e-3
 
-#: The keys of `limits` that are not losses: quantities measured for the candidate, for which smaller is better.
+#: The keys of `limits` that are not losses. They are measured for the candidate, and smaller is better.
 RESOURCES = ("peak_memory_bytes", "median_ms", "p95_ms")
 #: The loss that is used without a quality function: the largest difference between the steps' return values.
 DIFFERENCE = "difference"

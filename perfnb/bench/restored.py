@@ -32,7 +32,7 @@ _CONTAINERS = (list, set, deque, *_MAPPINGS)
 #: The maximum number of values in a container, and the maximum number of nested containers, that are searched.
 _MOST_SEARCHED, _DEEPEST = 1000, 4
 _MODULES_OWN = frozenset(vars(nn.Module()))
-#: For each sparse layout, the methods that return the strided tensors in which the values are stored.
+#: For each sparse layout, the methods that return the strided tensors where the values are stored.
 _PARTS: dict[torch.layout, tuple[str, ...]] = {
     torch.sparse_coo: ("_indices", "_values"),
     **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),

@@ -56,7 +56,7 @@ class Bench:
     around : sequence of context manager
         Contexts that are entered before the first step and exited after the last.
     switches : sequence of callable, optional
-        For each step, a function that creates the context in which its turns run. Entering and exiting it is not timed.
+        For each step, a function that creates the context for its turns. Entering and exiting it is not timed.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Bench:
     ) -> None:
         self.conditions = Conditions()  # what may have disturbed the steps
         self.sizes: list[int | None] = []  # the number of samples in each round's batch
-        self.results: list[Any] = []  # the return value of each step in the last round for which results were kept
+        self.results: list[Any] = []  # the return value of each step in the last round that kept results
         self._steps = list(map(taking_batches, steps))
         self.count = len(self._steps)
         self._switches = list(switches) or [nullcontext] * self.count

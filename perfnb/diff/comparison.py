@@ -78,7 +78,7 @@ class ProfileComparison(Documented):
         """The outermost operators, summed over all layers, with the largest change first, as in the report.
 
         There is one row for each combination of operator and input shapes. It includes everything inside the operator,
-        and ``layers`` is the number of layers in which it occurs. The rows of annotated ranges contain the time outside
+        and ``layers`` is the number of layers where it occurs. The rows of annotated ranges contain the time outside
         their operators, and the row ``(no known op)`` contains the work launched by unknown operators. Every moment and
         every kernel belongs to exactly one row, so you can sum ``grew_ms``. The columns are the same as in `ops`, plus
         ``kernels_a`` and ``kernels_b`` (lists of names, heaviest first).
@@ -100,7 +100,7 @@ class ProfileComparison(Documented):
         """One GPU's work per step in both profiles, in milliseconds, as the mean over steps and GPUs.
 
         ``total`` is the time from the start of a step's first work to the end of its last work, and ``idle`` is the
-        part of this time in which nothing ran. Each figure is the length of a union of intervals. The frame is empty if
+        part of this time when nothing ran. Each figure is the length of a union of intervals. The frame is empty if
         either profile does not contain GPU work.
         """
         return self._frame("gpu_time", "diff_gpu_time")

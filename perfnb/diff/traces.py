@@ -56,7 +56,7 @@ class TraceDiff:
     works : tuple of int
         The number of kernels, copies and memsets in all traced steps of a and of b.
     unmarked : tuple of bool
-        Whether a and b lack marked steps, in which case the whole trace counts as one step.
+        Whether a and b lack marked steps. If they do, the whole trace counts as one step.
     without_shapes, without_layers : tuple of bool
         Whether a and b lack input shapes and layers.
     """

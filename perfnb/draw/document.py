@@ -397,7 +397,7 @@ class Scatter:
     y: Axis
     dots: tuple[Dot, ...]
     lines: tuple[tuple[Mark, tuple[tuple[float, float], ...]], ...] = ()
-    #: The key of a section in which a dot selects the row of the same name. In text, that section lists the points
+    #: The key of a section where a dot selects the row of the same name. In text, that section lists the points
     #: instead.
     selects: str = ""
     key: str = ""

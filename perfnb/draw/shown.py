@@ -23,7 +23,7 @@ def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:
     static : dict of str to str
         The twin, as text and as HTML without scripts.
     widget_of : callable
-        A function that creates the widget, given the ID with which the widget finds its twin.
+        A function that creates the widget, given the ID that the widget uses to find its twin.
     """
     from IPython.display import display
 

@@ -63,7 +63,7 @@ class ABTest(PairedTimes, Documented):
     change : str
         A description of the change, as passed to `ab_test`.
     options, environment : mapping
-        The options of the test, and the versions, device, settings, host and commit with which it ran.
+        The options of the test, and its environment: versions, device, settings, host and commit.
     profiles : mapping of str to Profile
         The profiles of ``baseline`` and ``candidate``, or an empty mapping without ``profile=True``.
     """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perfnb.experiments.ab_test import ABTest
 
 _STATES: dict[str, State] = {acceptance.ACCEPT: "good", acceptance.REJECT: "bad", acceptance.INCONCLUSIVE: "open"}
-#: The label of each metric, and the unit in which it is displayed. Losses have neither.
+#: The label of each metric and its display unit. Losses have neither.
 _METRICS: dict[str, tuple[str, Unit]] = {
     "median_ms": ("median step", "ms"),
     "p95_ms": ("p95 step", "ms"),
@@ -43,7 +43,7 @@ _METRICS: dict[str, tuple[str, Unit]] = {
     "peak_memory_bytes": ("peak memory", "bytes"),
     "flops": ("FLOPs", "flops"),
 }
-#: The metrics for which less is better, as for losses. The others follow from the step time.
+#: The metrics that should be small, like losses. The others follow from the step time.
 _COSTS = ("median_ms", "p95_ms", "peak_memory_bytes", "flops")
 #: The largest difference, in log units, between the ratio of the medians and the ratio from the pairs that is not
 #: mentioned.
@@ -109,7 +109,7 @@ def reason(test: ABTest) -> tuple[str, str]:
 
 
 def _effects(test: ABTest) -> Iterator[Effect]:
-    """Yield the effect on each metric for which less is better."""
+    """Yield the effect on each metric that should be small."""
     limited: dict[str, Any] = {loss.name: loss for loss in test.quality.losses}
     limited |= {resource.name: resource for resource in test.resources}
     for name, row in test.table.iterrows():

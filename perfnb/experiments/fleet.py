@@ -30,9 +30,9 @@ class _Task(NamedTuple):
     Attributes
     ----------
     file, entry : Path
-        The trace, and the journal entry in which it is saved.
+        The trace, and the journal entry where it is saved.
     unread : Path
-        The entry in which the reason is saved if the trace cannot be read.
+        The entry where the reason is saved if the trace cannot be read.
     alone : bool
         Whether the trace does not belong to a job with several ranks.
     """

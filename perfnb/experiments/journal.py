@@ -231,9 +231,9 @@ class Journal(Documented):
     ) -> str | list[str]:
         """Atomically add an A/B test, profile or timing, with its environment.
 
-        Trials of levers or backends add several entries. An A/B test includes the environment in which it ran. A timing
-        is stored with the current environment, so add it on the machine on which it was measured. A profile is stored
-        with the current host and commit, unless it was loaded, in which case they are unknown.
+        Trials of levers or backends add several entries. An A/B test already includes its environment. A timing is
+        stored with the current environment, so add it on the machine on which it was measured. A profile is stored with
+        the current host and commit, which are unknown if the profile was loaded.
 
         Parameters
         ----------

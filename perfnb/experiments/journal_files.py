@@ -85,7 +85,7 @@ UNREAD = SavedKind("unread", UnreadFacts)
 def write_entry(journal: str | Path, entry: JournalEntry, save: Callable[[Path], object]) -> str:
     """Atomically add an entry to a journal's folder, and return its name.
 
-    `save` is called with the folder in which it must write the entry's contents.
+    `save` is called with the folder where it must write the entry's contents.
 
     Raises
     ------

@@ -20,7 +20,7 @@ from perfnb.recording.saved_profile import PROFILE, REDUCED_TABLES
 from perfnb.recording.schema import INDEX, SCHEMA
 from perfnb.recording.text import TEXT
 
-#: The tables with which profiles are saved.
+#: The tables that are saved with each profile.
 TABLES = REDUCED_TABLES
 _ARROW: Mapping[Any, pa.DataType] = {
     **{"Int64": pa.int64(), "int64": pa.int64(), "bool": pa.bool_()},

@@ -105,7 +105,7 @@ def _typed(records: Sequence[Mapping[str, Any]], names: Sequence[str], columns: 
 
 @dataclass(frozen=True)
 class _Reference:
-    """The last accepted entry, with which later entries are compared, and its time."""
+    """The last accepted entry, which is the reference for later entries, and its time."""
 
     entry: str
     ms: float | None

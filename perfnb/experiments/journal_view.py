@@ -302,7 +302,7 @@ def _cells(entry: Any, row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
 
 
 def _compared(row: Any, history: pd.DataFrame) -> tuple[Cell, str]:
-    """Return an added entry's ratio, and the reference with which it is compared."""
+    """Return an added entry's ratio and its reference."""
     if row["kind"] == "report":
         bounds = row["candidate_ci_low"], row["candidate_ci_high"]
         return Value(row["candidate_ratio"], "ratio", bounds), "its baseline"

@@ -42,7 +42,7 @@ def flame_data(
     before : ndarray, optional
         Each call's own time in another profile, to show the difference.
     in_order : bool
-        Whether the calls in the tree are in the order in which they were first seen.
+        Whether the calls in the tree are in order of first appearance.
     """
     weight = tree.self if before is None else np.maximum(tree.self, before)
     total = tree.with_inner(weight)

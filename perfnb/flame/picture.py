@@ -38,7 +38,7 @@ def flame_section(
     title : str
     before : ndarray, optional
     in_order : bool
-        Whether the calls in the tree are in the order in which they were first seen.
+        Whether the calls in the tree are in order of first appearance.
     """
     data = functools.cache(lambda most: flame_data(tree, unit, most, before, in_order))
     return Picture(

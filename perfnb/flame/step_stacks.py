@@ -25,7 +25,7 @@ _WORKERS = (
 )
 _OPS = "The time of an op counts for the line that calls it."
 
-#: The processes in which a line can run.
+#: The processes where a line can run.
 STEP, WORKERS = "step", "loader workers"
 
 

@@ -72,7 +72,7 @@ class Revision:
 
     @property
     def tree(self) -> Path:
-        """The folder in which the revision is checked out, which is a worktree of the repository."""
+        """The folder where the revision is checked out, as a worktree of the repository."""
         if self._tree is None:
             folder = Path(tempfile.mkdtemp(prefix="perfnb_gate_")).resolve()
             self._made.callback(self._remove, folder)
@@ -321,7 +321,7 @@ def compare_revisions(item: pytest.Item, name: str, revision: Revision, limit: f
     Returns
     -------
     PairedTimes
-        The comparison, in which the revision is the baseline.
+        The comparison. The revision is the baseline.
     """
     with ExitStack() as stack:
         sides = []

@@ -67,8 +67,8 @@ class RooflineLevels:
     others: float = 0.0
     #: The dtype to whose ceiling `utilisation` refers.
     dtype: str | None = None
-    #: The measured FLOP/s of those dtypes in which part of this step was faster. The rate of that part then replaces
-    #: the peak, because it is unknown how much faster large products would be.
+    #: The measured FLOP/s of those dtypes where part of this step was faster. The rate of that part then replaces the
+    #: peak, because it is unknown how much faster large products would be.
     refuted: Mapping[str, float] = field(default_factory=dict)
     #: The means of a watched GPU's hardware counters over the timed steps, from 0 to 1, by column of ``samples``.
     counters: Mapping[str, float] = field(default_factory=dict)

@@ -40,8 +40,7 @@ class Roofline(Documented, RooflineLevels):
     dtype : str or None
         The dtype to whose peak `utilisation` refers.
     refuted : mapping of str to float
-        The measured FLOP/s of those dtypes in which part of this step was faster. `peaks` contains the rate of that
-        part.
+        The measured FLOP/s of those dtypes where part of this step was faster. `peaks` contains the rate of that part.
     others : float
         The share of the CPUs that other programs used while the peaks were measured, from 0 to 1.
     counters : mapping of str to float

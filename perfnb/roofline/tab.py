@@ -123,7 +123,7 @@ def _roofs(roofline: RooflineLevels, across: list[float]) -> Iterator[tuple[Mark
         yield Mark(f"{dtype}: {words(peak, 'flops/s')}", colour, "─", "none"), (*slope, (right, peak))
 
 
-#: The sections in which a row selects the row of the same name.
+#: The sections where a row selects the row of the same name.
 _SHOWN = {"layer": (("layers", "Show in the layers"),), "op": (("ops", "Show in the ops"),)}
 
 

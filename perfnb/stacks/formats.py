@@ -13,7 +13,7 @@ import pandas as pd
 from perfnb.stacks.tree import CallTree, Function
 from perfnb.trace.trace_file import LIMITS, Limits, head_of
 
-#: The formats in the order in which they are tried. A specific format must precede a general one.
+#: The formats, in the order of recognition. A specific format must precede a general one.
 FORMATS = (
     "perfnb.stacks.cprofile:FORMAT",
     "perfnb.stacks.speedscope:FORMAT",
@@ -78,7 +78,7 @@ class Format:
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """Return all formats, in the order in which they are tried."""
+    """Return all formats, in the order of recognition."""
     return tuple(resolve_name(name) for name in FORMATS)
 
 

@@ -41,7 +41,7 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True)
 class CallTree:
-    """A tree of calls, in which the common beginnings of stacks are merged. Parents precede their children.
+    """A tree of calls that merges the common beginnings of stacks. Parents precede their children.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class CallTree:
         return self.with_inner(self.self)
 
     def order(self, keys: Sequence[npt.NDArray[np.generic]]) -> Ints:
-        """Return the calls in an order in which each call precedes the calls inside it.
+        """Sort the calls so that each call precedes the calls inside it.
 
         Siblings are sorted by `keys`, of which the last key is the most important.
         """

@@ -14,7 +14,7 @@ Samples: TypeAlias = Sequence[float] | np.ndarray[Any, Any]
 
 #: Samples are treated as independent up to this lag-1 autocorrelation.
 CORRELATED = 0.2
-#: The minimum number of samples for which an autocorrelation is estimated.
+#: The minimum number of samples for estimating an autocorrelation.
 FEWEST_FOR_LAG = 8
 
 ORDER_STATISTICS = "order statistics"
@@ -38,8 +38,8 @@ def interval_of_median(samples: Samples, confidence: float = 0.95) -> Interval |
     Unless the samples are autocorrelated, the result is the same as that of `quantile_interval`. The number of samples
     below the median of a stationary sequence has mean n/2 and variance V n/4, where V = n / `effective_size`. The ranks
     of the interval's ends are therefore taken from a normal distribution with this mean and variance (Sen, 1968, for
-    dependent processes). If these ranks are outside the sample, the range of the sample is returned, and ``method``
-    says so. A moving-block bootstrap with blocks of n^(1/3) is slower and covers less: with autocorrelation 0.6 and n =
+    dependent processes). If these ranks are outside the sample, the range of the sample is returned, and ``method`` is
+    `RANGE`. A moving-block bootstrap with blocks of n^(1/3) is slower and covers less: with autocorrelation 0.6 and n =
     50, in 85 of 100 cases instead of 95.
     """
     from scipy.special import ndtri
@@ -200,7 +200,7 @@ def spread(differences: Samples) -> float:
 
 
 def _rank(n: int, confidence: float) -> int:
-    """Return the largest k for which P(W < k) is at most (1 - `confidence`) / 2, or 0 if there is none."""
+    """Return the largest k such that P(W < k) is at most (1 - `confidence`) / 2, or 0 if there is none."""
     from scipy.special import ndtri
 
     tail = (1 - confidence) / 2

@@ -93,7 +93,7 @@ def test_lighter_layers_are_counted() -> None:
     _, layers, _, _ = parts(roofline_document(made))
     assert len(layers.rows) == MOST_LAYERS
     left = int((made.points["kind"] == "layer").sum()) - MOST_LAYERS
-    assert f"{left:,} with less time" in layers.title
+    assert f"{left:,} shorter ones" in layers.title
 
 
 def test_changing_a_result_changes_nothing_else() -> None:
