@@ -190,7 +190,7 @@ def test_batches_that_were_made_before_are_told(profile: perfnb.Profile) -> None
         facts = {**recording.meta["python"], "steps": steps}
         stacks = step_stacks(replace(recording, meta={**recording.meta, "python": facts}))
         assert stacks is not None
-        assert any(f"keeps up to 4 batches ready: the {steps} steps" in note for note in stacks.record.notes) == told
+        assert any(f"keeps up to 4 batches ready. The {steps} steps" in note for note in stacks.record.notes) == told
 
 
 @pytest.fixture
