@@ -79,7 +79,7 @@ export function canvasParts(label, words, keys) {
     spoken: h("p", { class: "pf-spoken", role: "status", "aria-live": "polite" }),
     panel: h("aside", { class: "pf-details", "aria-label": `${label} details` }),
     hints: h("p", { class: "pf-hints pf-quiet", id }, keys.map(([key, word]) => h("span", {}, h("kbd", {}, key), ` ${word}`))),
-    // Shows `content` in a tooltip next to the pointer, inside `shell`. Without `content`, the tooltip is hidden.
+    // Shows `content` in a tooltip at the pointer, inside `shell`, or hides the tooltip.
     point(shell, event, content) {
       tip.hidden = !content;
       if (!content) return;

@@ -70,8 +70,7 @@ export class Grid {
     })));
   }
 
-  // The first click puts the heaviest rows first (for text, A comes first). The second click reverses the order, and
-  // the third one restores the model's order.
+  // The first click sorts heaviest first (text from A), the second reverses, the third restores the order.
   sortBy(column) {
     const first = column.text ? 1 : -1;
     if (this.sort?.column !== column) this.sort = { column, direction: first };
@@ -82,7 +81,7 @@ export class Grid {
     this.head.querySelectorAll("button")[at]?.focus();
   }
 
-  // Sorts by this column with the heaviest rows first, regardless of the previous order.
+  // Puts the heaviest rows first.
   sortDown(column) {
     if (!column) return;
     this.sort = { column, direction: -1 };

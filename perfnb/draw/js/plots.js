@@ -58,7 +58,7 @@ export function effects(section) {
     band && h("i", { class: "pf-same", style: `left:${band[0]}%;width:${band[1] - band[0]}%` }), h("i", { class: "pf-one" }),
     interval && h("i", { class: "pf-spread", style: `left:${at(Math.max(interval[0], 1e-9))}%;right:${100 - at(Math.max(interval[1], 1e-9))}%` }),
     h("i", { class: "pf-at", style: `left:${at(ratio)}%` }));
-  // This is below the row, so that a narrow page does not hide it.
+  // Below the row, a narrow page does not hide it.
   const detail = (words) => h("tr", { class: "pf-below" }, h("td", { colspan: 4, class: "pf-text pf-quiet pf-wraps" }, words));
   const row = (effect) => [h("tr", {},
     h("th", { scope: "row", class: "pf-text" }, h("span", { class: "pf-name", title: effect.label }, effect.label)),

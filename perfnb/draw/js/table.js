@@ -147,8 +147,7 @@ export function tableSection(section, context) {
     rows: { parent, words: (i, query) => `${query.includes(".") ? path(i) : textIn(rows[i][0], "text")}\n${columns[1]?.unit === "text" ? textIn(rows[i][1], "text") : ""}`, pinned: special },
   });
   if (nesting) view.grid.setOpen(nesting.path.length ? nesting.path.filter((i) => containers.includes(i)) : parent.flatMap((up, i) => (up < 0 ? [i] : [])));
-  // A name is a row's own name, its path, or its number. If several rows have the same name, the first one is selected,
-  // because it is the most important.
+  // A name is a row's own name, its path, or its number. The first of several equal names is selected.
   const places = new Map(rows.map((row, i) => [textIn(row[0], "text"), i]).reverse());
   for (let i = rows.length - 1; i >= 0; i -= 1) places.set(section.names?.[i] ?? path(i), i);
   const reveal = (name) => {
