@@ -25,9 +25,9 @@ def loses_exceptions(function: _Function) -> _Function:
 class InterruptGate:
     """Context manager that delivers an interrupt only while the user's code runs, and at most once.
 
-    Outside `opened()`, an interrupt is deferred until the gate exits, so that all hooks are removed first. Python drops
-    an interrupt that is raised in a finalizer, a weak reference's callback or a garbage collector callback; such
-    interrupts are deferred as well. Only the main thread receives interrupts, so the gate does nothing in other
+    Outside `opened()`, an interrupt is deferred until the gate exits, so that all hooks are removed first. Python
+    discards an interrupt that is raised in a finalizer, a weak reference's callback or a garbage collector callback.
+    Such interrupts are also deferred. Only the main thread receives interrupts, so the gate does nothing in other
     threads.
     """
 

@@ -81,7 +81,7 @@ def planned_rounds(
     Returns
     -------
     Planned, ndarray
-        Milliseconds, with a row per step and a column per round.
+        The milliseconds, with a row per step and a column per round.
     """
     __tracebackhide__ = True
     count = bench.count

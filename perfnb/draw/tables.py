@@ -65,7 +65,7 @@ def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int) -> str:
 
     It is empty if there are no parts.
 
-    A table must show the same data.
+    Bars are hidden from screen readers, so a table must show the same data.
 
     Parameters
     ----------

@@ -68,12 +68,16 @@ class Journal(Documented):
     def table(self) -> pd.DataFrame:
         """One row per entry, in chronological order, with the outcome at the time when it was saved.
 
-        The index ``entry`` is the entry's path below the folder. The columns are ``number``, ``at``, ``kind``,
-        ``name``, ``commit``, ``host``, ``device``, ``torch`` and ``batch_size``; the step time ``step_ms`` with its 95
-        % interval from ``step_low_ms`` to ``step_high_ms`` (for an A/B test, the candidate's step time); ``data_share``
-        (0 to 1), ``peak_bytes``, ``verdict``, and an A/B test's ``decision``. Entries that people added also have
-        ``change``, ``hypothesis`` and ``accepted``. A job with several ``ranks`` is a single row, with the figures of
-        its slowest rank and the largest peak. Unreadable entries have no number, and ``damaged`` contains the reason.
+        The index ``entry`` is the entry's path below the folder. The columns are:
+
+        - ``number``, ``at``, ``kind``, ``name``, ``commit``, ``host``, ``device``, ``torch`` and ``batch_size``.
+        - ``step_ms``, the step time, with its 95 % interval from ``step_low_ms`` to ``step_high_ms``. For an A/B test,
+          this is the candidate's step time.
+        - ``data_share`` (from 0 to 1), ``peak_bytes``, ``verdict`` and, for A/B tests, ``decision``.
+        - ``change``, ``hypothesis`` and ``accepted``, for entries that people added.
+        - ``ranks``. A job with several ranks is a single row, with the figures of its slowest rank and the largest
+          peak.
+        - ``damaged``, the reason why an entry cannot be read. Such entries do not have a number.
         """
         return entry_table(self._entries())
 
@@ -191,8 +195,8 @@ class Journal(Documented):
         not measured in pairs. If the machine has changed in the meantime, this affects the ratio but not the interval.
         ``disturbed`` names the disturbances that were noticed. ``also_changed`` lists differences in environment and
         options that ``change`` does not mention. ``two_changes`` is true if more than one thing changed.
-        ``not_compared`` is the reason why an entry is not compared, which is always the case for the first entry on a
-        machine or with a batch size.
+        ``not_compared`` contains the reason if an entry is not compared because it is the first one on its machine or
+        with its batch size.
         """
         return self._history(self._entries())
 

@@ -100,7 +100,7 @@ def _compared(before: pd.DataFrame, after: pd.DataFrame, figure: str, equal_with
 def _also_changed(before: Sequence[str], after: Sequence[str], entries: Mapping[str, SavedEntry]) -> str | None:
     """Return the facts that differ between the entries around a change.
 
-    On each side, the most frequent value among a few entries is used. The commits are from the last entry before the
+    On each side, the most frequent value in a few entries is used. The commits are from the last entry before the
     change and the first entry after it.
     """
     old, new = ([_facts(entries[path]) for path in part] for part in (before[-FEWEST_ASIDE:], after[:FEWEST_ASIDE]))

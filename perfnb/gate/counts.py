@@ -52,7 +52,7 @@ def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, 
 
 
 def environment_of(facts: Mapping[str, Any]) -> str:
-    """Describe the environment, on which a step's counts depend in addition to its code."""
+    """Describe the environment that a step's counts depend on, in addition to the step's code."""
     device = ", ".join(facts["gpus"]) or f"CPU ({facts['machine']})"
     return f"torch {facts['torch']}, {device}, {fmt.counted(facts['threads'], 'thread')}"
 

@@ -30,7 +30,7 @@ class GatedStep:
     counts : mapping of str to int or None
         The work of one step. Counts that do not exist on its device are ``None``.
     environment : str
-        The environment, on which the counts depend in addition to the code.
+        A description of the environment. Counts depend on it as well as on the code.
     times : PairedTimes or None
         With ``--perf-against``, the comparison of the working tree's step with the other revision's step.
     """

@@ -326,9 +326,9 @@ def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break
 def _p_of_two(gained: Floats, whole: Floats, freedom: int, known: bool) -> float:
     """Return the p-value of two additional unknowns that explain `gained` of the residuals `whole`.
 
-    Both are in standard deviations. If the standard deviation is unknown, this is the F test. If a lower bound of it is
-    known, the gain is divided by at least 1. In that case, the p-value averages, in closed form, over whether chi
-    squared divided by its degrees of freedom is below 1.
+    Both arguments are in units of the standard deviation. If the standard deviation is unknown, this is the F test. If
+    a lower bound is known, the gain is divided by at least 1. The p-value is then averaged, in closed form, over the
+    cases where chi squared divided by its degrees of freedom is below 1 and where it is not.
     """
     from scipy.special import gammainc, gammaincc
 
