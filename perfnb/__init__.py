@@ -1,6 +1,6 @@
-"""perfnb: see where one PyTorch step's time goes, layer by layer, forward and backward, in a notebook.
+"""perfnb: a notebook profiler that shows where a PyTorch step spends its time, layer by layer, forward and backward.
 
-``%load_ext perfnb`` brings the magics; `profile_step` does the same from a script.
+``%load_ext perfnb`` adds the magics to a notebook. In a script, call `profile_step` instead.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
     "watch",
 ]
 
-#: The modules of public names, by name: pandas and the rest load when one is first needed.
+#: The module that defines each public name. A module is imported, along with pandas, when its name is first used.
 _HOMES = {
     "Profile": "profile.profile",
     "Timing": "profile.timing",
@@ -90,7 +90,7 @@ _HOMES = {
 }
 #: Public modules: the classes of all results, the checks of the labs, and the callbacks of trainers.
 _MODULES = ("integrations", "labs", "results")
-#: The replacements for names that are gone.
+#: What to use instead of names that have been removed.
 _GONE = {
     "report": "perfnb.report is now perfnb.ab_test(..., quality=..., limits=..., profile=True).",
     "PerformanceReport": "perfnb.PerformanceReport is now perfnb.results.ABTest.",

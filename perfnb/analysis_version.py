@@ -1,4 +1,4 @@
-"""Identify the version of the analysis, so that tables from another version are not mistaken for its results."""
+"""Identify the version of the analysis code, because tables computed by another version must not be reused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-#: The rooms that compute tables, and the vocabulary they share.
+#: The packages that compute tables, and the modules that they share.
 ROOMS = (
     *("trace_names", "trace", "recording", "stacks", "stats", "attribution"),
     *("memory", "roofline", "gpu", "timeline", "flame", "findings", "profile"),

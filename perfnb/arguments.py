@@ -6,13 +6,13 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
-#: The highest count, and the most seconds, that are accepted.
+#: The largest count, and the largest number of seconds, that an argument may have.
 MOST = 10**9
 _LONGEST_SHOWN = 60
 
 
 def finite(value: object) -> float | None:
-    """Return the value as a float; ``None`` if it is not a number or does not fit into a float."""
+    """Convert the value to a float. Return ``None`` if it is not a number or does not fit into a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
@@ -23,7 +23,7 @@ def finite(value: object) -> float | None:
 
 
 def require_flag(name: str, value: object) -> None:
-    """Reject any value that is not a boolean; 0 and 1 are also accepted.
+    """Raise an error unless the value is a boolean, 0 or 1.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_stacks(value: object) -> None:
-    """Reject any value other than a boolean or ``"auto"``.
+    """Raise an error unless the value is a boolean or ``"auto"``.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def require_stacks(value: object) -> None:
 
 
 def require_count(name: str, value: object, least: int) -> None:
-    """Reject any value that is not a whole number from `least` to `MOST`.
+    """Raise an error unless the value is a whole number from `least` to `MOST`.
 
     Raises
     ------
@@ -59,9 +59,9 @@ def require_count(name: str, value: object, least: int) -> None:
 
 
 def require_seconds(name: str, value: object) -> None:
-    """Reject any value that is not a number above 0 and at most `MOST`; the argument's name determines its unit.
+    """Raise an error unless the value is a number greater than 0 and at most `MOST`.
 
-    A name that ends in ``_ms`` means milliseconds; all others mean seconds.
+    The unit in the error message is milliseconds if the argument's name ends in ``_ms``, and seconds otherwise.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def shown(value: Any) -> str:
     """Format a value for an error message, shortened if it is long."""
     try:
         text = repr(value)
-    except Exception:  # an integer of thousands of digits has no text, and anything may be given
+    except Exception:  # Python cannot print an integer with thousands of digits, and any object may be passed
         return f"such a {type(value).__name__}"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 10]}…{text[-9:]}"
 

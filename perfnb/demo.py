@@ -1,4 +1,4 @@
-"""``python -m perfnb.demo``: profile the training step of a small transformer that learns to write Python.
+"""Profile a training step of a small transformer that learns to write Python: ``python -m perfnb.demo``.
 
 The model predicts the next byte of the standard library's source code, so the step is realistic and nothing needs to be
 downloaded.
@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each after a normalisation and inside a residual connection."""
+    """A transformer block: attention and a feed-forward network, each with pre-normalisation and a residual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 
 class ByteGPT(nn.Module):
-    """A transformer over bytes."""
+    """A transformer that predicts the next byte of a text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ByteGPT(nn.Module):
 
 
 def windows(text: str, batches: int = 8) -> list[tuple[Tensor, Tensor]]:
-    """Return batches of text windows and, for each byte in them, the byte that follows."""
+    """Cut the text into windows, and return batches of inputs and targets. Each target is the byte after its input."""
     data = torch.tensor(list(text.encode()))
     starts = torch.randint(len(data) - LENGTH - 1, (batches, BATCH))
     index = starts[..., None] + torch.arange(LENGTH + 1)
@@ -95,7 +95,7 @@ def main(page: Path = Path("demo.html")) -> None:
     profile = perfnb.profile_step(train_step, windows(inspect.getsource(argparse)), budget_s=15, name="ByteGPT")
     print(f"\n{profile}\n")
     path = profile.to_html(page)
-    print(f"The same as a page to open in a browser: {path.resolve()}")
+    print(f"To see the report in a browser, open {path.resolve()}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ class PerfnbError(Exception):
     """Base class of all errors that perfnb raises deliberately."""
 
     def __str__(self) -> str:
-        # A sentence may quote the name of a file, a layer or an operator, and ends up in a terminal.
+        # The message may quote the name of a file, a layer or an operator, and it may be printed in a terminal.
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in super().__str__())
 
     def _render_traceback_(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ensure that a failure keeps no objects alive beyond those that the user's code refers to."""
+"""Make sure that a failed call does not keep the user's objects alive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OWN = str(Path(__file__).parent) + os.sep
 
 
 def keeps_nothing(function: _Function) -> _Function:
-    """Decorate a function whose exceptions may propagate to the user.
+    """Decorate a function so that its exceptions do not keep the user's variables alive.
 
     Python and IPython keep the last exception together with its traceback, and the traceback's frames keep the user's
     variables alive until the next exception. After an out-of-memory error, ``del model`` would therefore free nothing.
@@ -39,7 +39,7 @@ def keeps_nothing(function: _Function) -> _Function:
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its causes, and the members of any exception groups among them, each once."""
+    """Yield an exception, its causes, and all exceptions in any exception groups among them, without repetition."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -72,7 +72,7 @@ def _freed(trace: TracebackType | None) -> TracebackType | None:
         while frame is not None:
             # A generator that only handled the exception may continue.
             if _is_own(frame) and (frame is entry.tb_frame or not frame.f_code.co_flags & inspect.CO_GENERATOR):
-                with suppress(RuntimeError):  # it still runs
+                with suppress(RuntimeError):  # the generator is still running
                     frame.clear()
             frame = frame.f_back
     return trace

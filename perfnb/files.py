@@ -31,7 +31,8 @@ except ImportError:  # Windows
 _LONGEST_SHOWN = 120
 _PREFIX = ".perfnb-"
 _LOCK, _NEW, _OLD, _DONE = "lock", "new", "old", "done"
-#: If no lock tells whether a writer is alive, its work is removed after this many seconds: no writer takes that long.
+#: Without locks, perfnb cannot tell whether a writer is still running. Its leftovers are then removed after this many
+#: seconds, because no writer takes that long.
 _STALE_S = 3600.0
 _TRIES = 10
 
@@ -69,7 +70,7 @@ def usable(path: str | os.PathLike[str]) -> Path:
         expanded = Path(path).expanduser()
         os.lstat(expanded)
     except RuntimeError:
-        raise RecordingError(f"{_short(path)} cannot be found: unknown home folder; give the full path.") from None
+        raise RecordingError(f"{_short(path)} cannot be found: its home folder is unknown. Pass a full path.") from None
     except ValueError:  # a NUL, or half of a surrogate pair
         raise RecordingError(f"{_short(path)} is not a valid path: it contains a forbidden character.") from None
     except OSError as error:
@@ -219,7 +220,7 @@ def _sweep(work: Path, folder: Path) -> None:
         lock = os.open(work / _LOCK, os.O_RDWR)
     except FileNotFoundError:
         with suppress(OSError):
-            os.rmdir(work)  # nothing is lost: a writer that just made it makes another
+            os.rmdir(work)  # nothing is lost, because a writer that has just created it will create another one
             return
         if time.time() - work.stat().st_mtime > _STALE_S:
             _clear(work, folder)
@@ -259,7 +260,7 @@ def _locked(folder: Path) -> tuple[Path, int | None]:
         if take_lock(lock) is not False and (work / _LOCK).exists():
             return work, lock
         os.close(lock)
-    raise OSError(f"something removes what is written to {folder}")
+    raise OSError(f"another program keeps removing files from {folder}")
 
 
 def take_lock(lock: int) -> bool | None:

@@ -1,4 +1,4 @@
-"""Deliver interrupts only where it is safe, so that perfnb's hooks are always removed."""
+"""Deliver interrupts only where it is safe to do so. This ensures that perfnb's hooks are always removed."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-#: Code where Python drops exceptions.
+#: Code where Python discards exceptions.
 _LOSES_EXCEPTIONS: set[CodeType] = set()
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def loses_exceptions(function: _Function) -> _Function:
-    """Mark a callback of the garbage collector; an interrupt while it runs is deferred."""
+    """Mark a function as a garbage collector callback. Interrupts are deferred while it runs."""
     _LOSES_EXCEPTIONS.add(function.__code__)
     return function
 
 
 class InterruptGate:
-    """Delivers an interrupt only while the user's code runs, and at most once.
+    """Context manager that delivers an interrupt only while the user's code runs, and at most once.
 
-    Outside `opened()`, an interrupt is deferred until the gate exits, so that all hooks are removed first. Python drops
-    an interrupt that is raised in a finalizer, a weak reference's callback or a garbage collector callback; such
-    interrupts are deferred as well. Only the main thread receives interrupts, so the gate does nothing in other
+    Outside `opened()`, an interrupt is deferred until the gate exits, so that all hooks are removed first. Python
+    discards an interrupt that is raised in a finalizer, a weak reference's callback or a garbage collector callback.
+    Such interrupts are also deferred. Only the main thread receives interrupts, so the gate does nothing in other
     threads.
     """
 
@@ -63,7 +63,7 @@ class InterruptGate:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Deliver interrupts in this block; a deferred interrupt is raised immediately.
+        """Allow interrupts in this block. An interrupt that was deferred earlier is raised immediately.
 
         An interrupt may occur after torch has disabled gradients but before it has entered the block that enables them
         again. The gradient mode is therefore restored.
@@ -84,7 +84,7 @@ class InterruptGate:
             self._open = False
 
     def _forget_handler(self, trace: Any) -> None:
-        """Remove the handler from an interrupt's traceback, so that the traceback ends in the user's code."""
+        """Remove the signal handler's frame from an interrupt's traceback, so that it ends in the user's code."""
         while trace is not None and trace.tb_next is not None:
             if trace.tb_next.tb_frame.f_code is InterruptGate._handle.__code__:
                 trace.tb_next = None
@@ -92,7 +92,7 @@ class InterruptGate:
 
     @loses_exceptions
     def _dropped(self, dropped: sys.UnraisableHookArgs) -> None:
-        """Defer an interrupt that Python dropped, both here and in outer gates. Other exceptions are passed on."""
+        """Defer an interrupt that Python discarded, here and in any outer gates. Pass on all other exceptions."""
         if issubclass(dropped.exc_type, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             self._waiting = self._open = True
             if not isinstance(getattr(self._previous_hook, "__self__", None), InterruptGate):

@@ -1,4 +1,4 @@
-"""Format numbers in the same way everywhere: with three significant digits and a suitable unit.
+"""Format numbers consistently, with three significant digits and a suitable unit.
 
 Every function accepts a number or an unknown value (``None``, ``NA``, ``nan``), which is formatted as ``n/a``.
 """
@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-#: The sign of numbers below 0, and the text for a figure that is not known.
+#: The minus sign of negative numbers, and the text for an unknown value.
 MINUS = "−"
 UNKNOWN = "n/a"
 
-#: Words for the passes of a run.
+#: How the passes of a run are described to the user.
 PASS_WORDS = {
     "warmup": "warm-up",
     "timed": "timed",
@@ -59,13 +59,13 @@ def short(value: Any, digits: int = 6) -> float | None:
 
 
 def significant(value: Any, *, trim: bool = False) -> str:
-    """Return three significant digits, without an exponent between a millionth and a quadrillion.
+    """Format a number with three significant digits, using an exponent only below a millionth or above a quadrillion.
 
     Parameters
     ----------
     value : number or unknown
     trim : bool
-        Drop zeros after the decimal point, as is appropriate for counts: ``2``, not ``2.00``.
+        Whether to drop trailing zeros after the decimal point. This is appropriate for counts: ``2``, not ``2.00``.
     """
     number = known(value)
     if number is None:
@@ -81,7 +81,7 @@ def significant(value: Any, *, trim: bool = False) -> str:
 
 
 def duration(ms: Any) -> str:
-    """Return a time given in milliseconds: ``12.3 ms``, ``54.0 µs`` below 0.1 ms, ``1.20 s`` from 1,000 ms."""
+    """Format a time given in milliseconds: ``12.3 ms``, ``54.0 µs`` below 0.1 ms, ``1.20 s`` from 1,000 ms."""
     number = known(ms)
     if number is None:
         return UNKNOWN
@@ -90,9 +90,9 @@ def duration(ms: Any) -> str:
 
 
 def durations(times_ms: Iterable[float]) -> str:
-    """Return several times in one unit.
+    """Format several times in a common unit.
 
-    Examples are ``1.2, 980 ms``, ``0.98, 3.44 s`` from 1,000 ms, and ``13.8, 117 µs`` if all are short.
+    For example: ``1.2, 980 ms``, or ``0.98, 3.44 s`` from 1,000 ms, or ``13.8, 117 µs`` if all times are short.
     """
     values = [rounded(value) for value in times_ms]
     sizes = [abs(value) for value in values if value]
@@ -102,21 +102,21 @@ def durations(times_ms: Iterable[float]) -> str:
 
 
 def interval(ms: Any, bounds: tuple[Any, Any] | None) -> str:
-    """Return a time with its interval: ``12.3 ms [12.1, 12.6]``."""
+    """Format a time with its interval: ``12.3 ms [12.1, 12.6]``."""
     return with_interval(duration(ms), ms, bounds)
 
 
 def with_interval(text: str, value: Any, bounds: tuple[Any, Any] | None) -> str:
-    """Add an interval to a quantity, in its unit and with its digits: ``0.540 × [0.512, 0.571]``.
+    """Append an interval to a formatted quantity, with the same unit and precision: ``0.540 × [0.512, 0.571]``.
 
     Parameters
     ----------
     text : str
-        The quantity in words, as a function of this module wrote it.
+        The quantity, as formatted by a function in this module.
     value : number or unknown
-        The number that `text` was written from.
+        The number from which `text` was formatted.
     bounds : tuple or None
-        Both ends of the interval; if they are missing, the text is returned unchanged.
+        Both ends of the interval. If they are missing, the text is returned unchanged.
     """
     inside, number = known_bounds(bounds), known(value)
     if inside is None or number is None:
@@ -128,7 +128,7 @@ def with_interval(text: str, value: Any, bounds: tuple[Any, Any] | None) -> str:
 
 
 def _with_digits_of(shown: str, number: float) -> str:
-    """Round a number to the same digit as another number that `significant` or `share` has formatted."""
+    """Round a number to the same decimal place as a number already formatted by `significant` or `share`."""
     if "e" in shown:
         return f"{number:.2e}"
     if shown == "0":
@@ -140,7 +140,7 @@ def _with_digits_of(shown: str, number: float) -> str:
 
 
 def _factor(unit: str, number: float) -> float:
-    """Return the factor by which a number was multiplied to express it in a unit."""
+    """Return the factor that converts a number to the given unit."""
     if unit == "%":
         return 100.0
     if unit in ("s", "ms", "µs"):
@@ -153,15 +153,15 @@ def _factor(unit: str, number: float) -> float:
 
 
 def known_bounds(bounds: tuple[Any, Any] | None) -> tuple[float, float] | None:
-    """Return both bounds of an interval as floats; ``None`` if one is unknown."""
+    """Return both bounds of an interval as floats, or ``None`` if either bound is unknown."""
     low, high = (known(bound) for bound in bounds or (None, None))
     return None if low is None or high is None else (low, high)
 
 
 def relative(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
-    """Return a ratio with its interval: ``0.912 [0.905, 0.921]``.
+    """Format a ratio with its interval: ``0.912 [0.905, 0.921]``.
 
-    Ratios near 1 are given to three decimal places, all others to three significant digits.
+    Ratios near 1 are rounded to three decimal places, and all others to three significant digits.
     """
     number = known(ratio)
     if number is None:
@@ -172,7 +172,7 @@ def relative(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
 
 
 def change(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
-    """Return a ratio as a percent change, ``−10.0 % [−10.6, −9.4]``, or as a factor if it or a bound is far from 1."""
+    """Format a ratio as a percentage, ``−10.0 % [−10.6, −9.4]``, or as a factor if it or either bound is far from 1."""
     number, inside = known(ratio), known_bounds(bounds) or ()
     if number is None:
         return UNKNOWN
@@ -182,7 +182,7 @@ def change(ratio: Any, bounds: tuple[Any, Any] | None = None) -> str:
 
 
 def counted(number: float, thing: str) -> str:
-    """Return a count with its noun: ``1 pair``, ``1,200 pairs``, ``2 copies``, ``3 batches``."""
+    """Format a count with its noun: ``1 pair``, ``1,200 pairs``, ``2 copies``, ``3 batches``."""
     whole = round(number)
     if whole != 1:
         thing = re.sub(r"(?<=[^aeiou])y$", "ie", thing) + ("es" if thing.endswith(("s", "x", "ch", "sh")) else "s")
@@ -190,13 +190,13 @@ def counted(number: float, thing: str) -> str:
 
 
 def named(names: Sequence[str], most: int = 3) -> str:
-    """Return the first few names and the number of the remaining ones: ``a, b, c and 4 more``."""
+    """List the first few names and the number of remaining names: ``a, b, c and 4 more``."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def share(fraction: Any) -> str:
-    """Return a share of a whole: ``34 %``, with one decimal below 10 %, and ``<0.1 %`` for the smallest shares."""
+    """Format a fraction as a percentage: ``34 %``, with one decimal place below 10 %, and ``<0.1 %`` if it is tiny."""
     number = known(fraction)
     if number is None:
         return UNKNOWN
@@ -210,7 +210,7 @@ def share(fraction: Any) -> str:
 
 
 def size(count_of_bytes: Any) -> str:
-    """Return an amount of memory: ``512 B``, ``1.50 KiB``, ``2.34 GiB``."""
+    """Format an amount of memory: ``512 B``, ``1.50 KiB``, ``2.34 GiB``."""
     number = known(count_of_bytes)
     if number is None:
         return UNKNOWN
@@ -219,7 +219,7 @@ def size(count_of_bytes: Any) -> str:
 
 
 def byte_unit(count_of_bytes: float) -> tuple[int, str]:
-    """Return a suitable unit for an amount of memory, with its size in bytes: ``(1048576, "MiB")``."""
+    """Choose a suitable unit for an amount of memory. Return its size in bytes and its name: ``(1048576, "MiB")``."""
     step = 0
     while step < len(_BYTE_UNITS) - 1 and abs(count_of_bytes) / 1024**step >= 1023.5:
         step += 1
@@ -227,13 +227,13 @@ def byte_unit(count_of_bytes: float) -> tuple[int, str]:
 
 
 def on_axis(text: str) -> str:
-    """Format a quantity for an axis, without zeros after the decimal point: ``2 GiB`` for ``2.00 GiB``."""
+    """Shorten a formatted quantity for an axis label by dropping trailing zeros: ``2 GiB`` for ``2.00 GiB``."""
     number, _, unit = text.partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
 
 
 def growth(bytes_per_step: float, bounds: tuple[float | None, float | None]) -> str:
-    """Return how fast memory grows, with its interval in the same unit: ``1.00 MiB per step [0.990, 1.01]``."""
+    """Format the growth of memory per step, with its interval in the same unit: ``1.00 MiB per step [0.990, 1.01]``."""
     ends = [bound for bound in bounds if bound is not None]
     factor, unit = byte_unit(max(map(abs, (bytes_per_step, *ends))))
     value, *inside = (significant(one / factor, trim=factor == 1) for one in (bytes_per_step, *ends))
@@ -250,7 +250,7 @@ def count(value: Any) -> str:
 
 
 def flops(value: Any) -> str:
-    """Return an amount of arithmetic, in powers of 1,000: ``85.2 MFLOP``."""
+    """Format a number of floating-point operations, with decimal prefixes: ``85.2 MFLOP``."""
     number = known(value)
     if number is None:
         return UNKNOWN
@@ -259,7 +259,7 @@ def flops(value: Any) -> str:
 
 
 def rate(per_second: Any, thing: str = "") -> str:
-    """Return a number per second: ``2,600 samples/s``, ``1.23 M/s``."""
+    """Format a number per second: ``2,600 samples/s``, ``1.23 M/s``."""
     number = known(per_second)
     if number is None:
         return UNKNOWN
@@ -269,13 +269,13 @@ def rate(per_second: Any, thing: str = "") -> str:
 
 
 def ratio(value: Any) -> str:
-    """Return a ratio: ``1.34 ×``."""
+    """Format a ratio: ``1.34 ×``."""
     number = known(value)
     return UNKNOWN if number is None else f"{significant(number)} ×"
 
 
 def clock(seconds: Any, decimals: int = 0) -> str:
-    """Format the seconds since the start like a clock: ``0:42``, ``1:02:03``."""
+    """Format the number of seconds since the start as a clock would show it: ``0:42``, ``1:02:03``."""
     number = known(seconds)
     if number is None:
         return UNKNOWN
@@ -295,8 +295,8 @@ def reading(value: Any, unit: str) -> str:
     ----------
     value : number or unknown
     unit : str
-        ``percent``, ``bytes``, ``bytes_per_s``, ``watts``, ``joules``, ``celsius``, ``megahertz``, or empty for a
-        number.
+        ``percent``, ``bytes``, ``bytes_per_s``, ``watts``, ``joules``, ``celsius``, ``megahertz``, or an empty string
+        for a plain number.
     """
     number = known(value)
     if number is None:
@@ -309,7 +309,7 @@ def reading(value: Any, unit: str) -> str:
 
 
 def executions(executed: Mapping[str, int]) -> str:
-    """Return how often the step ran, by pass: ``ran 29 times: 5 warm-up, 20 timed, 4 traced``."""
+    """Describe how many times the step ran in each pass: ``ran 29 times: 5 warm-up, 20 timed, 4 traced``."""
     passes = [f"{times:,} {PASS_WORDS.get(name, name)}" for name, times in executed.items() if times]
     total = sum(executed.values())
     times = "once" if total == 1 else f"{total:,} times"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from perfnb.system.resolution import Resolution
     from perfnb.system.system import SystemCheck
 
-#: The modules of the classes.
+#: The module that defines each class.
 _HOMES = {
     "ABTest": "experiments.ab_test",
     "ABTestSide": "experiments.compared_figures",

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def running_shell() -> Any:
-    """Return the running IPython shell, or ``None`` outside IPython, which is not imported just to find out."""
+    """Return the running IPython shell, or ``None`` outside IPython. This never imports IPython."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
 

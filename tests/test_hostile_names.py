@@ -102,7 +102,7 @@ NO_PATHS = {
     "a\ud800b": "contains a forbidden character|does not exist",
     "x" * 5000: "too long",
     "/tmp/" + "y/" * 4000: "too long",
-    "~nosuchuser/x": "unknown home folder",
+    "~nosuchuser/x": "home folder is unknown",
 }
 
 

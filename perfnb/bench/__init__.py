@@ -1,9 +1,9 @@
 """Timing without instrumentation: `time_step`, `confirm_input_bound`, and the code that experiments share.
 
-The room runs steps in pairs, rounds or blocks, plans how many are needed, compares and restores what steps return and
-change, and decides on the result.
+The package runs steps in pairs, rounds or blocks, and plans how many of them are needed. It compares the steps' return
+values, restores everything that the steps change, and decides on the result.
 
-The room is large because comparing steps fairly takes many parts, which other rooms share: the plan of pairs, rounds or
-blocks, rounds on a device's clock, blocks where a loader prefetches, the restoration of everything that steps change, a
-stand-in for models, and the comparison of results.
+The package is large because a fair comparison of steps has many parts, and other packages use them as well: planning
+pairs, rounds or blocks; timing rounds on a device's clock; running blocks if a loader prefetches; restoring everything
+that steps change; replacing models with a stand-in; and comparing results.
 """

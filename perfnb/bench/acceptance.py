@@ -1,4 +1,4 @@
-"""Decide whether to accept a change, based on the verdict on its times, its losses, and its use of resources."""
+"""Decide whether to accept a change, based on its effect on step time, its losses, and its use of resources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfnb.bench.quality import Loss
 
 ACCEPT, REJECT, INCONCLUSIVE = "accept", "reject", "inconclusive"
 
-#: Causes of a decision, the most important first.
+#: The causes of a decision, from the most to the least important.
 WORSE, OVER, SLOWER, NO_GAIN, CANNOT_TELL = "worse", "over a limit", "slower", "no gain", "cannot tell"
 UNJUDGED, UNMEASURED, UNSURE, GAIN = "quality unknown", "limit unchecked", "at a limit", "gain"
 
@@ -26,7 +26,7 @@ class Resource:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the candidate exceeds the limit; if there is an interval, all of it must be above the limit."""
+        """Whether the candidate exceeds the limit. If there is an interval, all of it must be above the limit."""
         least = self.value if self.bounds is None else self.bounds[0]
         return least is not None and not least <= self.limit
 
@@ -50,12 +50,12 @@ def decide(
 ) -> Decision:
     """Accept a candidate that is faster, has good enough results and stays within all limits.
 
-    Bad results are checked first, because speed cannot make up for them. If quality or a limited resource was not
-    measured, the candidate can still be rejected, but not accepted. If a limit lies within a time's interval, the time
-    counts as unmeasured.
+    Bad results are checked first, because a higher speed cannot compensate for them. If quality or a resource with a
+    limit was not measured, the candidate can be rejected but not accepted. If the limit on a time lies within the
+    time's interval, the time counts as unmeasured.
 
-    `verdict` is the A/B test's verdict. Without `losses`, quality is unknown. `resources` are the resources that have a
-    limit, and `unmatched` are the limits on losses that were not measured.
+    `verdict` is the A/B test's verdict on the step times. If `losses` is empty, quality is unknown. `resources`
+    contains only resources with a limit, and `unmatched` names the losses that have a limit but were not measured.
     """
     if worse := tuple(loss.name for loss in losses if loss.exceeded):
         return Decision(REJECT, WORSE, worse)

@@ -1,4 +1,4 @@
-"""Design experiments: choose the length of the warm-up, the number of rounds or blocks, and their order.
+"""Design experiments by choosing the length of the warm-up, the number of rounds or blocks, and their order.
 
 The steps are run by a `Bench` or `InputTrial` that is passed in, so this module does not need torch.
 """
@@ -19,22 +19,24 @@ from perfnb.stats.intervals import FEWEST_PAIRS, Floats
 from perfnb.stats.planning import Planned, plan_pairs, plan_pairs_blindly
 from perfnb.step.budget import FEWEST, WARMUP_SHARE, is_steady, require_passing_time, steady_from
 
-#: Greatest number of steps of a warm-up.
+#: The maximum number of warm-up steps.
 MOST_WARMUP = 200
-#: Rounds of the pilot, which do not count towards the result, and the share of the budget by which it has ended.
+#: The number of pilot rounds, which do not count towards the result, and the share of the budget after which the pilot
+#: ends.
 PILOT_PAIRS, PILOT_SHARE = 10, 0.4
-#: Greatest number of pairs, however short the steps, and the number if a pilot of one pair gives no spread.
+#: The maximum number of pairs, however short the steps are, and the number of pairs if the pilot is a single pair,
+#: which has no spread.
 MOST_PAIRS, MOST_UNPLANNED = 10_000, 100
-#: Least duration of the counted part of a block; most turns in it (more turns average out prefetched batches better) as
-#: long as this many rounds still fit; and the most rounds.
+#: The minimum duration of the counted part of a block; the maximum number of turns in it (more turns average out
+#: prefetched batches better) as long as this many rounds still fit; and the maximum number of rounds.
 BLOCK_MS, LONGEST_BLOCK, ROUNDS_WANTED, MOST_BLOCKS = 20.0, 64, 12, 40
-#: To detect prefetching that cannot be seen: pairs, parts of a run of turns back to back, its most turns, its share of
-#: the budget, and how many times as long a turn must take back to back.
+#: Parameters for detecting hidden prefetching: the number of pairs; the number of parts in a back-to-back run, its
+#: maximum number of turns, and its share of the budget; and how many times as long a turn must take back to back.
 ROW_PAIRS, ROW_PARTS, LONGEST_ROW, ROW_SHARE, SLOWER_BACK_TO_BACK = 8, 4, 64, 0.1, 1.3
-#: Seeds of the order within rounds, so that a run can be repeated.
+#: The seeds for the order within rounds. Fixed seeds make a run repeatable.
 SEED, INPUT_SEED = 20260101, 20260102
-#: For a trial of the input: the shares of the budget by which the warm-up and the measurement of the loader's pace have
-#: ended, the most rounds, the most steps of the warm-up, and the most steps of a block.
+#: Parameters of an input trial: the shares of the budget after which the warm-up and the measurement of the loader's
+#: pace end, and the maximum numbers of rounds, of warm-up steps, and of steps per block.
 INPUT_WARMUP_SHARE, PACE_SHARE, MOST_ROUNDS, MOST_INPUT_WARMUP, MOST_STEPS = 0.15, 0.25, 40, 30, 64
 
 
@@ -42,13 +44,13 @@ INPUT_WARMUP_SHARE, PACE_SHARE, MOST_ROUNDS, MOST_INPUT_WARMUP, MOST_STEPS = 0.1
 class Prefetching:
     """A mechanism that prepares batches for a step while other steps run."""
 
-    # "worker processes", "processes", "threads", or "something" that was not seen but slows turns back to back
+    # "worker processes", "processes", "threads", or "something" hidden that slows back-to-back turns
     who: str
-    ahead: int  # the most turns it can have prefetched for
+    ahead: int  # the maximum number of turns that it may have prefetched batches for
 
 
 def random_orders(count: int, steps: int, seed: int) -> Iterator[list[int]]:
-    """Yield the order of the steps in each of `count` rounds; all orders are equally likely."""
+    """Yield a random order of the steps for each of `count` rounds. All orders are equally likely."""
     generator = np.random.default_rng(seed)
     for _ in range(count):
         yield generator.permutation(steps).tolist()
@@ -74,18 +76,18 @@ def warm_up(bench: Any, begin: float, budget_s: float) -> bool | None:
 def planned_rounds(
     bench: Any, begin: float, budget_s: float, equal_within: float, power: float = 0.9
 ) -> tuple[Planned, Floats]:
-    """Use a pilot to plan how many rounds distinguish any two steps with probability `power`, and run them.
+    """Plan, from a pilot, how many rounds distinguish any two steps with probability `power`, and run them.
 
     Returns
     -------
     Planned, ndarray
-        Milliseconds, with a row per step and a column per round.
+        The milliseconds, with a row per step and a column per round.
     """
     __tracebackhide__ = True
     count = bench.count
     orders = random_orders(PILOT_PAIRS, count, SEED + 1)
     pilot = bench.rounds(orders, pass_name="pilot", until=begin + PILOT_SHARE * budget_s)
-    # The median, because one slow round must not shrink the experiment to a tenth of the budget.
+    # Use the median, because one slow round must not reduce the experiment to a tenth of the budget.
     round_s, left_s = float(np.median(pilot.sum(axis=0))) / 1e3, max(0.0, begin + budget_s - time.perf_counter())
     logs = np.log(pilot)
     differences = [logs[b] - logs[a] for a, b in itertools.combinations(range(count), 2)] or [logs[0]]
@@ -104,7 +106,7 @@ def planned_rounds(
 def planned_blocks(
     bench: Any, begin: float, budget_s: float, found: Prefetching, turn_ms: Floats | None = None
 ) -> tuple[Planned, BlockPlan, Floats]:
-    """Use a pilot to plan the length of blocks and how many of them the budget allows, and run them.
+    """Plan, from a pilot, how long blocks must be and how many of them the budget allows, and run them.
 
     Parameters
     ----------
@@ -119,7 +121,8 @@ def planned_blocks(
     __tracebackhide__ = True
     if turn_ms is None:
         turn_ms = _pilot_blocks(bench, begin, budget_s, found.ahead)
-    # Count at least twice what may be prefetched, so that at least half of it is made during the block.
+    # Count at least twice as many turns as there may be prefetched batches. Then at least half of the batches are made
+    # during the block.
     lead, turns, count, round_s = found.ahead, 2 * found.ahead, 0, None
     left_s = max(0.0, begin + budget_s - time.perf_counter())
     if turn_ms is not None:
@@ -130,9 +133,9 @@ def planned_blocks(
         round_s = (lead + turns) * round_ms / 1e3
         count = min(MOST_BLOCKS, int(left_s / round_s))
     most_s = 2 * left_s
-    if count == 0:  # no time for a block: run one pair of turns, which allows no conclusion
+    if count == 0:  # there is no time for a block, so run one pair of turns, which allows no conclusion
         count, lead, turns = 1, 0, 1
-    elif count < FEWEST_PAIRS:  # if something slowed the pilot, the fewest pairs for a verdict may fit after all
+    elif count < FEWEST_PAIRS:  # if something slowed the pilot, enough pairs for a verdict may fit after all
         count, most_s = FEWEST_PAIRS, left_s
     blocks = BlockPlan(found.who, lead, turns, round_s)
     until = time.perf_counter() + most_s
@@ -141,10 +144,10 @@ def planned_blocks(
 
 
 def _pilot_blocks(bench: Any, begin: float, budget_s: float, lead: int) -> Floats | None:
-    """Return each step's milliseconds per turn after prefetched batches are used up; ``None`` if time is short."""
+    """Return each step's milliseconds per turn once prefetched batches are used up, or ``None`` if time runs short."""
     __tracebackhide__ = True
     size = 1
-    while True:  # ever longer blocks: how long a turn takes is not known yet
+    while True:  # blocks become longer and longer, because the duration of a turn is not known yet
         order = list(range(bench.count)) if size.bit_length() % 2 else list(reversed(range(bench.count)))
         pilot: Floats = bench.blocks([order], lead=size // 2, turns=size - size // 2, pass_name="pilot")
         if size >= 2 * lead:
@@ -155,11 +158,11 @@ def _pilot_blocks(bench: Any, begin: float, budget_s: float, lead: int) -> Float
 
 
 def slower_back_to_back(bench: Any, budget_s: float) -> tuple[Prefetching, Floats] | None:
-    """Detect hidden prefetching, where a step takes longer back to back than interleaved.
+    """Detect hidden prefetching, which makes a step take longer back to back than interleaved with another step.
 
-    A busy machine slows turns as well. The same step must therefore be slower twice: each of its back-to-back runs must
-    be slower than the interleaved turns before, between and after. This is skipped if steps are so long that it would
-    take more than a small share of the budget.
+    A busy machine slows turns as well. A step must therefore be slower twice: each of its back-to-back runs must be
+    slower than the interleaved turns before, between and after them. The check is skipped if steps are so long that it
+    would take more than a small share of the budget.
 
     Returns
     -------
@@ -237,12 +240,12 @@ def _warm_up_input(trial: Any, until: float, progress: Callable[..., object]) ->
 
 
 def _steps_of_a_block(trial: Any, kinds: Sequence[str], model_ms: float, pace_ms: float, end: float) -> int:
-    """Choose the number of steps per block, a multiple of the loader's workers because they deliver in bursts."""
+    """Choose the number of steps per block. It is a multiple of the number of workers, which deliver in bursts."""
     __tracebackhide__ = True
     workers: int = max(1, trial.workers)
     pilot, pilot_begin = max(2, workers), time.perf_counter()
     if pilot_begin + pilot * (3 * model_ms + 5 * pace_ms) / 1e3 > end:
-        return workers  # no time even for the pilot
+        return workers  # there is not even enough time for the pilot
     each_ms: dict[str, float] = {kind: trial.block(kind, pilot) for kind in kinds}
     overhead_s = max(0.0, time.perf_counter() - pilot_begin - pilot * sum(each_ms.values()) / 1e3)
     round_ms = max(1e-3, sum(each_ms.values()))

@@ -1,8 +1,8 @@
 """Measure the differences between results.
 
 The return values of two steps are compared part by part, and named results are compared with their true values.
-Differences are always relative to the size of the reference. If two results should agree, the size is the largest
-value, so that each element counts. If the rounding errors of two results are compared, the size is the root mean
+Differences are always relative to the size of the reference. To check whether two results agree, the size is the
+largest value, because every element counts. To compare the rounding errors of two results, the size is the root mean
 square, because individual errors vary by chance.
 """
 
@@ -21,9 +21,10 @@ from torch import Tensor
 
 from perfnb.bench.values import TOLERANCES, Errors
 
-#: Results whose numbers are this many times smaller than the largest of their kind are judged by that size.
+#: If a result's numbers are this many times smaller than the largest of their kind, differences are relative to that
+#: size.
 _SMALL = 1e-3
-#: Below this share of that size they count as zero.
+#: Numbers below this share of that size count as zero.
 _NOISE = 1e-3
 Results = dict[str, Tensor | None]
 
@@ -31,10 +32,10 @@ Results = dict[str, Tensor | None]
 class Difference(NamedTuple):
     """The difference in one part of a result."""
 
-    relative: float  # largest difference divided by the largest value; infinite if structure or type differ
+    relative: float  # largest difference divided by the largest value, or infinity if structure or type differ
     words: str  # description of the difference
-    dtype: str = ""  # the coarser of the two dtypes; empty if the values must be equal
-    known: bool = True  # whether the two could be compared; if not, `words` has the reason
+    dtype: str = ""  # the less precise of the two dtypes, or empty if the values must be equal
+    known: bool = True  # whether the two parts could be compared; if not, `words` contains the reason
 
     @property
     def tolerance(self) -> float:
@@ -46,7 +47,7 @@ def worst_difference(first: Any, second: Any, tolerance: float | None = None) ->
     """Return the part of two results that exceeds `tolerance` (by default its dtype's tolerance) the most.
 
     If no part exceeds it, return a part that could not be compared. If the results contain no numbers, the difference
-    is unknown, too.
+    is unknown.
     """
 
     def excess(part: Difference) -> float:
@@ -59,7 +60,7 @@ def worst_difference(first: Any, second: Any, tolerance: float | None = None) ->
 
     parts = [] if first is None or second is None else list(differences(first, second))
     if not any(part.dtype or part.words for part in parts):
-        return Difference(0.0, "a step returns no tensor or number", known=False)
+        return Difference(0.0, "a step does not return any tensor or number", known=False)
     return max(parts, key=excess)
 
 
@@ -116,7 +117,7 @@ def _unknown(where: str, kind: str) -> Difference:
 
 
 def _as_tensors(first: Any, second: Any) -> tuple[Any, Any]:
-    """Convert numeric arrays to tensors, as well as numbers that are compared with a number or a one-element tensor."""
+    """Convert arrays to tensors, and numbers as well if the other value is a number or a one-element tensor."""
     values = [_as_tensor(value) for value in (first, second)]
     single = [_is_number(value) or (isinstance(value, Tensor) and value.dim() == 0) for value in values]
     if all(single):
@@ -156,7 +157,7 @@ def _mean_square_root(value: Tensor) -> float:
 def _distance(
     first: Tensor, second: Tensor, where: str = "", size: Callable[[Tensor], float] = _largest, floor: float = 0.0
 ) -> Difference:
-    """Return the size of the difference relative to the size of the first result, which is at least `floor`.
+    """Return the difference relative to the size of the first result, or relative to `floor` if that is larger.
 
     Elements that are infinite in both results are ignored. If only one of two elements is finite, the distance is
     infinite.
@@ -172,7 +173,7 @@ def _distance(
     if odd := int((~finite & ~both_nan & (first != second)).sum()):
         places = "1 place" if odd == 1 else f"{odd:,} places"
         return Difference(math.inf, f"{where} differs in {places} where one value is infinite or NaN")
-    # Values infinite in both would make every other difference look small.
+    # Values that are infinite in both tensors would make all other differences look small.
     worst, scale = (size(torch.where(finite, value, 0.0)) for value in (first - second, first))
     if max(scale, floor) == 0 and worst > 0:
         return Difference(math.inf, f"{where} differs by up to {worst:.2g} where the first is all zeros")
@@ -181,28 +182,28 @@ def _distance(
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64 on the CPU."""
+    """Convert a tensor to float64 on the CPU."""
     dense = tensor.detach()
     dtype = torch.complex128 if tensor.is_complex() else torch.float64
     return (dense if dense.layout is torch.strided else dense.to_dense()).to("cpu", dtype)
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """Return a copy in float64 on the CPU."""
+    """Copy a tensor to the CPU in float64."""
     return _wide(tensor).clone()
 
 
 def errors_between(
     own: Results, found: Results, truth: Results, *, random: bool = False, kind_of: Callable[[str], str] = str
 ) -> Errors:
-    """Return the distance of results from the truth, and the distance of the original's results.
+    """Return how far the results are from the true values, and how far the original's results are from them.
 
     Parameters
     ----------
     random : bool
         Whether the original draws random numbers.
     kind_of : callable
-        Returns the kind of a result by its name; results of the same kind have a similar size.
+        Maps a result's name to its kind. Results of the same kind are similar in size.
     """
     floors = _floors(truth, kind_of)
     return Errors(
@@ -220,10 +221,10 @@ def errors_between(
 
 
 def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
-    """Return, by kind, the size below which numbers are small compared with the others and may only be noise.
+    """Return, for each kind, the size below which numbers are so much smaller than the others that they may be noise.
 
-    For example, the true gradient of a bias before a batch norm is zero. In float32, it consists of the rounding errors
-    of numbers that cancel.
+    For example, the true gradient of a bias before a batch norm is zero. In float32, it consists only of the rounding
+    errors of numbers that cancel.
     """
     floors: dict[str, float] = defaultdict(float)
     for name, value in truth.items():
@@ -233,7 +234,7 @@ def _floors(truth: Results, kind_of: Callable[[str], str]) -> dict[str, float]:
 
 
 def _error(found: Tensor | None, truth: Tensor | None, floor: float) -> float:
-    """Return the distance from the truth, which is infinite if one of the two is missing."""
+    """Return the distance from the true value, which is infinite if either of the two is missing."""
     if found is None or truth is None:
         return 0.0 if found is truth else math.inf
     return _distance(truth, found, size=_mean_square_root, floor=floor).relative
@@ -244,7 +245,7 @@ def _finite_size(value: Tensor) -> float:
 
 
 def differ(a: Results, b: Results) -> bool:
-    """Return whether any results differ in any bit; NaN equals NaN."""
+    """Return whether any results differ in any bit. NaN counts as equal to NaN."""
     return a.keys() != b.keys() or any(not _same(a[name], b[name]) for name in a)
 
 

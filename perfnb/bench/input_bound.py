@@ -1,4 +1,4 @@
-"""`confirm_input_bound`: find out by experiment whether a step waits for its data."""
+"""Determine by experiment whether a step waits for its data (`confirm_input_bound`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class InputBoundTest(InputBound, Documented):
-    """The times of a step with and without its loader and its model. Notebooks display the result."""
+    """The result of `confirm_input_bound`, with a step's times with and without its loader and its model."""
 
     def _document(self) -> Document:
         return input_bound_document(self)
@@ -43,9 +43,9 @@ def confirm_input_bound(
     - *loader*: the loader alone. The model's forward returns copies of earlier outputs, so its backward and the
       optimizer have almost nothing to do.
     - *model*: the model alone, on a batch that is kept in memory.
-    - *rest*: neither of the two, which leaves everything else in the step, such as copies to the device, the loss and
-      your own code. It is also part of *loader* and *model*.
-    - *iteration*: only takes batches from the loader.
+    - *rest*: neither of the two. This leaves everything else in the step, such as copies to the device, the loss and
+      your own code. The rest is also part of *loader* and *model*.
+    - *iteration*: only taking batches from the loader.
 
     The step trains during the test. Afterwards, perfnb restores the models' parameters, buffers, gradients and modes;
     the states of optimizers, schedulers, gradient scalers and random generators that are reachable from the step's
@@ -60,10 +60,11 @@ def confirm_input_bound(
     batches : iterable, or callable returning one
         For example, a DataLoader with any number of workers. It is restarted when exhausted.
     model : Module, list of Module, or dict of name to Module
-        The model to replace, which is required. If the step calls modules inside the model instead, those modules are
-        replaced.
+        The model to replace. This argument is required. If the step calls modules inside the model rather than the
+        model itself, those modules are replaced.
     budget_s : float
-        Seconds for the whole test. At least one round is run, which takes about ten steps, or seven steps per worker.
+        The time limit for the whole test, in seconds. At least one round is run, which takes about ten steps, or seven
+        steps per worker.
 
     Returns
     -------
@@ -72,7 +73,7 @@ def confirm_input_bound(
     Raises
     ------
     ValueError
-        For an invalid budget.
+        If the budget is invalid.
     TypeError
         If `step`, `batches` or `model` have the wrong type.
     CaptureError

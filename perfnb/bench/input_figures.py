@@ -1,4 +1,4 @@
-"""Compare the loader alone, the model alone, and both, to find out what a perfect loader would save."""
+"""Compare the loader alone, the model alone, and both together, to determine what a perfect loader would save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from perfnb.stats.intervals import Centre, Floats, hodges_lehmann, interval_of_median
 
-#: What each kind of block runs, in the order of the table.
+#: A description of each kind of block, in the order of the table.
 KINDS = {
     "together": "the unmodified step",
     "loader": "the loader, with the model replaced",
@@ -20,15 +20,15 @@ KINDS = {
     "rest": "neither: everything else in the step",
     "iteration": "only taking batches",
 }
-#: Share of a step below which a saving does not matter.
+#: A saving below this share of a step is considered negligible.
 MATTERS = 0.05
-#: The ratio by which one saving must exceed the other to decide the verdict alone.
+#: If one saving is this many times as large as the other, it alone decides the verdict.
 DECIDES = 2.0
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class InputBound:
-    """The times of blocks of the five kinds, by round.
+    """The times of the five kinds of blocks in each round.
 
     Attributes
     ----------
@@ -37,11 +37,12 @@ class InputBound:
     steps, executed : int
         The number of steps in a block, and the total number of steps.
     unforeseen_ms : float
-        The time that the real models took for batches with new shapes in blocks without a model; already subtracted.
+        The time that the real models took for batches with new shapes in blocks without a model. It is already
+        subtracted from the blocks' times.
     noise : mapping
         Possible disturbances of the steps.
     batches_a_start : float or None
-        Number of batches after which the loader's workers restart; ``None`` if they persist or there are none.
+        The number of batches after which the loader's workers restart, or ``None`` if they persist or there are none.
     parallel : bool
         Whether loading could overlap with the model, in workers or threads, or on the host while a GPU works.
     """
@@ -76,28 +77,28 @@ class InputBound:
 
     @cached_property
     def saved_by_loader(self) -> Centre:
-        """Milliseconds per step that a perfect loader would save in each round: together minus the model alone."""
+        """The milliseconds per step that a perfect loader would save, by rounds: *together* minus *model*."""
         return hodges_lehmann(self._of("together") - self._of("model"))
 
     @cached_property
     def saved_by_model(self) -> Centre:
-        """Milliseconds per step that a model without any cost would save: together minus the loader alone."""
+        """The milliseconds per step that a model without any cost would save: *together* minus *loader*."""
         return hodges_lehmann(self._of("together") - self._of("loader"))
 
     @property
     def saved_ms(self) -> float:
-        """The most that a perfect loader could save, in milliseconds per step: together minus the model alone."""
+        """The most that a perfect loader could save, in milliseconds per step: *together* minus *model*."""
         return self.saved_by_loader.estimate
 
     @property
     def saved_ci_ms(self) -> tuple[float, float] | None:
-        """The 95 % interval of `saved_ms`; ``None`` if there are fewer than 6 rounds."""
+        """The 95 % interval of `saved_ms`, or ``None`` if there are fewer than 6 rounds."""
         saved = self.saved_by_loader
         return (saved.low, saved.high) if saved.bounded else None
 
     @property
     def saved_share(self) -> float:
-        """`saved_ms` as a share of the step, 0 to 1."""
+        """`saved_ms` as a share of the step, from 0 to 1."""
         return self.saved_ms / self.together_ms
 
     @property
@@ -107,13 +108,14 @@ class InputBound:
 
     @cached_property
     def overlap(self) -> float | None:
-        """The share of the shorter of loader and model that the longer one hides, 0 to 1; ``None`` if unknown.
+        """How much of the shorter of loader and model the longer one hides, from 0 to 1, or ``None`` if unknown.
 
         It is 0 if loading cannot overlap with the model (no workers and no GPU in use). If it is below 0, the two may
         slow each other down, for example because workers and model compete for cores; `hindered` is true if this is
         certain.
         """
-        # In sequence they take loader + model - rest (the rest is in both); fully overlapped, the longer of the two.
+        # In sequence, they take loader + model - rest, because both include the rest. If they overlap fully, they take
+        # as long as the longer one.
         loader, model, rest = (self._median(kind) for kind in ("loader", "model", "rest"))
         sequential, overlapped = loader + model - rest, max(loader, model)
         room = sequential - overlapped
@@ -123,7 +125,7 @@ class InputBound:
 
     @cached_property
     def overlap_bounds(self) -> tuple[float, float] | None:
-        """The 95 % interval of `overlap`; ``None`` if it is unknown or there are fewer than 6 rounds."""
+        """The 95 % interval of `overlap`, or ``None`` if it is unknown or there are fewer than 6 rounds."""
         if self.overlap is None:
             return None
         if not self.parallel:
@@ -134,14 +136,14 @@ class InputBound:
 
     @cached_property
     def hindered(self) -> bool:
-        """Whether loader and model take longer together than in sequence, as if they compete for cores."""
+        """Whether loader and model take longer together than in sequence, for example because they share cores."""
         if not self.parallel:
             return False
         return hodges_lehmann(self._of("together") - self._sequential).low > MATTERS * self.together_ms
 
     @cached_property
     def verdict(self) -> str:
-        """ "input-bound", "compute-bound", "balanced" or "inconclusive".
+        """The verdict: "input-bound", "compute-bound", "balanced" or "inconclusive".
 
         A saving matters if its interval is above 0 and it is at least 5 % of the step. The loader or the model bounds
         the step if its saving matters and the other saving does not or is half as large, or if it takes twice as long
@@ -164,7 +166,7 @@ class InputBound:
         return "input-bound" if by_loader else "compute-bound"
 
     def _outweighs(self, one: str, other: str) -> bool:
-        """Return whether one takes at least twice as long as the other, according to the whole interval."""
+        """Return whether `one` takes at least twice as long as `other`, with 95 % confidence."""
         one_ms, other_ms = (self._of(kind) - self._of("rest") for kind in (one, other))
         return hodges_lehmann(one_ms - DECIDES * other_ms).low > 0
 
@@ -174,7 +176,7 @@ class InputBound:
         return self._median("rest") >= (1 - 2 * MATTERS) * self.together_ms
 
     def _matters(self, saved: Centre) -> bool | None:
-        """Return whether a saving is large enough to matter; ``None`` if the interval is too wide to tell."""
+        """Return whether a saving is large enough to matter, or ``None`` if the interval is too wide to tell."""
         least = MATTERS * self.together_ms
         if not saved.bounded:
             return None
@@ -184,7 +186,7 @@ class InputBound:
 
     @property
     def _sequential(self) -> Floats:
-        """The time of loader and model in sequence, for each round."""
+        """The time that the loader and the model would take in sequence, for each round."""
         return self._of("loader") + self._of("model") - self._of("rest")
 
     def _of(self, kind: str) -> Floats:

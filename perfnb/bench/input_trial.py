@@ -1,7 +1,7 @@
 """Run a step with and without its loader and its model, in interleaved blocks.
 
-To remove the model, it is replaced by a stand-in whose forward returns copies of earlier outputs. The backward pass
-stops at these copies.
+To exclude the model, it is replaced by a stand-in that returns copies of earlier outputs. The backward pass stops at
+these copies.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from perfnb.step.steps import BatchSource
 _WITH_LOADER = ("together", "loader", "iteration")
 _WITHOUT_MODEL = ("loader", "rest")
 
-#: Most batches taken to use up a loader's prefetched ones; most and fewest taken to measure its pace.
+#: The maximum number of batches that are taken to use up prefetched batches, and the maximum and minimum number that
+#: are taken to measure the loader's pace.
 _MOST_DRAINED, _MOST_PACED, _FEWEST_PACED = 64, 64, 4
-#: A loader faster than this gains nothing from prefetching.
+#: A loader that is faster than this gains nothing from prefetching.
 _INSTANT_NS = 50_000
 
-#: Most kinds of inputs (by shape) whose outputs are kept; the oldest is dropped first.
+#: The maximum number of input kinds (by shape) whose outputs are kept. The oldest outputs are dropped first.
 _MOST_KINDS = 64
 
-#: The attributes that run when a module is called; the second exists after ``module.compile()``.
+#: The attributes that are called when a module is called. The second one exists after ``module.compile()``.
 _CALLED = ("forward", "_compiled_call_impl")
 
 _ABSENT = object()
@@ -49,7 +50,7 @@ class InputTrial(Bench):
 
     Workers prefetch while other blocks run, and they deliver in bursts, so whole blocks are timed instead of individual
     steps. Before a block that uses the loader, prefetched batches are used up and one burst of steps runs without being
-    counted. Otherwise the last step would count in full although it hides part of the next batch's time.
+    counted. Otherwise, the last step would count in full although part of the next batch is loaded while it runs.
 
     Parameters
     ----------
@@ -58,7 +59,7 @@ class InputTrial(Bench):
     models : list of Module
         The models to replace by copies of their outputs.
     namespace : mapping
-        The variables that the step sees.
+        The variables that the step can access.
     """
 
     _source: BatchSource
@@ -77,7 +78,7 @@ class InputTrial(Bench):
         self._kept: Any = None
         self._pace_ns = 0.0
         self._loaders = [value for value in reachable([batches]) if issubclass(type(value), DataLoader)]
-        own = getattr(batches, "num_workers", 0)  # other libraries' loaders use this name too
+        own = getattr(batches, "num_workers", 0)  # other libraries' loaders use the same name
         own = own if isinstance(own, int) and not isinstance(own, bool) else 0
         # The number of workers that deliver at once; 0 if there are none or they are unknown.
         self.workers: int = max([own, *(loader.num_workers for loader in self._loaders)])
@@ -90,14 +91,14 @@ class InputTrial(Bench):
 
     @property
     def batches_a_start(self) -> float | None:
-        """Batches between two starts of the loader's workers; ``None`` if they persist or it has none."""
+        """The number of batches between two starts of the workers, or ``None`` if they persist or do not exist."""
         loaders = [loader for loader in self._loaders if loader.num_workers]
         if not loaders or any(loader.persistent_workers for loader in loaders) or self._source.starts < 2:
             return None
         return self._source.taken / self._source.starts
 
     def learn(self) -> None:
-        """Run one or two steps to record the models' outputs, and keep a batch.
+        """Run one or two steps to record the models' outputs, and keep one of the batches.
 
         Raises
         ------
@@ -115,14 +116,15 @@ class InputTrial(Bench):
         if not self._stand_in.called and self._stand_in.compiled_in:
             raise CaptureError(
                 "The step calls the model inside a function compiled by torch.compile, where the model cannot be "
-                "replaced: pass the uncompiled step, and compile only the model if needed."
+                "replaced. Pass the uncompiled step, and compile only the model if needed."
             )
         if not self._stand_in.called:
             raise CaptureError(
-                "The step calls neither the given model nor a module inside it: pass the model that the step calls, or "
-                "a list of them."
+                "The step calls neither the given model nor any module inside it. Pass the model that the step calls, "
+                "or a list of models."
             )
-        # With a GPU the host is free to load; otherwise it takes workers or threads, which some loaders hide.
+        # If there is a GPU, the host is free to load batches. Otherwise, this requires workers or threads, which some
+        # loaders hide.
         works = accelerator_in_use() or self.workers > 0 or prefetching([self._source.next]) is not None
         self.parallel = works or not (self._loaders or self._is_list)
 
@@ -181,7 +183,7 @@ class InputTrial(Bench):
         self.conditions.step += 1
 
     def _drain(self) -> None:
-        """Take batches until the loader makes the step wait, so that earlier prefetching does not count."""
+        """Take batches until the step has to wait for the loader, which means that prefetched batches are used up."""
         __tracebackhide__ = True
         for _ in range(_MOST_DRAINED):
             begin = time.perf_counter_ns()
@@ -191,9 +193,9 @@ class InputTrial(Bench):
 
 
 def _compiled(models: list[nn.Module], namespace: Mapping[str, Any]) -> list[nn.Module]:
-    """Return the modules among the step's variables that ``torch.compile`` created from the models.
+    """Return the modules that ``torch.compile`` created from the models and that are among the step's variables.
 
-    The step may call those instead of the models.
+    The step may call these modules instead of the models.
     """
     known = {id(model) for model in models}
     named = [module for _, module in named_modules(namespace) if id(module) not in known]
@@ -202,13 +204,13 @@ def _compiled(models: list[nn.Module], namespace: Mapping[str, Any]) -> list[nn.
 
 @dataclass(frozen=True)
 class _Kept:
-    """A kept tensor, hidden from autograd."""
+    """A wrapper that hides a kept tensor from autograd."""
 
     tensor: Tensor
 
 
 class _Joined(torch.autograd.Function):
-    """A copy of a kept tensor with any layout and dtype; it depends on a parameter, whose gradient from it is zero."""
+    """Copy a kept tensor of any layout and dtype. The copy depends on a parameter but gives it a gradient of zero."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, kept: _Kept) -> Tensor:
@@ -222,12 +224,12 @@ class _Joined(torch.autograd.Function):
 
 
 class StandIn:
-    """Record what models return, and return copies of it in their place.
+    """Record the models' return values, and return copies of them in place of running the models.
 
-    If a step calls modules inside a model rather than the model, those are replaced. One output is kept for each kind
-    of input (shapes and dtypes) and each call within a step. It is copied, because the step may change it, and depends
-    on the smallest parameter of the module, which gets a zero gradient: ``loss.backward()`` and ``optimizer.step()``
-    work but cost next to nothing.
+    If a step calls modules inside a model rather than the model itself, those modules are replaced. One output is kept
+    for each kind of input (shapes and dtypes) and for each call within a step. The stand-in returns a copy, because the
+    step may modify it. The copy depends on the module's smallest parameter, which receives a gradient of zero. As a
+    result, ``loss.backward()`` and ``optimizer.step()`` work but take almost no time.
     """
 
     def __init__(self, models: list[nn.Module]) -> None:
@@ -242,12 +244,12 @@ class StandIn:
         self._anchors: dict[int, Tensor] = {}
 
     def step_starts(self) -> None:
-        """Count calls from the first again."""
+        """Restart the count of calls at the first call."""
         self._calls.clear()
 
     @contextmanager
     def learning(self, *, inside: bool = False) -> Iterator[None]:
-        """Record which modules a step calls and what they return; `inside` looks inside models that were not called."""
+        """Record which modules a step calls and what they return, optionally also `inside` models it did not call."""
         watched = self._models
         if inside:
             watched = [part for model in self.uncalled for part in model.modules()]
@@ -261,7 +263,7 @@ class StandIn:
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """Replace the modules; gradients are cleared, so that an optimizer skips their parameters."""
+        """Replace the modules, and clear their gradients so that an optimizer skips their parameters."""
         with ExitStack() as stack:
             for module in self.called:
                 _replace(stack, module, self._answer)
@@ -312,9 +314,9 @@ class StandIn:
         return _Joined.apply(self._anchor(module), _Kept(part.detach()))  # type: ignore[no-untyped-call]
 
     def _anchor(self, module: nn.Module) -> Tensor:
-        """Return the smallest trained parameter, or else a tensor made here.
+        """Return the module's smallest trainable parameter, or a new tensor if it has none.
 
-        It gives an optimizer something to update.
+        The optimizer then has something to update.
         """
         if id(module) not in self._anchors:
             trained = [weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight)]
@@ -324,7 +326,10 @@ class StandIn:
 
 
 def _replace(stack: ExitStack, module: nn.Module, instead: Callable[..., Any]) -> None:
-    """Run `instead`, given the module and its forward, until the stack is left; hooks would be compiled in."""
+    """Call `instead`, with the module and its forward, in place of the module until the stack is closed.
+
+    This does not use hooks, because hooks would be compiled in.
+    """
     own = module.__dict__
     stack.callback(_put_back, own, {name: own.get(name, _ABSENT) for name in _CALLED})
     own["forward"] = partial(instead, module, module.forward)
@@ -339,9 +344,9 @@ def _put_back(own: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 def _kind(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Return the key of an output.
+    """Return the key under which an output is kept.
 
-    It is the module, whether gradients are enabled, and the shapes and dtypes of its inputs.
+    The key consists of the module, whether gradients are enabled, and the shapes and dtypes of the inputs.
     """
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     return id(module), torch.is_grad_enabled(), tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)

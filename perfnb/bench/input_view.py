@@ -1,4 +1,4 @@
-"""Show a step with and without its loader and its model, as a document."""
+"""Create the document that shows a step's times with and without its loader and its model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.profile.timing import noise_sentences
 if TYPE_CHECKING:
     from perfnb.bench.input_figures import InputBound
 
-#: Label of each kind, and the phase whose colour it has.
+#: The label of each kind of run, and the phase whose colour it shares.
 _WORDS = {
     "together": ("together", "other"),
     "loader": ("loader alone", "data"),
@@ -23,21 +23,21 @@ _WORDS = {
     "rest": ("neither (the rest)", "loss"),
     "iteration": ("only taking batches", "data"),
 }
-#: From this many batches per start of the loader's workers on, the starts hardly matter.
+#: If the loader's workers restart only after this many batches, the restarts hardly matter.
 _FEW_A_START = 20
-#: The overlap above which loader and model overlap fully, where its interval must end, and the overlap up to which they
-#: do not.
+#: The overlap above which loader and model count as fully overlapping, the value that the interval must reach, and the
+#: overlap up to which they count as sequential.
 _MOSTLY, _HALF, _HARDLY = 0.75, 0.5, 0.25
 _VERDICTS: dict[str, tuple[State, str]] = {
     "input-bound": ("bad", "Input-bound"),
     "compute-bound": ("good", "Compute-bound"),
-    "balanced": ("none", "Balanced, because the loader hides behind a model that takes equally long"),
+    "balanced": ("none", "Balanced, because the loader overlaps with a model that takes equally long"),
     "inconclusive": ("open", "Inconclusive"),
 }
 
 
 def input_bound_document(figures: InputBound) -> Document:
-    """Return a document with the answer, and the step time in each kind of run."""
+    """Return a document with the verdict and the step time in each kind of run."""
     rounds = fmt.counted(len(figures.rounds), "round")
     state, word = _VERDICTS[figures.verdict]
     saved = _saved(figures)
@@ -47,12 +47,12 @@ def input_bound_document(figures: InputBound) -> Document:
         saved += f"; a model that takes no time, {fmt.duration(by_model)}, {fmt.share(by_model / figures.together_ms)}"
     why, advice = _overlap_words(figures) or "", ""
     if figures.verdict == "inconclusive":
-        few = f"Only {rounds} ran, too few to separate signal from noise."
+        few = f"Only {rounds} ran, which is too few to separate signal from noise."
         is_short = len(figures.rounds) < 6
         why = few if is_short else "The intervals are too wide for a verdict."
         advice = "Raise budget_s." if is_short else "Raise budget_s, or use a quieter machine."
     elif figures.verdict == "compute-bound" and figures.mostly_rest:
-        advice = "Nearly all of the step is neither loader nor model: look at its other work."
+        advice = "Almost all of the step is spent outside the loader and the model. Look at its other work."
     rows = []
     for kind, row in figures.times.iterrows():
         label, phase = _WORDS[str(kind)]
@@ -82,7 +82,7 @@ def _notes(figures: InputBound) -> Iterator[str]:
         every = fmt.significant(figures.batches_a_start, trim=True)
         yield (
             f"The loader's workers restarted every {'batch' if every == '1' else f'{every} batches'}, which counts "
-            "towards the loader's time: persistent_workers=True keeps them alive."
+            "towards the loader's time. Pass persistent_workers=True to keep them alive."
         )
     without = sum(map(sum, (figures.rounds_ms["loader"], figures.rounds_ms["rest"]))) * figures.steps
     if figures.unforeseen_ms > 0.1 * without:
@@ -94,30 +94,30 @@ def _notes(figures: InputBound) -> Iterator[str]:
 
 
 def _saved(figures: InputBound) -> str:
-    """Describe a perfect loader's saving, which is only a bound if the interval contains 0."""
+    """Describe what a perfect loader would save. If the interval contains 0, only an upper bound is given."""
     saved, whole = figures.saved_by_loader, f"of {fmt.duration(figures.together_ms)} per step"
     if not saved.bounded:
         seen = fmt.duration(saved.estimate) if saved.estimate > 0 else "nothing"
-        return f"so far it looks as if a perfect loader would save {seen} {whole} (no interval yet)"
+        return f"so far, a perfect loader would save an estimated {seen} {whole} (no interval yet)"
     if saved.low > 0:
         most = fmt.interval(saved.estimate, (saved.low, saved.high))
         return f"a perfect loader would save up to {most} {whole}, {fmt.share(figures.saved_share)}"
     if saved.high <= 0:
-        return "a perfect loader would save nothing measurable"
-    return f"a perfect loader would save between nothing and {fmt.duration(saved.high)} {whole}"
+        return "a perfect loader would not save any measurable time"
+    return f"a perfect loader would save at most {fmt.duration(saved.high)} {whole}, and possibly nothing"
 
 
 def _overlap_words(figures: InputBound) -> str | None:
-    """Describe how loader and model overlap; ``None`` if the interval is too wide to tell."""
+    """Describe how the loader and the model overlap, or return ``None`` if the interval is too wide to tell."""
     overlap, bounds = figures.overlap, figures.overlap_bounds
     if overlap is None or bounds is None:
         return None
     if figures.hindered:
-        return "Together they take longer than in sequence: they compete for something, perhaps CPU cores."
+        return "Together, they take longer than in sequence, because they compete for resources such as CPU cores."
     if bounds[1] < _HALF and overlap <= _HARDLY:
-        return "Loader and model run in sequence: more workers, or a loader that prefetches, may help."
+        return "Loader and model run in sequence. More workers or a loader that prefetches may help."
     if bounds[0] > _HALF and overlap >= _MOSTLY:
-        return "Loader and model overlap fully: the step takes as long as the longer of the two."
+        return "Loader and model overlap fully, so the step takes as long as the longer of the two."
     if bounds[0] > 0 and bounds[1] < 1:
         return f"Loader and model overlap partly ({fmt.share(overlap)} of the shorter one is hidden)."
     return None

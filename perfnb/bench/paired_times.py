@@ -1,6 +1,6 @@
 """Compute an A/B test's statistics from the paired times of two steps.
 
-All functions here are pure.
+All functions in this module are pure.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from perfnb.stats.step_times import StepTimes
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """A plan for blocks of back-to-back turns, used if something prefetches for one step while the other runs."""
+    """A plan for blocks of back-to-back turns, which are used if one step's batches load while the other runs."""
 
-    who: str  # who prefetches: "worker processes", "processes", "threads", or "something" that was not seen
-    lead: int  # uncounted turns before each block
-    turns: int  # turns that count
-    # seconds a round takes, with one block of each step; ``None`` if there was no time to find out
+    who: str  # what prefetches: "worker processes", "processes", "threads", or "something" hidden
+    lead: int  # the number of uncounted turns before each block
+    turns: int  # the number of turns that count
+    # the duration of a round with one block of each step, or ``None`` if there was no time to measure it
     round_s: float | None
 
 
@@ -36,21 +36,22 @@ class PairedTimes:
     Attributes
     ----------
     a_name, b_name : str
-        Names of the two steps.
+        The names of the two steps.
     a_ms, b_ms : tuple of float
-        Milliseconds per turn in each pair, in the order of execution; for blocks, the mean of each block.
+        The milliseconds per turn in each pair, in order of execution. For blocks, this is the mean of each block.
     comparison : PairedComparison
         The statistics of b relative to a.
     planned, needed : int
-        The number of pairs that the budget allowed, and the number that the goal required, both according to the pilot.
+        The number of pairs that the budget allowed, and the number that the target required. Both are estimated from
+        the pilot.
     noise : mapping
         Possible disturbances of the steps.
     steady : bool or None
-        Whether both steps were steady at the end of the warm-up; ``None`` if unknown.
+        Whether both steps were steady at the end of the warm-up, or ``None`` if this is unknown.
     batch_size : int or None
-        Samples in each batch; ``None`` if unknown or not constant.
+        The number of samples per batch, or ``None`` if it is unknown or not constant.
     blocks : BlockPlan or None
-        The blocks that pairs consist of; ``None`` for single turns.
+        The plan of the blocks that make up a pair, or ``None`` if pairs consist of single turns.
     """
 
     a_name: str
@@ -77,28 +78,28 @@ class PairedTimes:
 
     @property
     def ratio_ci(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of the ratio; ``None`` if there are fewer than 6 pairs."""
+        """The ratio's 95 % confidence interval, or ``None`` if there are fewer than 6 pairs."""
         return self.comparison.ratio_ci
 
     @property
     def p_value(self) -> float:
-        """The p-value for the hypothesis that the ratio is 1 (Wilcoxon signed-rank test)."""
+        """The p-value of the hypothesis that the ratio is 1 (Wilcoxon signed-rank test)."""
         return self.comparison.p_value
 
     @property
     def smallest_detectable(self) -> float:
-        """The smallest relative difference that this number of pairs detects with 90 % power: 0.01 is 1 %."""
+        """The smallest relative difference that this number of pairs detects with 90 % power (0.01 is 1 %)."""
         return self.comparison.smallest_detectable
 
     @property
     def pairs(self) -> pd.DataFrame:
-        """One row per pair, in order of execution: ``a_ms``, ``b_ms`` and ``ratio``; means per turn for blocks."""
+        """One row per pair, in order of execution: ``a_ms``, ``b_ms`` (means per turn for blocks) and ``ratio``."""
         a, b = np.asarray(self.a_ms), np.asarray(self.b_ms)
         return pd.DataFrame({"a_ms": a, "b_ms": b, "ratio": b / a}).rename_axis("pair")
 
     @property
     def turns(self) -> int:
-        """The number of counted turns of each step in a pair: 1, or the length of a block."""
+        """The number of turns of each step that count in a pair: 1, or the length of a block."""
         return 1 if self.blocks is None else self.blocks.turns
 
     @property
@@ -114,7 +115,7 @@ class PairedTimes:
     def detectable_in(self, seconds: float) -> float | None:
         """Return the smallest relative difference that a test of this length detects in 9 of 10 runs.
 
-        The result is ``None`` if unknown.
+        Return ``None`` if this cannot be estimated.
         """
         pairs, detectable = len(self.a_ms), self.smallest_detectable
         if pairs < 2 or not math.isfinite(detectable):
@@ -127,7 +128,7 @@ class PairedTimes:
 
 
 def paired_times(a_ms: Sequence[float], b_ms: Sequence[float], *, equal_within: float, **rest: Any) -> PairedTimes:
-    """Compare pairs of times by the log of their ratio, so that twice as fast counts as much as twice as slow."""
+    """Compare pairs of times by the logarithm of their ratio, which treats twice as fast like twice as slow."""
     ratios = np.log(np.asarray(b_ms, dtype=float) / np.asarray(a_ms, dtype=float))
     comparison = compare_pairs(ratios, equal_within=equal_within)
     return PairedTimes(a_ms=tuple(a_ms), b_ms=tuple(b_ms), comparison=comparison, **rest)

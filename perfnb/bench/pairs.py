@@ -1,4 +1,4 @@
-"""Time two steps in randomised pairs, or in blocks if something prefetches for one step while the other runs."""
+"""Time two steps in randomised pairs, or in blocks if batches are prefetched for one step while the other runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def time_pairs(
 ) -> PairedTimes:
     """Run two steps in pairs or blocks, and compare their times.
 
-    `compare` is called with the two steps' last return values in the warm-up, when both have run equally often.
+    At the end of the warm-up, when both steps have run equally often, `compare` is called with their last return
+    values.
     """
     from perfnb.bench.rounds import Bench
 
@@ -40,7 +41,7 @@ def time_pairs(
         if prefetching is None:
             plan, times = planned_rounds(bench, begin, budget_s, equal_within)
         else:
-            steady = None  # the warm-up was interleaved, so it has no times of turns back to back
+            steady = None  # the warm-up was interleaved, so it did not time any back-to-back turns
             plan, blocks, times = planned_blocks(bench, begin, budget_s, prefetching, turn_ms)
     sizes = set(bench.sizes)
     return paired_times(

@@ -1,4 +1,4 @@
-"""Describe two steps timed in pairs, with the text and the picture for documents."""
+"""Describe two steps that were timed in pairs, and draw the pairs for a document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfnb.stats.planning import MOST_NEEDED
 if TYPE_CHECKING:
     from perfnb.bench.paired_times import PairedTimes
 
-#: The confidence of the result of pairs.
+#: The confidence in a result that is based on pairs.
 STATES: dict[str, State] = {"faster": "good", "slower": "bad", "same": "none", "inconclusive": "open"}
 _WHO = {
     "worker processes": "Worker processes prefetch batches for one step while the other runs",
@@ -24,14 +24,14 @@ _WHO = {
     "threads": "Threads may work for one step while the other runs",
     "something": "A step is slower back to back than interleaved, as if something worked for it while the other runs",
 }
-#: The largest factor that is named as one that pairs can detect.
+#: The largest detectable factor that is reported as a number.
 _FACTOR = 10.0
-#: Most pairs that are drawn.
+#: The maximum number of pairs that are drawn.
 _MOST_DOTS = 1000
 
 
 def effect_words(times: PairedTimes) -> str:
-    """Describe the effect on the time: ``0.900 × [0.895, 0.905], 10 % less time``."""
+    """Describe the effect on the step time: ``0.900 × [0.895, 0.905], 10 % less time``."""
     ratio = times.ratio
     effect = fmt.with_interval(fmt.ratio(ratio), ratio, times.ratio_ci)
     if times.verdict not in ("faster", "slower"):
@@ -40,7 +40,7 @@ def effect_words(times: PairedTimes) -> str:
 
 
 def pairs_answer(times: PairedTimes) -> tuple[State, str, str]:
-    """Return the result for the candidate's time: the state, a sentence, and a recommendation."""
+    """Return the answer about the candidate's step time: a state, a sentence, and a recommendation."""
     state, within = STATES[times.verdict], fmt.share(times.comparison.equal_within)
     if times.ratio_ci is None:
         return (state, *_too_few(times))
@@ -59,12 +59,12 @@ def _too_few(times: PairedTimes) -> tuple[str, str]:
     if blocks is not None and not blocks.lead:
         few = "too few pairs for a verdict: a fair comparison needs blocks, and there was no time for any"
     else:
-        few = f"too few pairs for a verdict: {len(times.a_ms)} of the {FEWEST_PAIRS} that an interval needs"
+        few = f"too few pairs for a verdict: {len(times.a_ms)} of the {FEWEST_PAIRS} that an interval requires"
     return few, f"Raise budget_s{take}."
 
 
 def pairs_words(times: PairedTimes) -> str:
-    """Describe the number of pairs, and the difference that they would have detected."""
+    """Describe the number of pairs, and the smallest difference that they can detect."""
     pairs = f"{fmt.counted(len(times.a_ms), 'pair')}{'' if times.blocks is None else ' of blocks'} in random order"
     least = times.smallest_detectable
     if times.ratio_ci is None or not math.isfinite(least):
@@ -77,7 +77,7 @@ def pairs_words(times: PairedTimes) -> str:
 
 
 def pairs_strip(times: PairedTimes) -> Strip:
-    """Return the pairs as dots, or a selection if there are very many."""
+    """Return a strip with one dot per pair, or a selection of pairs if there are very many."""
     every = math.ceil(len(times.a_ms) / _MOST_DOTS)
     title = "Every pair" if every == 1 else f"One of every {every} pairs"
     mark = Mark("pair" if times.blocks is None else "pair of blocks", BLUE, "█", "solid")
@@ -92,14 +92,14 @@ def pairs_notes(times: PairedTimes) -> Iterator[str]:
     if blocks is not None and blocks.lead:
         lead, turns = (fmt.counted(count, "turn") for count in (blocks.lead, blocks.turns))
         yield (
-            f"{_WHO[blocks.who]}. So each pair consists of two blocks of {turns} back to back, each after {lead} that "
+            f"{_WHO[blocks.who]}. Each pair is therefore two blocks of {turns} back to back, each after {lead} that "
             "only use up prefetched batches."
         )
     elif blocks is not None:
         yield f"{_WHO[blocks.who]}."
     if blocks is None and times.needed > len(times.a_ms) and times.verdict == "inconclusive":
         needed = f"more than {MOST_NEEDED:,}" if times.needed >= MOST_NEEDED else f"{times.needed:,}"
-        yield f"The pilot suggests {needed} pairs, more than the budget allows."
+        yield f"The pilot suggests {needed} pairs, which is more than the budget allows."
     if times.comparison.correlation:
         yield "Successive pairs are autocorrelated, so the interval is wider."
     if times.steady is False:

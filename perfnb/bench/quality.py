@@ -1,4 +1,4 @@
-"""Judge whether results are still good enough, based on losses and on limits for losses and resources."""
+"""Decide whether results are still good enough, based on losses and on limits for losses and resources."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from perfnb.arguments import shown, storable
 
-#: The excess of the candidate's loss over the baseline's that is accepted without a limit, as a share.
+#: Without a limit, the candidate's loss may exceed the baseline's loss by this share.
 SLACK = 1e-3
 
-#: The other keys of `limits` besides losses: figures of the candidate that should be small.
+#: The keys of `limits` that are not losses. They are measured for the candidate, and smaller is better.
 RESOURCES = ("peak_memory_bytes", "median_ms", "p95_ms")
-#: The loss used without a quality function: the largest difference between what the steps return.
+#: The loss that is used without a quality function: the largest difference between the steps' return values.
 DIFFERENCE = "difference"
 _MEASURED = {*RESOURCES, "throughput_per_s", "utilisation", "flops", "flops_per_s"}
 _BOTH = {"baseline", "candidate"}
@@ -28,15 +28,15 @@ class Loss:
     """A loss of quality; smaller is better."""
 
     name: str
-    candidate: float  # anything not finite counts as worse than any limit, negative infinity included
+    candidate: float  # a value that is not finite, even negative infinity, counts as worse than any limit
     baseline: float | None = None  # the baseline's loss, if known
-    limit: float | None = None  # largest accepted value, if given
+    limit: float | None = None  # the largest accepted value, if one was given
 
     unsure = False  # a loss has no interval that could contain its limit
 
     @property
     def largest(self) -> float | None:
-        """The largest accepted value: the limit if there is one, otherwise the baseline's loss plus `SLACK` of it.
+        """The largest accepted value: the limit, or without a limit the baseline's loss plus a share of `SLACK`.
 
         It is ``None`` if both are unknown.
         """
@@ -55,7 +55,7 @@ class Loss:
 
 
 def require_quality(given: Any) -> None:
-    """Reject an invalid quality function before anything runs.
+    """Raise an error if the quality function is invalid, before anything runs.
 
     Raises
     ------
@@ -77,58 +77,58 @@ def require_quality(given: Any) -> None:
 
 
 def limits_of(given: Any, *, judged: bool, profiled: bool) -> dict[str, float]:
-    """Return the largest accepted values by name, after validating them as far as possible before anything runs.
+    """Return the largest accepted values by name, after checking whatever can be checked before anything runs.
 
-    `judged` means that a quality function will return losses, whose names are not known yet. `profiled` means that
+    If `judged` is true, a quality function will return losses, whose names are not known yet. If `profiled` is true,
     memory will be measured.
 
     Raises
     ------
     TypeError, ValueError
-        If limits are invalid, or apply to figures that will not be measured.
+        If a limit is invalid, or if it applies to a quantity that will not be measured.
     """
     limits = _numbers({} if given is None else given, "limits", "limits must be a mapping such as {'loss': 0.32}")
     for name, limit in limits.items():
         if not math.isfinite(limit):
-            raise ValueError(f"the limit of {shown(name)} is {limit}: give a finite value, or leave it out.")
+            raise ValueError(f"the limit of {shown(name)} must be a finite number, not {limit}.")
         if not judged and name not in (*RESOURCES, DIFFERENCE):
             near = difflib.get_close_matches(name, (*RESOURCES, DIFFERENCE), n=1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             raise ValueError(
-                f"limits names {shown(name)}, which is not measured{meant}: without quality, limits can be set for "
+                f"limits contains {shown(name)}, which is not measured{meant}: without quality, limits can be set for "
                 f"{DIFFERENCE!r}, {', '.join(map(repr, RESOURCES))}."
             )
     if not judged and limits.get(DIFFERENCE, 0.0) < 0:
         raise ValueError(f"the limit of {DIFFERENCE!r} is relative to the largest value and must not be negative.")
     if not profiled and "peak_memory_bytes" in limits:
-        raise ValueError("memory is measured in a profile: pass profile=True, or no limit of 'peak_memory_bytes'.")
+        raise ValueError("'peak_memory_bytes' can only be limited if memory is measured: pass profile=True.")
     return limits
 
 
 def losses_of(returned: Any, limits: Mapping[str, float]) -> tuple[Loss, ...]:
-    """Validate the quality function's return value: the candidate's losses by name, or a mapping for each side.
+    """Check the quality function's return value: the candidate's losses by name, or one such mapping for each side.
 
     Raises
     ------
     TypeError, ValueError
-        If the value is anything else.
+        If the value is invalid.
     """
     wanted = f"quality must return a mapping of names to numbers such as {_EXAMPLE}"
     if not isinstance(returned, Mapping):
         raise TypeError(f"{wanted}, not {type(returned).__name__}.")
     if len(only := [name for name in _BOTH if isinstance(returned.get(name), Mapping)]) == 1 == len(returned):
-        raise ValueError(f"quality returned losses of the {only[0]} only: return {_EXAMPLE}, or losses of both.")
+        raise ValueError(f"quality returned losses for the {only[0]} only: return {_EXAMPLE}, or losses for both.")
     baseline: dict[str, float] = {}
     if set(returned) == _BOTH and all(isinstance(part, Mapping) for part in returned.values()):
         baseline = _numbers(returned["baseline"], "quality", wanted)
         candidate = _numbers(returned["candidate"], "quality", wanted)
         if baseline.keys() != candidate.keys():
             odd = sorted(baseline.keys() ^ candidate.keys())[0]
-            raise ValueError(f"quality returned {shown(odd)} for only one of the two: return every loss for both.")
+            raise ValueError(f"quality returned {shown(odd)} for only one side: return every loss for both sides.")
     else:
         candidate = _numbers(returned, "quality", wanted)
     if not candidate:
-        raise ValueError(f"quality returned no loss: it must return at least one, such as {_EXAMPLE}.")
+        raise ValueError(f"quality returned no losses: it must return at least one loss, such as {_EXAMPLE}.")
     if taken := [name for name in candidate if name in _MEASURED]:
         raise ValueError(
             f"quality returned a loss named {shown(taken[0])}, which perfnb measures itself: use another name."

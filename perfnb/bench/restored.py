@@ -1,4 +1,4 @@
-"""Restore the changes that training steps make to models, optimizers and random states."""
+"""Undo the changes that training steps make to models, optimizers and random states."""
 
 from __future__ import annotations
 
@@ -23,38 +23,39 @@ from perfnb.errors import CaptureError
 from perfnb.step.device import random_state, set_random_state
 from perfnb.step.namespace import reachable
 
-#: Types of plain values.
+#: The types of plain values.
 PLAIN = (bool, int, float, complex, str, np.float64, np.float32, np.int64, np.int32, np.bool_)
-#: Containers that steps may add to, such as the losses of an epoch; subclasses may do more than hold values.
+#: Containers that steps may add to, such as a list of an epoch's losses. Subclasses are excluded, because they may do
+#: more than contain values.
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _CONTAINERS = (list, set, deque, *_MAPPINGS)
-#: The most values of a container, and containers in containers, that are searched for more.
+#: The maximum number of values in a container, and the maximum number of nested containers, that are searched.
 _MOST_SEARCHED, _DEEPEST = 1000, 4
 _MODULES_OWN = frozenset(vars(nn.Module()))
-#: The parts that hold the numbers of a sparse tensor, by its layout: methods that give strided tensors.
+#: For each sparse layout, the methods that return the strided tensors where the values are stored.
 _PARTS: dict[torch.layout, tuple[str, ...]] = {
     torch.sparse_coo: ("_indices", "_values"),
     **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
     **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
 }
-#: Restores one thing. It holds the thing, so that no other object can take its id.
+#: A function that restores one object. It refers to the object, which prevents the object's id from being reused.
 PutBack = Callable[[], object]
 
 
 class Restored:
-    """Context manager that restores everything that steps change, bit by bit.
+    """Context manager that undoes all changes made by steps, so that every bit is as before.
 
-    For models, it restores parameters and buffers with their gradients, modes, and attributes that are plain values,
-    tensors, or lists, sets and dicts of any content, which stay the same objects. For optimizers, it restores states,
-    groups and the parameters that they train. It also restores learning-rate schedulers, gradient scalers and random
-    generators, as well as the global random state of Python, NumPy and torch. Other objects, such as counters outside a
-    model, are not restored.
+    For models, it restores parameters and buffers with their gradients, modes, and attributes. Attributes are restored
+    if they are plain values, tensors, lists, sets or dicts; containers remain the same objects. For optimizers, it
+    restores their states, their groups and the parameters that they train. It also restores learning-rate schedulers,
+    gradient scalers and random generators, as well as the global random state of Python, NumPy and torch. Other
+    objects, such as counters outside a model, are not restored.
 
     Parameters
     ----------
     models : iterable of Module
     roots : iterable
-        The objects that the steps can access. Everything reachable from them is restored, too, such as averaged weights
+        The objects that the steps can access. Everything reachable from them is also restored, such as averaged weights
         or a second model. Other optimizers are saved when they step for the first time.
     """
 
@@ -67,13 +68,13 @@ class Restored:
     def __enter__(self) -> Restored:
         self._numbers = random_state()
         for value in (*self._models, *reachable(self._roots)):
-            kind = type(value)  # isinstance asks a proxy for its class, and a proxy may have none
+            kind = type(value)  # isinstance would ask a proxy for its class, which it may not have
             if issubclass(kind, nn.Module):
                 self._save_model(value)
             elif issubclass(kind, Optimizer):
                 self._save_optimizer(value)
             else:
-                with suppress(NotImplementedError):  # SystemRandom has no state
+                with suppress(NotImplementedError):  # SystemRandom does not have a state
                     self._save(value, _other)
         self._hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._save_optimizer(optimizer))
         return self
@@ -83,14 +84,14 @@ class Restored:
         failed: Exception | None = None
         with torch.no_grad():
             for put_back in self._saved.values():
-                try:  # one thing that cannot be written to must not prevent all others from being restored
+                try:  # an object that cannot be written to must not prevent the others from being restored
                     put_back()
                 except Exception as error:
                     failed = failed or error
         set_random_state(self._numbers)
         if failed is not None:
             reason = " ".join(str(failed).split())[:300]
-            raise CaptureError(f"A tensor of the model or optimizer cannot be put back: {reason}.") from failed
+            raise CaptureError(f"A tensor of the model or optimizer cannot be restored: {reason}.") from failed
 
     def _save(self, value: Any, how: Callable[[Any], PutBack | None]) -> None:
         if id(value) not in self._saved and (put_back := how(value)) is not None:
@@ -123,11 +124,11 @@ def kept_attributes(owner: Any) -> Iterator[None]:
 
 @contextmanager
 def kept_positions(loaders: Iterable[Any]) -> Iterator[None]:
-    """Restore the position of loaders that keep track of it."""
+    """Restore the position of those loaders that keep track of their position."""
     positions = []
     for loader in loaders:
         if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-            # Accelerate's loaders have both, but a state only on request: state_dict then raises AttributeError.
+            # Accelerate's loaders have both methods, but state_dict raises AttributeError unless a state was requested.
             with suppress(AttributeError):
                 positions.append((loader, copy.deepcopy(loader.state_dict())))
     try:
@@ -144,9 +145,9 @@ def _module(module: nn.Module) -> PutBack:
 
     def put_back() -> None:
         module.training = training
-        # Registering a name takes it out of the plain attributes, so the registered ones are put back first.
+        # Registering a name removes it from the plain attributes. Registered attributes are therefore restored first.
         for own, saved in zip((module._parameters, module._buffers, module._modules), held, strict=True):
-            if isinstance(own, dict):  # TorchScript has another type, whose tensors cannot be exchanged
+            if isinstance(own, dict):  # TorchScript uses another type, whose tensors cannot be replaced
                 own.clear()
                 own.update(saved)
         put_back_attributes()
@@ -174,10 +175,10 @@ def _attributes(owner: Any) -> PutBack:
 
 
 def plain_attributes(owner: Any) -> dict[str, Any]:
-    """Return attributes set by an object's own code whose values are plain values, tensors or containers.
+    """Return the attributes that an object's own code has set to plain values, tensors or containers.
 
-    Torch's wrappers are excluded: DistributedDataParallel, for example, synchronises such values with others that are
-    not accessible from here.
+    The attributes of torch's wrappers are excluded. DistributedDataParallel, for example, keeps such values in sync
+    with others that are not accessible from Python.
     """
     made_in = f"{type(owner).__module__}."
     if made_in.startswith("torch.") and not made_in.startswith("torch.nn.modules."):
@@ -193,7 +194,7 @@ def plain_attributes(owner: Any) -> dict[str, Any]:
 
 
 def contents(values: Iterable[Any]) -> list[Any]:
-    """Return values, and the values inside containers among them, each once and up to a limited depth and number."""
+    """Return the values and any values inside containers, without duplicates, up to a limited depth and number."""
     waiting = deque((value, 0) for value in values)
     found: dict[int, Any] = {}
     while waiting:
@@ -225,9 +226,9 @@ def _is_wrapped(tensor: Tensor) -> bool:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Return whether elements share memory, which means that the tensor cannot be written to.
+    """Return whether a tensor's elements share memory, which means that the tensor cannot be written to.
 
-    This is the case for expanded tensors, for example.
+    For example, this is true of expanded tensors.
     """
     if tensor.is_meta or tensor.is_nested or _is_wrapped(tensor) or tensor.layout is not torch.strided:
         return False
@@ -251,16 +252,20 @@ def _attribute(tensor: Tensor) -> PutBack:
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:
-    """Compare bits, because NaN differs from itself, and writes via ``.data`` or NumPy do not change the version."""
+    """Return whether two tensors consist of the same bits.
+
+    Comparing values would not work, because NaN differs from itself. Comparing versions would not work either, because
+    writes via ``.data`` or NumPy do not update a tensor's version.
+    """
     kinds = [(tensor.shape, tensor.dtype, tensor.device, tensor.layout) for tensor in (first, second)]
     return kinds[0] == kinds[1] and all(map(torch.equal, bits(first), bits(second)))
 
 
 def bits(tensor: Tensor) -> list[Tensor]:
-    """Return the bits of a tensor's values; for a sparse tensor, the bits of its indices and values."""
+    """Return the bits of a tensor's values or, for a sparse tensor, the bits of its indices and values."""
     tensor = tensor.detach()
     if tensor.is_quantized:
-        tensor = tensor.int_repr()  # torch crashes when it compares quantized bits through a view
+        tensor = tensor.int_repr()  # torch crashes when quantized tensors are compared through a view
     if tensor.layout is torch.strided:
         return [tensor.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)]
     parts = _PARTS.get(tensor.layout, ("to_dense",))
@@ -274,7 +279,7 @@ def _tensor(tensor: Tensor | None) -> PutBack | None:
     grad_value = None if grad is None else _copy(grad)
 
     def put_back() -> None:
-        if not _same_bits(tensor, value):  # memory that nothing has written to may be read-only
+        if not _same_bits(tensor, value):  # memory that has not been modified may be read-only
             _refill(tensor, value)
         if tensor.is_leaf and tensor.requires_grad != derivable:
             tensor.requires_grad_(derivable)
@@ -286,7 +291,7 @@ def _tensor(tensor: Tensor | None) -> PutBack | None:
 
 
 def _optimizer(optimizer: Optimizer) -> PutBack:
-    """Keep the tensors in the optimizer's state and groups the same objects, and restore their values."""
+    """Save an optimizer's state and groups. Restoring writes the values back into the same tensor objects."""
     groups = [
         {name: rebuilt(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups
     ]
@@ -307,7 +312,7 @@ def _optimizer(optimizer: Optimizer) -> PutBack:
 
 
 def _other(value: Any) -> PutBack | None:
-    """Keep the state of schedulers, gradient scalers and random generators; return ``None`` for anything else."""
+    """Save the state of a scheduler, gradient scaler or random generator. Return ``None`` for any other object."""
     kind = type(value)
     if issubclass(kind, (LRScheduler, torch.amp.GradScaler)):
         state = copy.deepcopy(value.state_dict())
@@ -322,7 +327,7 @@ def _other(value: Any) -> PutBack | None:
 
 
 def rebuilt(value: Any) -> Any:
-    """Copy lists, tuples and dicts, but not the tensors and other objects in them."""
+    """Copy nested lists, tuples and dicts, but not the tensors and other objects that they contain."""
     return tree_map(lambda leaf: leaf, value)
 
 

@@ -33,17 +33,17 @@ from perfnb.step.session import Progress
 from perfnb.step.steps import BatchSource, taking_batches
 from perfnb.step.tracer import exclusive
 
-#: Prefetched batches to assume if their number is unknown.
+#: The number of prefetched batches that is assumed if it is unknown.
 UNKNOWN_AHEAD = 16
-#: Packages whose threads load nothing: the notebook kernel, progress bars, and perfnb itself.
+#: Packages whose threads never load batches: the notebook kernel, progress bars, and perfnb itself.
 _OTHER_THREADS = ("ipykernel", "IPython", "zmq", "tornado", "traitlets", "tqdm", "perfnb")
 
 
 class Bench:
     """Context manager that runs steps in rounds.
 
-    In each round, every step runs once, on the same batch and with the same random numbers, so the order does not
-    favour any step. Interrupts and errors are raised after perfnb has removed everything it installed.
+    In each round, every step runs once, on the same batch and with the same random numbers. The order therefore does
+    not favour any step. Interrupts and errors are raised after perfnb has removed everything that it installed.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ class Bench:
     progress : callable, optional
         Called with the pass, the number of completed rounds, and the number of planned rounds.
     around : sequence of context manager
-        Entered before the first step and left after the last.
+        Contexts that are entered before the first step and exited after the last.
     switches : sequence of callable, optional
-        Creates the context that each step's turns run in; entering and leaving it is not timed.
+        For each step, a function that creates the context for its turns. Entering and exiting it is not timed.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Bench:
         switches: Sequence[Callable[[], AbstractContextManager[Any]]] = (),
     ) -> None:
         self.conditions = Conditions()  # what may have disturbed the steps
-        self.sizes: list[int | None] = []  # samples in the batch of each round
-        self.results: list[Any] = []  # what each step returned in the last round that kept results
+        self.sizes: list[int | None] = []  # the number of samples in each round's batch
+        self.results: list[Any] = []  # the return value of each step in the last round that kept results
         self._steps = list(map(taking_batches, steps))
         self.count = len(self._steps)
         self._switches = list(switches) or [nullcontext] * self.count
-        self._waits = False  # whether each step is waited for, because events do not see all of its work
+        self._waits = False  # whether to wait for each step, because events do not cover all of its work
         self._source = None if batches is None else BatchSource(batches)
         self._progress = progress or (lambda *_: None)
         self._gate = InterruptGate()
@@ -103,19 +103,20 @@ class Bench:
         keep_results: bool = False,
         repeat: int = 1,
     ) -> Floats:
-        """Run rounds, and return milliseconds with a row per step and a column per round.
+        """Run rounds, and return the milliseconds with a row per step and a column per round.
 
         Parameters
         ----------
         orders : iterable of sequence of int
-            The order of the steps in each round, given as step numbers; consumed as needed. A step that is not part of
+            The order of the steps in each round, as step numbers. It is consumed as needed. A step that is not part of
             any round gets a row of NaN.
         until : float, optional
-            Time (`time.perf_counter`) after which no further round is started, except the first one.
+            The time (`time.perf_counter`) after which no further round is started. The first round always runs.
         keep_results : bool
             Whether to keep the steps' return values in `results`.
         repeat : int
-            How often the step runs per round, where all runs are timed as one; only for a single step without batches.
+            How many times the step runs per round. The runs are timed together. This only works for a single step
+            without batches.
         """
         __tracebackhide__ = True
         synchronize()
@@ -141,11 +142,11 @@ class Bench:
         planned: int | None = None,
         until: float | None = None,
     ) -> Floats:
-        """Run rounds of many turns back to back on one batch, and return milliseconds per turn with a row per step.
+        """Run rounds of many back-to-back turns on one batch, and return the milliseconds per turn with a row per step.
 
-        Batches that a step's own loader prefetched while other steps ran are used up first, in `lead` turns that do not
-        count. If the loader's queue can be read, the number of turns is corrected for the prefetched batches that the
-        queue gained or lost.
+        Each step first uses up the batches that its own loader prefetched while other steps ran, in `lead` turns that
+        do not count. If the loader's queue can be read, the number of turns is corrected for the number of batches that
+        the queue gained or lost.
 
         Parameters
         ----------
@@ -154,7 +155,7 @@ class Bench:
         lead, turns : int
             In each block, the number of initial turns that do not count, and the number of turns that count.
         parts : int
-            The number of consecutive parts of `turns` turns each, every one with its own column.
+            The number of consecutive parts, each of which has `turns` turns and its own column.
         """
         __tracebackhide__ = True
         synchronize()
@@ -171,11 +172,11 @@ class Bench:
                     made[number] += [self._counted(number, arguments, turns, clocks[number]) for _ in range(parts)]
             self.sizes.append(common_size(arguments[0]) if arguments else None)
             self._progress(pass_name, done, planned)
-        counted = [each or [1.0] * max(map(len, made)) for each in made]  # for a step in no order
+        counted = [each or [1.0] * max(map(len, made)) for each in made]  # for a step that is not in any order
         return np.divide(self._durations(clocks), counted)
 
     def prefetching(self) -> Prefetching | None:
-        """Return what prefetches batches for one step while another runs. Call it after each step has run."""
+        """Find out what prefetches batches for one step while another runs. Call this after each step has run."""
         return prefetching(self._steps, self._source)
 
     def _durations(self, clocks: list[StepClock]) -> Floats:
@@ -185,7 +186,7 @@ class Bench:
         return np.asarray([row or never for row in durations], dtype=np.float64) / 1e6
 
     def _counted(self, number: int, arguments: tuple[Any, ...], turns: int, clock: StepClock) -> float:
-        """Time turns back to back, and return how many batches were made for them in that time."""
+        """Time turns back to back, and return how many batches were loaded for them during that time."""
         __tracebackhide__ = True
         before = batches_ready(self._steps[number])
         synchronize()
@@ -198,7 +199,8 @@ class Bench:
         self.conditions.ended(begin, end)
         after = batches_ready(self._steps[number])
         drawn = 0 if before is None or after is None else before - after
-        # Never subtract more than half: the lead was then too short to use up the prefetched batches.
+        # Never subtract more than half. If there is more to subtract, the lead was too short to use up the prefetched
+        # batches.
         return max(turns - drawn, turns / 2)
 
     def _repeat(self, number: int, arguments: tuple[Any, ...], times: int) -> None:
@@ -238,7 +240,7 @@ class Bench:
                 clock.begin()
                 begin = time.perf_counter_ns()
                 if alone and self._source is not None:
-                    arguments = (self._source.next(),)  # waiting for it is part of a single step; several share it
+                    arguments = (self._source.next(),)  # a single step waits for it, several steps share it
                 result = step(*arguments)
                 end = time.perf_counter_ns()
                 clock.end(end - begin)
@@ -268,7 +270,7 @@ def _copy(part: Any) -> Any:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to each tensor and array in a value, and copy the containers and objects around them.
+    """Apply a function to each tensor and array in a value, and copy the containers and objects that contain them.
 
     This covers containers that torch supports, mappings, data classes, and objects whose attributes contain tensors.
     """
@@ -286,7 +288,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
                     fresh[name] = new  # type: ignore[index]
                 else:
                     object.__setattr__(fresh, name, new)  # even if the class is frozen
-        except Exception:  # it cannot be copied or changed
+        except Exception:  # the object cannot be copied or modified
             return part
         return fresh
 
@@ -294,7 +296,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _inside(part: Any) -> dict[Any, Any]:
-    """Return the values to visit in an object, by key or attribute."""
+    """Return the values inside an object that must be visited, by key or attribute name."""
     if isinstance(part, Mapping):
         return dict(part)
     if isinstance(part, (type, nn.Module)):
@@ -307,11 +309,12 @@ def _inside(part: Any) -> dict[Any, Any]:
 
 
 def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Prefetching | None:
-    """Find a mechanism that prefetches for one of the steps while another runs; ``None`` if there is none.
+    """Find a mechanism that prefetches for one of the steps while another runs. Return ``None`` if there is none.
 
-    All objects reachable from a step are searched for live loader workers, processes, threads and queues, and then the
-    child processes of `multiprocessing`. Call it after each step has run, because a generator does not refer to
-    anything before. `shared` is the common source of batches, whose workers do not favour any step.
+    All objects that are reachable from a step are searched for live loader workers, processes, threads and queues. Then
+    the child processes of `multiprocessing` are checked. Call this function after each step has run, because a
+    generator does not refer to anything before it has started. `shared` is the common source of batches, whose workers
+    do not favour any step.
     """
     of_all = list({id(value): value for value in reachable([shared])}.values())
     ignored = {id(value) for value in of_all}
@@ -321,7 +324,7 @@ def prefetching(steps: Sequence[Callable[..., Any]], shared: Any = None) -> Pref
         return Prefetching("worker processes", max(map(_most_ahead, iterators)))
     queues = [value for value in seen if _is_a(value, Queue) or _is_a(value, SimpleQueue)]
     ahead = max((getattr(queue, "maxsize", 0) for queue in queues), default=0)
-    ahead = ahead + 1 if ahead > 0 else UNKNOWN_AHEAD  # one more is held by a thread
+    ahead = ahead + 1 if ahead > 0 else UNKNOWN_AHEAD  # a thread has one more batch
     if any(_is_a(value, BaseProcess) and _pids(value) for value in seen):
         return Prefetching("processes", ahead)
     if queues or any(_fetches(value) for value in seen):
@@ -341,7 +344,7 @@ def batches_ready(step: Callable[..., Any]) -> int | None:
 
 
 def _is_a(value: Any, kind: type) -> bool:
-    # By type: isinstance asks a proxy for its class, and a proxy may have none.
+    # Compare types, because isinstance would ask a proxy for its class, which it may not have.
     return issubclass(type(value), kind)
 
 
@@ -361,7 +364,7 @@ def _ready(iterator: Any) -> int | None:
         queues = {id(queue): queue for queue in (iterator._data_queue, iterator._worker_result_queue)}
         waiting = int(sum(queue.qsize() for queue in queues.values()))
         return waiting + sum(len(info) == 2 for info in list(iterator._task_info.values()))
-    except Exception:  # another torch version, or macOS, which cannot tell the size of a queue
+    except Exception:  # another torch version, or macOS, where the size of a queue is not available
         return None
 
 
@@ -373,10 +376,10 @@ def _fetches(value: Any) -> bool:
 
 
 def _pids(value: Any) -> list[int]:
-    """Return the ID of a live child process."""
+    """Return the ID of a live child process in a list, or an empty list for anything else."""
     if not _is_a(value, BaseProcess):
         return []
     try:
         return [value.pid] if value.is_alive() and value.pid is not None else []
-    except Exception:  # a child of another process, or closed
+    except Exception:  # a child of another process, or a closed process
         return []

@@ -1,4 +1,4 @@
-"""`time_step`: measure how long a step takes, and how precisely that is known."""
+"""Measure how long a step takes, and how precise the measurement is (`time_step`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from perfnb.profile.timing import Timing, shown
 from perfnb.stats.planning import plan_steps, steps_in_block, still_needed
 from perfnb.stats.step_times import timing_of_batches
 
-#: The last steps of the warm-up, which the number of steps is planned from.
+#: The number of steps is planned from this many steps at the end of the warm-up.
 PILOT = 20
-#: Most samples, whatever the budget: the clock may stand still.
+#: The maximum number of samples, regardless of the budget, because the clock may have stopped.
 MOST_SAMPLES = 100_000
 
 
@@ -27,7 +27,7 @@ def time_step(
     steps: int | None = None,
     budget_s: float = 10.0,
 ) -> Timing:
-    """Warm up a step, then run it until its time is known to within 2 % or the budget is spent.
+    """Warm up a step, and then run it until its time is known to within 2 % or the budget is used up.
 
     Steps without `batches` that take less than 0.1 ms are timed in blocks of at least 1 ms.
 
@@ -36,13 +36,13 @@ def time_step(
     step : callable
         One step: ``step()``, or ``step(batch)`` with `batches`. The time spent waiting for a batch is included.
     batches : iterable, optional
-        Restarted when exhausted.
+        The batches, which are restarted when they are exhausted.
     steps : int, optional
-        The number of steps to time individually. By default, as many as are needed for an interval within 2 % of the
-        median.
+        The number of steps to time individually. By default, as many steps are timed as are needed for an interval
+        within 2 % of the median.
     budget_s : float
-        The time limit in seconds for all steps together; at least one step is timed. If the interval is still wider
-        when the budget ends, the result contains a note.
+        The time limit for all steps together, in seconds. At least one step is timed. If the interval is still too wide
+        when the budget is used up, the result contains a note.
 
     Returns
     -------
@@ -55,9 +55,9 @@ def time_step(
     ValueError
         If the number of steps or the budget is invalid.
     CaptureError
-        If a profiler is active, or if the batches run out.
+        If another profiler is active, or if the batches run out.
     Exception
-        Any exception that `step` or `batches` raise, after perfnb has removed everything it installed.
+        Any exception raised by `step` or `batches`, after perfnb has removed everything that it installed.
     """
     from perfnb.bench.rounds import Bench
     from perfnb.step.budget import FLOOR, FLOOR_GPU, WARMUP_SHARE, WINDOW, Plan, require_passing_time, steady_from
@@ -106,7 +106,7 @@ def time_step(
 def _until_known(
     bench: Any, samples: list[float], pilot: list[float], end: float, block: int
 ) -> tuple[list[float], int]:
-    """Time steps until the interval is narrow enough or the time is up.
+    """Time steps until the interval is narrow enough or the time limit is reached.
 
     Return the samples and the number of steps needed.
     """

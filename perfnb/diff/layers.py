@@ -15,13 +15,13 @@ from perfnb.recording.nesting import NONE
 from perfnb.recording.schema import PHASES, SPECIAL_ROWS
 from perfnb.recording.text import TEXT
 
-#: Figures compared for each layer.
+#: The figures that are compared for each layer.
 FIGURES = ("forward_ms", "backward_ms", "total_ms", "self_ms", "share", "activation_bytes", "forward_flops")
 GPU_FIGURES = ("gpu_ms", "self_gpu_ms")
 NAME, PLACE = "name", "place"
-#: Longest path of a layer's name that is looked up, because a hostile name may have thousands of dots.
+#: The maximum length of the path in a layer's name, because a malicious name may contain thousands of dots.
 _DEEPEST = 100
-#: A change below this share of the times is rounding of their sums.
+#: A change below this share of the times is attributed to rounding in their sums.
 _ROUNDING = 1e-12
 
 
@@ -42,27 +42,28 @@ class Tables(Protocol):
 
 @dataclass(frozen=True)
 class ProfileDiff:
-    """Profile b compared with profile a.
+    """The comparison of profile b with profile a.
 
     Attributes
     ----------
     a_name, b_name : str
-        Titles.
+        The titles of the profiles.
     a_peak_bytes, b_peak_bytes : int or None
-        Peak memory.
+        The peak memory of each profile.
     layers : DataFrame
-        One row per layer in either profile, in the order of a: ``a`` and ``b`` (the layer's name there, missing if
-        there is none), ``matched`` (name, place, or missing), ``module``, ``depth``; for each of `FIGURES` and
-        `GPU_FIGURES`, ``<figure>_a`` and ``<figure>_b``; ``grew_ms`` and ``grew_gpu_ms``, the change in the layer's own
-        time on the host and the GPU, excluding the layers inside. GPU columns are missing if either profile has no GPU
-        work.
+        One row per layer in either profile, in the order of a. The columns are ``a`` and ``b`` (the layer's name in
+        each profile, or missing), ``matched`` (name, place, or missing), ``module`` and ``depth``; for each of
+        `FIGURES` and `GPU_FIGURES`, ``<figure>_a`` and ``<figure>_b``; and ``grew_ms`` and ``grew_gpu_ms`` (the change
+        in the layer's own time on the host and the GPU, excluding the layers inside). GPU columns are missing if either
+        profile does not contain GPU work.
     phases : DataFrame
-        By phase: ``ms_a``, ``ms_b``, ``grew_ms``.
+        One row per phase, with ``ms_a``, ``ms_b`` and ``grew_ms``.
     findings : DataFrame
-        One row per bottleneck in either profile: ``ms_a`` and ``ms_b``, the most that removing it could save, missing
-        if it costs no time; ``in_a`` and ``in_b``, whether it was found there.
+        One row per bottleneck in either profile. ``ms_a`` and ``ms_b`` are the most that removing it could save, and
+        are missing if it does not cost any time. ``in_a`` and ``in_b`` are true if it was found in the respective
+        profile.
     step : StepChange or None
-        The step times, if they are compared.
+        The comparison of the step times, if there is one.
     """
 
     a_name: str
@@ -76,7 +77,7 @@ class ProfileDiff:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether both profiles have GPU work."""
+        """Whether both profiles contain GPU work."""
         return bool(self.layers["grew_gpu_ms"].notna().any())
 
 
@@ -108,7 +109,7 @@ def _diff_findings(a: Any, b: Any) -> pd.DataFrame:
 
 
 def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Compare two frames ``layers``; see `ProfileDiff`."""
+    """Compare two ``layers`` frames; see `ProfileDiff`."""
     pairs = match_layers(a, b)
     of_a, of_b = (side.reset_index().rename(columns={"layer": "name"}) for side in (a, b))
     left = of_a.reindex([-1 if place is None else place for place, _, _ in pairs]).reset_index(drop=True)
@@ -124,7 +125,7 @@ def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     )
     for name in (*FIGURES, *GPU_FIGURES):
         table[f"{name}_a"], table[f"{name}_b"] = left[name], right[name]
-    # A layer that one of them lacks took no time there.
+    # If a layer is missing on one side, it took no time there.
     own, own_gpu = (
         [side[time].mask(side["name"].isna(), 0.0) for side in (left, right)] for time in ("self_ms", "self_gpu_ms")
     )
@@ -137,15 +138,16 @@ def diff_layers(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 
 def on_gpu(a: pd.DataFrame, b: pd.DataFrame) -> bool:
-    """Return whether two frames ``layers`` both have GPU work."""
+    """Return whether both ``layers`` frames contain GPU work."""
     return all(bool((side["self_gpu_ms"].fillna(0) > 0).any()) for side in (a, b))
 
 
 def match_layers(a: pd.DataFrame, b: pd.DataFrame) -> list[tuple[int | None, int | None, str | None]]:
-    """Return the rows of a and b that are the same layer: index in a, index in b, and how they were matched.
+    """Match the rows of a and b that represent the same layer.
 
-    Rows are in the order of a. Layers are matched by name first; the n-th of the remaining layers with a class and
-    depth is matched with the n-th one in the other profile.
+    Return the index in a, the index in b, and how the two were matched, in the order of a. Layers are first matched by
+    name. Of the remaining layers, the n-th layer with a given class and depth is matched with the n-th such layer in
+    the other profile.
     """
     places = {name: place for place, name in reversed(list(enumerate(map(str, b.index))))}
     found: dict[int, tuple[int, str]] = {}
@@ -170,7 +172,7 @@ def _key(layers: pd.DataFrame, place: int) -> tuple[str, int]:
 
 
 def layer_tree(diff: ProfileDiff) -> tuple[list[int], list[float]]:
-    """Return the row of each layer's parent, -1 for none, and the change in own times within its subtree."""
+    """Return the row of each layer's parent (-1 for none), and the sum of the changes in own time in its subtree."""
     table = diff.layers
     places: dict[str, dict[str, int]] = {"a": {}, "b": {}}
     parents = []

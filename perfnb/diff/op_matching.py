@@ -1,4 +1,4 @@
-"""Match the operators of two traces. The two trees of operators are matched from the top, and get common rows.
+"""Match the operators of two traces. The two operator trees are matched from the top and mapped to common rows.
 
 A unit is all calls of one operator with the same shapes, in the same layer and phase, inside the same matched operator.
 Units are matched one to one, level by level. If a unit has no partner, the units inside it are matched in its place, so
@@ -23,7 +23,8 @@ from perfnb.recording.nesting import NONE, Bools, Forest, Ints, forest_of, inner
 _WORDS = ("name", "shapes", "layer", "phase", "forward_op")
 _BACKWARD = re.compile(r"(?:Cudnn|Miopen|Mkldnn|Native)?([A-Za-z0-9_]*?Backward)[0-9]*")
 _KEYS = ("context", "name", "shapes", "layer", "phase")
-#: What two units must share, from the best match to the poorest; if several do, the n-th is matched with the n-th.
+#: The properties that two units must share, from the best to the weakest match. If several units share them, the n-th
+#: unit is matched with the n-th unit on the other side.
 _TIERS = (
     _KEYS,
     ("context", "name", "layer", "phase"),
@@ -36,30 +37,30 @@ _TIERS = (
 
 @dataclass(frozen=True)
 class MatchedOps:
-    """The nodes of two trees, one after the other. Rows are numbered in a's order of execution, then b's.
+    """The nodes of tree a followed by those of tree b. Rows are numbered in a's order of execution, followed by b's.
 
     Attributes
     ----------
     trees : tuple of OpTree
     second : ndarray of bool
-        Whether each node is b's.
+        Whether each node belongs to b.
     codes : DataFrame
-        ``name``, ``shapes``, ``layer``, ``phase`` of each node as codes, -1 if missing; ``partner``: the layer again,
-        but a layer of b has the code of the layer of a it was matched with.
+        The ``name``, ``shapes``, ``layer`` and ``phase`` of each node as codes, which are -1 if missing. ``partner`` is
+        also the layer, except that layers of b have the code of the matching layer of a.
     labels : dict of str to Index
-        The meaning of the codes.
+        The text that each code represents.
     row : ndarray
-        The row that each node counts in; -1 for ranges that exist in only one of the two.
+        The row to which each node belongs, or -1 for ranges that exist in only one of the trees.
     is_head : ndarray of bool
-        Whether the node is one of its row's calls, and not only part of one.
+        Whether the node is one of its row's calls, as opposed to a part of such a call.
     work_row : tuple of ndarray
-        The row of each piece of work of a and of b; -1 if the operator that launched it is not known.
+        For a and b, the row of each piece of work, or -1 if the operator that launched it is unknown.
     head : ndarray
         The first node of each row.
     found : ndarray of bool
-        Whether each row has nodes of both.
+        Whether each row has nodes from both trees.
     around : ndarray
-        The row of the closest matched operator or range around each row; -1 if none.
+        The row of the closest matched operator or range around each row, or -1 if there is none.
     """
 
     trees: tuple[OpTree, OpTree]
@@ -74,18 +75,18 @@ class MatchedOps:
     around: Ints
 
     def joined(self, column: str) -> np.ndarray:
-        """Return a column of the nodes."""
+        """Return a column of the nodes of both trees."""
         return np.concatenate([tree.nodes[column].to_numpy() for tree in self.trees])
 
 
 def matched_ops(a: OpTree, b: OpTree, layers: pd.DataFrame) -> MatchedOps:
-    """Match two trees.
+    """Match the operators of two trees.
 
     Parameters
     ----------
     a, b : OpTree
     layers : DataFrame
-        Matching layers in the columns ``a`` and ``b``.
+        The matching layers, in the columns ``a`` and ``b``.
     """
     trees = (a, b)
     second = np.repeat([False, True], [len(a.nodes), len(b.nodes)])
@@ -105,7 +106,7 @@ def matched_ops(a: OpTree, b: OpTree, layers: pd.DataFrame) -> MatchedOps:
     matched = match_nodes(second[places], keys.iloc[places], forest)
     row, is_head = _rows(matched, forest, is_range[places], keys["layer"].to_numpy()[places])
 
-    # Rows are renumbered by their first calls; the last of `again` is for none.
+    # Rows are renumbered in the order of their first calls. The last element of `again` represents "no row".
     heads = np.flatnonzero(is_head)
     used, first = np.unique(row[heads], return_index=True)
     order = np.argsort(first)
@@ -148,18 +149,19 @@ def _codes(
     layer = columns["layer"]
     pairs = layers[layers["a"].notna() & layers["b"].notna()]
     a, b = (labels["layer"].get_indexer(pd.Index(pairs[side].astype(object))) for side in ("a", "b"))
-    # A layer of b without a partner is not a layer of a, whatever its name.
+    # A layer of b without a partner is not a layer of a, even if it has the same name.
     partner = np.append(np.arange(len(labels["layer"])) + len(labels["layer"]), NONE)
     partner[b[(a != NONE) & (b != NONE)]] = a[(a != NONE) & (b != NONE)]
     return pd.DataFrame({**columns, "partner": np.where(second, partner[layer], layer)}), labels
 
 
 def _keys(codes: pd.DataFrame, labels: dict[str, pd.Index], second: Bools) -> pd.DataFrame:
-    """Return the keys for matching nodes.
+    """Return the keys by which nodes are matched.
 
-    If a backward node's name exists in only one of the two (``MiopenBatchNormBackward0``), it is matched by the
-    operator that created it or, if the traces do not record it, by its name without vendor and number. If one of the
-    two has no shapes for any operator with a certain name, shapes are ignored for this name.
+    If the name of a backward node exists in only one of the trees (``MiopenBatchNormBackward0``), the node is matched
+    by the operator that created it. If the traces do not record this operator, the node is matched by its name without
+    vendor and number. If either tree lacks shapes for all operators with a certain name, shapes are ignored for this
+    name.
     """
     name, shapes = codes["name"].to_numpy(), codes["shapes"].to_numpy()
     alias = codes["forward_op"].to_numpy()
@@ -175,17 +177,17 @@ def _keys(codes: pd.DataFrame, labels: dict[str, pd.Index], second: Bools) -> pd
 
 
 def _without_maker(names: pd.Index) -> Ints:
-    """Return a code for each backward node's name without vendor and version; -1 for other names."""
+    """Return a code for the name of each backward node without vendor and version, or -1 for any other name."""
     found = [_BACKWARD.fullmatch(str(name)) for name in names]
     codes = pd.factorize(np.array([match and match[1] for match in found], dtype=object))[0].astype(np.int64)
     return np.append(codes, NONE)
 
 
 def _kept(trees: tuple[OpTree, OpTree], name: Ints, is_range: Bools, second: Bools) -> Bools:
-    """Return all nodes except those that would separate nodes inside from their partners.
+    """Return all nodes except those that would separate nodes inside them from their partners.
 
-    These are ranges that exist in only one of the two, and the engine's marks around backward nodes if the other trace
-    is too old to contain such marks.
+    The excluded nodes are ranges that exist in only one of the trees, and the engine's ranges around backward nodes if
+    the other trace is too old to contain them.
     """
     both = np.intersect1d(name[is_range & ~second], name[is_range & second])
     marks = [tree.nodes["is_engine"].to_numpy(dtype=bool) for tree in trees]
@@ -194,10 +196,10 @@ def _kept(trees: tuple[OpTree, OpTree], name: Ints, is_range: Bools, second: Boo
 
 
 def _rows(matched: Matched, forest: Forest, is_range: Bools, layer: Ints) -> tuple[Ints, Bools]:
-    """Return the row each node counts in, and whether it is one of the row's calls.
+    """Return the row to which each node belongs, and whether the node is one of the row's calls.
 
-    A node without a partner counts as part of the closest enclosing operator that has a row, if it is in the same
-    layer, because it belongs to that operator's implementation. Otherwise it gets its own row.
+    A node without a partner counts as part of the closest enclosing operator with a row, provided that both are in the
+    same layer, because it is then part of that operator's implementation. Otherwise, it gets its own row.
     """
     alone = matched.unit + matched.group.max(initial=NONE) + 1
     row = np.where(matched.group != NONE, matched.group, alone)
@@ -211,16 +213,16 @@ def _rows(matched: Matched, forest: Forest, is_range: Bools, layer: Ints) -> tup
 
 
 class Matched(NamedTuple):
-    """The match of each node.
+    """The result of matching nodes, with one element per node.
 
     Attributes
     ----------
     group : ndarray
-        Number of the matched pair of units that the node belongs to; -1 if none.
+        The number of the matched pair of units to which the node belongs, or -1 if there is none.
     unit : ndarray
-        Number of its unit.
+        The number of the node's unit.
     context : ndarray
-        Group of the closest matched node around it; -1 if none.
+        The group of the closest matched node around it, or -1 if there is none.
     """
 
     group: Ints
@@ -229,21 +231,21 @@ class Matched(NamedTuple):
 
 
 def match_nodes(side: Bools, words: pd.DataFrame, forest: Forest) -> Matched:
-    """Match the nodes of two trees.
+    """Match the nodes of two trees level by level.
 
     Parameters
     ----------
     side : ndarray of bool
         Whether each node is in the second tree.
     words : DataFrame
-        ``name``, ``shapes``, ``layer``, ``phase``: a code for each text, the same in both trees; -1 if missing. Nodes
-        of a tree are in order of time.
+        The codes for ``name``, ``shapes``, ``layer`` and ``phase``. Codes are the same in both trees, and -1 if
+        missing. The nodes of each tree are in chronological order.
     forest : Forest
         Both trees.
     """
     count = len(side)
     unit, context = (np.full(count, NONE, dtype=np.int64) for _ in range(2))
-    group_of = np.full(count + 1, NONE, dtype=np.int64)  # of each unit; there are no more units than nodes
+    group_of = np.full(count + 1, NONE, dtype=np.int64)  # the group of each unit; there cannot be more units than nodes
     keys = {name: words[name].to_numpy(dtype=np.int64) for name in _KEYS[1:]} | {"side": side.astype(np.int64)}
     left = {name: np.array([], dtype=np.int64) for name in ("unit", "first", "side", *_KEYS)}
     units = groups = 0
@@ -259,7 +261,7 @@ def match_nodes(side: Bools, words: pd.DataFrame, forest: Forest) -> Matched:
         new |= {"unit": units + number[first], "first": level[first]}
         units += len(first)
         left = {name: np.concatenate([values, new[name]]) for name, values in left.items()}
-        # Without new units, nothing new can be found.
+        # If there are no new units, there cannot be any new matches.
         touched = np.isin(left["context"], new["context"])
         waiting, now = _chosen(left, ~touched), _chosen(left, touched)
         now = _chosen(now, np.argsort(now["first"], kind="stable"))
@@ -277,7 +279,7 @@ def _chosen(units: dict[str, Ints], which: Bools | Ints) -> dict[str, Ints]:
 
 
 def _pairs(units: dict[str, Ints], tier: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Return units of the first and of the second tree that agree, in order."""
+    """Return the units of the first and the second tree that match, in order."""
     if "shapes" not in tier and "layer" in tier:
         units = _chosen(units, units["layer"] != NONE)
     second = units["side"] == 1
@@ -291,7 +293,7 @@ def _pairs(units: dict[str, Ints], tier: tuple[str, ...]) -> tuple[Ints, Ints]:
 
 
 def _place_among_equals(values: Ints) -> Ints:
-    """Return how many equal values precede each."""
+    """Return how many equal values precede each value."""
     order = np.argsort(values, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(values[order]) != 0))
     run = np.repeat(starts, np.diff(np.append(starts, len(values))))

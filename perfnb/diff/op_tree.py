@@ -1,6 +1,6 @@
-"""Build the tree of operators in the traced steps, each with its layer, phase, host time and GPU work.
+"""Build the tree of operators in the traced steps, with each operator's layer, phase, host time and GPU work.
 
-Down to vendor-specific operators, the tree looks the same on every machine, so it can be used to compare two traces.
+Apart from vendor-specific operators, the tree is the same on every machine. It can therefore be used to compare traces.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from perfnb.trace_names import (
 )
 
 _NODES = (*OPS, *RANGES)
-#: Ranges that older versions of torch traced as operators.
+#: Ranges that older torch versions recorded as operators.
 _RANGE = re.compile("|".join(map(re.escape, (OPTIMIZER, LOADER, "DistributedDataParallel."))))
 _ENGINE = re.compile(f"{BACKWARD_NODE}: ")
-#: perfnb's own marks.
+#: perfnb's own ranges.
 _OURS = re.compile(rf"{STEP_SPAN}|{DATA_SPAN}$|{OP_SPAN}|{PIECE}$")
 
 
@@ -47,17 +47,17 @@ class OpTree:
     Attributes
     ----------
     nodes : DataFrame
-        One row per call or range, in order of time: ``name``, ``shapes``, ``layer``, ``phase`` (text; missing if not
-        known; ``recompute`` is a phase here), ``forward_op`` (of a backward node: the outermost operator that made it),
-        ``is_range``, ``is_engine`` (the engine's mark around such a node), ``self_ns`` (host time without the nodes
-        inside).
+        One row per call or range, in chronological order. The columns are ``name``, ``shapes``, ``layer`` and ``phase``
+        (as text, missing if unknown; ``recompute`` counts as a phase), ``forward_op`` (for a backward node, the
+        outermost operator that created it), ``is_range``, ``is_engine`` (whether it is the engine's range around a
+        backward node) and ``self_ns`` (host time, excluding the nodes inside).
     forest : Forest
-        Their nesting.
+        The nesting of the nodes.
     work : DataFrame
-        One row per kernel, copy or memset: ``name``, ``duration_ns``, ``node`` (the innermost one around the call that
-        launched it, -1 if not known).
+        One row per kernel, copy or memset, with ``name``, ``duration_ns`` and ``node`` (the innermost node around the
+        call that launched it, or -1 if it is unknown).
     steps : int
-        Number of traced steps.
+        The number of traced steps.
     """
 
     nodes: pd.DataFrame
@@ -71,7 +71,7 @@ class OpTree:
 
 
 def op_tree(recording: Recording) -> OpTree:
-    """Return the tree of a recording; without nodes if no step was traced."""
+    """Return the operator tree of a recording. It has no nodes if no step was traced."""
     attribution = attribute(recording)
     host = attribution.host
     members = _members(recording, host)
@@ -81,11 +81,11 @@ def op_tree(recording: Recording) -> OpTree:
     around = innermost(nest(host.thread[members], start, end), is_node)
     places = np.flatnonzero(is_node)
     places = places[np.lexsort((-end[places], start[places]))]
-    number = np.full(len(members) + 1, NONE, dtype=np.int64)  # of each node; the last is for none
+    number = np.full(len(members) + 1, NONE, dtype=np.int64)  # the number of each node; the last one is for none
     number[places] = np.arange(len(places))
     parent = number[around[places]]
     duration = (end - start)[places].astype(np.float64)
-    # A call belongs to the node around it, an operator to itself.
+    # A call belongs to the node around it, and an operator belongs to itself.
     node_of = np.full(len(recording.events) + 1, NONE, dtype=np.int64)
     node_of[rows] = np.where(is_node, number[:-1], number[around])
     forest = forest_of(parent)
@@ -104,15 +104,15 @@ def op_tree(recording: Recording) -> OpTree:
 
 
 def _members(recording: Recording, host: Host) -> Ints:
-    """Return places in `host` of the operators, ranges and calls of the steps."""
+    """Return the indices in `host` of all operators, ranges and calls in the steps."""
     chosen = is_in(recording.events, (*_NODES, *CALLS))[host.rows]
     if not recording.is_from_trace:
-        chosen &= host.block != NONE  # a live one may include work of other threads
+        chosen &= host.block != NONE  # a live recording may include work from other threads
     return np.flatnonzero(chosen)
 
 
 def _is_node(events: pd.DataFrame, host: Host, rows: Ints) -> Bools:
-    """Return whether each of the rows is an operator or range, and not a step, layer or mark of perfnb's."""
+    """Return whether each row is an operator or range, as opposed to a step, a layer or one of perfnb's own ranges."""
     is_step = np.zeros(len(events) + 1, dtype=bool)
     is_step[host.blocks["event"].to_numpy()[(host.blocks["kind"] == Kind.STEP).to_numpy()]] = True
     mark = is_step[:-1] | step_rows(events) | (matching(events, _OURS) & is_in(events, OPS))
@@ -121,7 +121,7 @@ def _is_node(events: pd.DataFrame, host: Host, rows: Ints) -> Bools:
 
 
 def _forward_ops(events: pd.DataFrame, host: Host, node_of: Ints, rows: Ints, top: Ints) -> Ints:
-    """Return the node of the outermost operator that made each backward node; -1 for all others."""
+    """Return the node of the outermost operator that created each backward node, or -1 for all other nodes."""
     block = np.full(len(events), NONE, dtype=np.int64)
     block[host.rows] = host.block
     of_blocks = makers(events, host)
@@ -146,7 +146,7 @@ def _words(recording: Recording, attribution: Attribution, rows: Ints, block: In
 
 
 def _of_blocks(texts: np.ndarray, block: Ints) -> pd.Categorical:
-    """Return the text of each node's block; missing if empty."""
+    """Return the text of each node's block. Empty texts are missing values."""
     codes, labels = pd.factorize(np.append(texts, ""))
     empty = int(codes[-1])
     codes = codes[block]
@@ -162,7 +162,7 @@ def _nothing(length: int) -> pd.Categorical:
 def _work(events: pd.DataFrame, node_of: Ints) -> pd.DataFrame:
     rows = np.flatnonzero(is_in(events, DEVICE_WORK))
     call = launches_of(events, rows)
-    # Work without a call in the trace may name its operator.
+    # If the trace does not contain the call that launched the work, the work may still name its operator.
     launcher = np.where(call != NONE, call, device_work(events).op) if (call == NONE).any() else call
     return pd.DataFrame(
         {

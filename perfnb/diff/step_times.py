@@ -1,4 +1,4 @@
-"""Compare the step times of two profiles, with each other and with a limit."""
+"""Compare the step times of two profiles with each other and with a limit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from perfnb.stats.step_times import StepTimes
 
 @dataclass(frozen=True)
 class StepChange:
-    """The median step times of two profiles or timings, not measured side by side.
+    """A comparison of the step times of two profiles or timings that were not measured side by side.
 
     Attributes
     ----------
     a, b : StepTimes
-        The step times of the first and the second.
+        The step times of the first and the second profile.
     kind : str
-        The kind of steps: ``timed``, or ``traced`` if either has no timed steps.
+        The kind of steps that are compared: ``timed``, or ``traced`` if either profile has no timed steps.
     found : UnpairedComparison or None
-        The second compared with the first; ``None`` if either has no steps.
+        The comparison of the second with the first, or ``None`` if either has no steps.
     """
 
     a: StepTimes
@@ -31,19 +31,19 @@ class StepChange:
 
 
 def slower_by_more_than(ratio_ci: tuple[float, float] | None, percent: float) -> bool | None:
-    """Return whether the whole interval of a ratio of step times is above a limit; ``None`` without an interval."""
+    """Return whether the whole interval of a step time ratio is above a limit, or ``None`` without an interval."""
     return None if ratio_ci is None else ratio_ci[0] > 1 + percent / 100
 
 
 def step_change(a: StepTimes, b: StepTimes, kind: str = "timed") -> StepChange:
-    """Compare two timings."""
+    """Compare the step times of two timings."""
     if not (a.median_ms and b.median_ms):
         return StepChange(a, b, kind, None)
     return StepChange(a, b, kind, compare_medians(a.median_ms, a.ci_ms, b.median_ms, b.ci_ms))
 
 
 def step_change_of(a: pd.DataFrame, b: pd.DataFrame) -> StepChange:
-    """Compare two frames ``steps``, using timed steps if both have them, otherwise traced steps."""
+    """Compare two ``steps`` frames, using timed steps if both contain them, and traced steps otherwise."""
     kind = "timed" if all("timed" in set(side["pass"]) for side in (a, b)) else "traced"
     return step_change(_times(a, kind), _times(b, kind), kind)
 

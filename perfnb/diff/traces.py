@@ -1,7 +1,7 @@
-"""Compare two traces: operators matched by their trees, the kernels that each launched, and their sums.
+"""Compare the operators of two traces, the kernels that each operator launched, and their totals.
 
-Kernels from different vendors have different names, and so do the operators that call their libraries. GPU work is
-therefore attributed to the closest operator around its launch that exists in both traces.
+Kernels from different vendors have different names, and so do the operators that call the vendors' libraries. GPU work
+is therefore attributed to the closest operator around its launch that exists in both traces.
 """
 
 from __future__ import annotations
@@ -31,32 +31,34 @@ GPU_FIGURES = ("total", "busy", "computation", "communication", "memcpy", "idle"
 
 @dataclass(frozen=True)
 class TraceDiff:
-    """The traced steps of b compared with those of a. All figures are per step.
+    """The comparison of b's traced steps with a's. All figures are per step.
 
     Attributes
     ----------
     ops : DataFrame
-        The frame ``diff_ops``, in a's order of execution, then rows that only b has.
+        The frame ``diff_ops``, in a's order of execution, followed by the rows that exist only in b.
     kernels : DataFrame
-        The frame ``diff_kernels``, largest change first.
+        The frame ``diff_kernels``, with the largest change first.
     operators : DataFrame
-        The frame ``diff_by_op``: outermost operators with all inside them, annotated ranges with what no operator
-        inside them took, and work launched by an unknown operator, all layers summed; largest change first. Their times
-        add up to the whole.
+        The frame ``diff_by_op``, summed over all layers, with the largest change first. It contains the outermost
+        operators with everything inside them, annotated ranges with the time outside their operators, and the work
+        launched by unknown operators. The times add up to the whole.
     gpu_time : DataFrame or None
-        The frame ``diff_gpu_time``; ``None`` if either has no GPU work.
+        The frame ``diff_gpu_time``, or ``None`` if either trace does not contain GPU work.
     on_gpu : bool
-        Whether ``grew_ms`` and ``ratio`` are GPU times, as both have GPU work; else they are host times.
+        Whether ``grew_ms`` and ``ratio`` refer to GPU times, because both traces contain GPU work. Otherwise, they
+        refer to host times.
     alike : tuple of (float or None)
-        Share of a's and of b's time in operators that the other has in the same layer or with the same shapes.
+        The share of a's and of b's time in operators that the other trace contains in the same layer or with the same
+        shapes.
     steps : tuple of int
-        Traced steps of a and of b.
+        The number of traced steps in a and in b.
     works : tuple of int
-        Kernels, copies and memsets in all traced steps of a and of b.
+        The number of kernels, copies and memsets in all traced steps of a and of b.
     unmarked : tuple of bool
-        Whether a and b have no marked steps, so that the whole trace counts as one.
+        Whether a and b lack marked steps. If they do, the whole trace counts as one step.
     without_shapes, without_layers : tuple of bool
-        Whether a and b have no input shapes, and no layers.
+        Whether a and b lack input shapes and layers.
     """
 
     ops: pd.DataFrame
@@ -73,13 +75,13 @@ class TraceDiff:
 
 
 def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff | None:
-    """Compare operators and kernels of two recordings; ``None`` if either traced no step.
+    """Compare the operators and kernels of two recordings. Return ``None`` if either does not contain a traced step.
 
     Parameters
     ----------
     a, b : Recording
     layers : DataFrame
-        Matching layers in the columns ``a`` and ``b``, as in `ProfileDiff.layers`.
+        The matching layers, in the columns ``a`` and ``b``, as in `ProfileDiff.layers`.
     """
     if any(len(one.events) == 0 or one.traced_steps == 0 for one in (a, b)):
         return None
@@ -88,7 +90,7 @@ def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff |
     on_gpu = all(len(tree.work) for tree in trees)
     what = "gpu_ms" if on_gpu else "host_ms"
     table, forest = _rows_of(both), forest_of(both.around)
-    # The outermost operator around each row; a range in no operator represents itself.
+    # The outermost operator around each row. A range outside all operators represents itself.
     top = outermost(forest, ~table["is_range"].to_numpy(dtype=bool))
     top = np.where(top != NONE, top, np.arange(len(top)))
     ops = _with_times_inside(table, both)
@@ -114,7 +116,7 @@ def _unmarked(recording: Recording) -> bool:
 
 
 def _alike(table: pd.DataFrame, time: str) -> float | None:
-    """Return the share of the time in rows that are the same operator in the same layer, or with the same shapes."""
+    """Return the share of time in rows whose operators were matched in the same layer or with the same shapes."""
     own = table[time].fillna(0.0).to_numpy(dtype=float)
     untold = table["shapes_a"].isna() | table["shapes_b"].isna()
     same = table["matched"].isin([LAYER, SHAPES]) | ((table["matched"] == NAME) & untold)
@@ -128,17 +130,17 @@ def _gpu_times(a: Recording, b: Recording) -> pd.DataFrame:
 
 
 def _gpu_time_of(recording: Recording) -> dict[str, float]:
-    """Return the work of a device per step: the mean over steps and devices."""
+    """Return a device's work per step, as the mean over steps and devices."""
     events = all_events(recording)
     table = gpu_time_by_step(events)
-    if table.empty:  # no step is marked
+    if table.empty:  # no steps are marked
         table = gpu_time(events)
     devices = table[["rank", "device"]].drop_duplicates()
     return {name: float(table[f"{name}_ms"].sum()) / recording.traced_steps / len(devices) for name in GPU_FIGURES}
 
 
 def _rows_of(both: MatchedOps) -> pd.DataFrame:
-    """Return what each row is, how it was matched, and its own calls and times, without those of the rows inside it."""
+    """Describe each row, how it was matched, and its own calls and times, which exclude the rows inside it."""
     length, head = len(both.head), both.head
     names = both.labels["name"].to_numpy(dtype=object)
     table = pd.DataFrame({"op": names[both.codes["name"].to_numpy()[head]]}, index=pd.RangeIndex(length))
@@ -166,7 +168,7 @@ def _rows_of(both: MatchedOps) -> pd.DataFrame:
 
 
 def _own(both: MatchedOps, place: int, heads: Ints) -> pd.DataFrame:
-    """Return calls and own times of each row in one of the two, per step; missing if it does not have the row."""
+    """Return each row's calls and own times per step in one of the traces, which are missing if it lacks the row."""
     length, tree = len(both.head), both.trees[place]
     has = both.found | (both.second[both.head] == bool(place))
     inside = np.flatnonzero((both.second == bool(place)) & (both.row != NONE))
@@ -184,7 +186,7 @@ def _own(both: MatchedOps, place: int, heads: Ints) -> pd.DataFrame:
 
 
 def _common(codes: Ints, row: Ints, length: int) -> Ints:
-    """Return the code that all calls of a row share; -1 if they have none or differ."""
+    """Return the code that all calls in a row share, or -1 if there is none or if the codes differ."""
     low, high = np.full(length, np.iinfo(np.int64).max), np.full(length, NONE, dtype=np.int64)
     np.minimum.at(low, row, codes)
     np.maximum.at(high, row, codes)
@@ -196,7 +198,7 @@ def _summed(row: Ints, ns: Floats, length: int, steps: int) -> Floats:
 
 
 def _ops_around(around: Ints, is_range: np.ndarray) -> Ints:
-    """Return the number of operators around each row; ranges do not count."""
+    """Return the number of operators around each row. Ranges do not count."""
     depth, forest = np.zeros(len(around), dtype=np.int64), forest_of(around)
     for level in forest.by_depth()[1:]:
         above = around[level]
@@ -205,7 +207,7 @@ def _ops_around(around: Ints, is_range: np.ndarray) -> Ints:
 
 
 def _with_times_inside(table: pd.DataFrame, both: MatchedOps) -> pd.DataFrame:
-    """Add the total times of rows: their own and those of all rows inside."""
+    """Add the total times of rows, which include their own time and all rows inside them."""
     forest = forest_of(both.around)
     whole = {}
     for time in _TIMES:
@@ -218,9 +220,9 @@ def _with_times_inside(table: pd.DataFrame, both: MatchedOps) -> pd.DataFrame:
 
 
 def _work_of(both: MatchedOps) -> pd.DataFrame:
-    """Return the work by row, side and kernel name: ``calls`` and ``ms`` per step.
+    """Return the ``calls`` and ``ms`` per step of work, by row, side and kernel name.
 
-    The row is -1 if its operator is not known.
+    The row is -1 if the operator that launched the work is unknown.
     """
     parts = []
     for side, tree, row in zip(SIDES, both.trees, both.work_row, strict=True):
@@ -232,7 +234,7 @@ def _work_of(both: MatchedOps) -> pd.DataFrame:
 
 
 def _lost(work: pd.DataFrame) -> pd.DataFrame:
-    """Return the row of work launched by an unknown operator; empty if there is none."""
+    """Return the row for work launched by unknown operators. The result is empty if there is no such work."""
     lost = work[work["row"] == NONE]
     row: dict[str, object] = {"op": NO_OP_ROW}
     for side in SIDES:
@@ -250,7 +252,7 @@ def _with_lost(ops: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
 
 
 def _kernels_of(work: pd.DataFrame, table: pd.DataFrame, top: Ints) -> pd.DataFrame:
-    """Return the kernels of each row on both sides; those launched by an unknown operator have one row per name."""
+    """Return the kernels of each row on both sides. Kernels launched by unknown operators have one row per name."""
     lost = (work["row"] == NONE).to_numpy()
     key = work["row"].to_numpy().copy()
     key[lost] = len(table) + pd.factorize(work["name"][lost])[0]
@@ -262,7 +264,7 @@ def _kernels_of(work: pd.DataFrame, table: pd.DataFrame, top: Ints) -> pd.DataFr
     both = (frame["gpu_ms_a"].notna() & frame["gpu_ms_b"].notna()).to_numpy()
     alone = np.where(frame["gpu_ms_a"].notna(), ONLY_A, ONLY_B)
     frame["matched"] = np.where(known, frame["matched"], np.where(both, NAME, alone))
-    # An operator in both took no GPU time in the one where it launched nothing.
+    # If an operator in both traces launched nothing in one of them, it took no GPU time there.
     for side in SIDES:
         ran = (known & ~frame["matched"].isin([ONLY_A, ONLY_B]).to_numpy()) & bool((work["side"] == side).any())
         for name in ("calls", "gpu_ms"):
@@ -271,7 +273,7 @@ def _kernels_of(work: pd.DataFrame, table: pd.DataFrame, top: Ints) -> pd.DataFr
 
 
 def _by_side(work: pd.DataFrame, key: Ints, index: pd.Index) -> pd.DataFrame:
-    """Return kernel names, heaviest first, and the sums of calls and times, for each key and side."""
+    """Return, for each key and side, the kernel names, heaviest first, and the total calls and times."""
     columns = {}
     for side in SIDES:
         mine = (work["side"] == side).to_numpy()
@@ -307,8 +309,8 @@ def _over_layers(outermost_ops: pd.DataFrame) -> pd.DataFrame:
 def _grown(table: pd.DataFrame, what: str) -> pd.DataFrame:
     """Add how much more time b takes, and the ratio of b to a.
 
-    An operator that one of them lacks took no time there. ``grew_ms`` is the change of `what` (``host_ms`` or
-    ``gpu_ms``), missing if that is GPU time and neither has any.
+    An operator that is missing on one side took no time there. ``grew_ms`` is the change in `what` (``host_ms`` or
+    ``gpu_ms``). It is missing if `what` is GPU time and the operator has none on either side.
     """
     found = {}
     for time in ("host_ms", "gpu_ms"):
@@ -322,6 +324,6 @@ def _grown(table: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def _changed_most(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows by their change, largest first, unknown ones last."""
+    """Sort the rows by their change, with the largest change first and unknown changes last."""
     order = np.argsort(-table["grew_ms"].abs().fillna(-1.0).to_numpy(dtype=float), kind="stable")
     return table.iloc[order].reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""Show two profiles, traces or step times side by side in a document, with everything that grew or shrank."""
+"""Create documents that show two profiles, traces or step times side by side, with everything that changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from perfnb.draw.document import (
     Verdict,
 )
 
-#: Two traces may not run the same model if less than this share of either's time is in operators that both have alike.
+#: If less than this share of either trace's time is in operators that both have in common, the traces may not be from
+#: the same model.
 _ALIKE = 0.5
 _VERDICTS: dict[str, tuple[State, str]] = {
     "faster": ("good", "Faster"),
@@ -57,30 +58,30 @@ _CHANGE = (
 )
 _SHAPE = re.compile(r"\[([0-9][0-9, ]*)\]")
 _NAMELESS = re.compile(r"\(anonymous namespace\)::|at::native::|^void |^_ZN?[A-Za-z0-9_]*?\d+(?=[a-z])")
-#: The place where a compiler wrote arguments, at whatever depth.
+#: Kernel arguments that a compiler has added to a name, at any nesting depth.
 _OPENERS = re.compile(r"[<(]")
 
 
 def step_verdict(change: StepChange) -> Verdict:
-    """Return the change in step time, which was not measured in pairs."""
+    """Return a verdict on the change in step time, which was not measured in pairs."""
     found, step = change.found, "a traced step" if change.kind == "traced" else "a step"
     if found is None:
-        return Verdict("none", "Nothing to compare: there are no step times of both")
+        return Verdict("none", "Nothing to compare: at least one side has no step times")
     effect = fmt.with_interval(fmt.ratio(found.ratio), found.ratio, found.ratio_ci)
     percent = f"{fmt.share(abs(found.ratio - 1))} {'less' if found.ratio < 1 else 'more'}"
     effect = f"{step} takes {effect} the baseline's time, {percent}, not measured in pairs"
     if found.ratio_ci is None:
         counts = f"there {'is' if change.a.steps == 1 else 'are'} {change.a.steps:,} of the baseline"
-        few = f"An interval takes 6 {change.kind} steps of each, and {counts} and {change.b.steps:,} of the candidate."
+        few = f"An interval needs 6 {change.kind} steps of each, but {counts} and {change.b.steps:,} of the candidate."
         return Verdict("open", f"No verdict: {effect}", few)
-    why = "Traced steps include the cost of the profiler that wrote them." if change.kind == "traced" else ""
+    why = "Traced steps include the overhead of the profiler." if change.kind == "traced" else ""
     pairs = "The machine may have drifted in between. To be sure, measure both in pairs with perfnb.ab_test."
     state, word = _VERDICTS[found.verdict]
     return Verdict(state, f"{word}: {effect}", why, pairs)
 
 
 def step_document(change: StepChange, names: tuple[str, str]) -> Document:
-    """Return a document for two step times, which contains only a verdict and figures."""
+    """Return a document about two step times, which contains only a verdict and figures."""
     return Document(
         "comparison of step times",
         " against ".join(reversed(names)),
@@ -97,13 +98,13 @@ def _step_figures(change: StepChange) -> Iterator[Figure]:
 
 
 def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> Document:
-    """Return a document with the answer, the phases, the layers and, if both have traced steps, the operators.
+    """Return a document with the verdict, the phases, the layers and, if both have traced steps, the operators.
 
     Parameters
     ----------
     diff : ProfileDiff
     traces : TraceDiff, optional
-        Operators and kernels.
+        The comparison of operators and kernels.
     """
     verdict = Verdict("none", "") if diff.step is None else _with_phase(step_verdict(diff.step), diff.phases)
     figures = [] if diff.step is None else list(_step_figures(diff.step))
@@ -122,7 +123,7 @@ def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> D
 
 
 def _with_phase(verdict: Verdict, phases: pd.DataFrame) -> Verdict:
-    """Return the verdict with the phase that changed most."""
+    """Add the phase that changed the most to the verdict."""
     changes = phases["grew_ms"].dropna().abs()
     if changes.empty or not changes.max() > 0:
         return verdict
@@ -183,7 +184,7 @@ def _effects(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Effect]:
 
 
 def _layers(diff: ProfileDiff) -> Table:
-    """Return all layers as a tree, largest changes first."""
+    """Return all layers as a tree, with the largest changes first."""
     table = diff.layers
     both, own = ("gpu_ms", "grew_gpu_ms") if diff.on_gpu else ("total_ms", "grew_ms")
     parents, weights = layer_tree(diff)
@@ -200,10 +201,10 @@ def _layers(diff: ProfileDiff) -> Table:
         rows.append((label, *times, fmt.known(row[own]), *on_host, matched))
     columns = [Column("layer"), *_CHANGE, Column("own change", "ms", 2, help="without the layers inside")]
     if diff.on_gpu:
-        columns.append(Column("on the host", "ms", 3, help="own change of the time on the host"))
+        columns.append(Column("on the host", "ms", 3, help="change in the layer's own host time"))
     columns.append(Column("matched", priority=4))
     return Table(
-        f"Layers, {'GPU' if diff.on_gpu else 'host'} time, where most changed first",
+        f"Layers, {'GPU' if diff.on_gpu else 'host'} time, largest changes first",
         tuple(columns),
         rows,
         Nesting(parents, weights),
@@ -214,7 +215,7 @@ def _layers(diff: ProfileDiff) -> Table:
 
 
 def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
-    """Return the cells for two times and their change; a part that is missing on one side took no time there."""
+    """Return the cells for two times and their change. A part that is missing on one side took no time there."""
     times = fmt.known(a), fmt.known(b)
     before, after = (time or 0.0 for time in times)
     change = None if times == (None, None) else after - before
@@ -245,11 +246,11 @@ def _operators(diff: TraceDiff) -> Table:
             inner += [(name, side) for name in names]
             owner += [place] * len(names)
     return Table(
-        f"Ops by change in {'GPU' if diff.on_gpu else 'host'} time, all layers summed",
+        f"Ops by change in {'GPU' if diff.on_gpu else 'host'} time, summed over all layers",
         (
             Column("op and input shapes"),
             *_CHANGE,
-            Column("on the host", "ms", 3, help="change of the time on the host"),
+            Column("on the host", "ms", 3, help="change in host time"),
         ),
         rows,
         details=details,
@@ -270,7 +271,7 @@ def _where(row: Any) -> str:
 
 
 def _findings(table: pd.DataFrame) -> Table:
-    """Return the findings of both, and which ones the candidate gained and lost."""
+    """Return the findings of both profiles, and show which findings are new in the candidate and which are gone."""
     words = {(True, True): "in both", (True, False): "gone", (False, True): "new"}
     rows = [
         (str(name), words[bool(row["in_a"]), bool(row["in_b"])], fmt.known(row["ms_a"]), fmt.known(row["ms_b"]))
@@ -286,15 +287,15 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
         first, second = (fmt.share(share) for share in diff.alike)
         yield (
             f"Only {first} of the baseline's and {second} of the candidate's time is in ops that the other has in the "
-            "same layer or with the same input shapes: the two do not seem to run the same model on the same input, "
-            "so the differences may mean little."
+            "same layer or with the same input shapes. The two do not seem to run the same model on the same input, "
+            "so the differences may not be meaningful."
         )
     if _unlike(diff.operators).empty:
-        yield "No op took more or less time."
+        yield "No op took more time or less time than before."
     if diff.on_gpu:
-        yield "Op times are GPU times: the sum of all kernels, copies and memsets launched inside."
+        yield "Op times are GPU times, which are the sums of all kernels, copies and memsets launched inside the ops."
     elif len(diff.kernels):
-        yield "Op times are host times, because only one of the two has GPU work."
+        yield "Op times are host times, because only one of the two traces contains GPU work."
     for lacking, things, rest in (
         (diff.unmarked, "marked steps", "such a trace counts as one step"),
         (diff.without_shapes, "input shapes", "ops are matched by name, layer and order"),
@@ -307,24 +308,24 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
     if diff.gpu_time is not None and a != b:
         yield (
             f"There are {_arrow((fmt.count(a), fmt.count(b)))} kernels, copies and memsets per step. The time from "
-            "first to last, and so the idle time, depends only on which one starts first and which ends last: one more "
+            "first to last, and so the idle time, depends only on which one starts first and which ends last. One more "
             "or one fewer there may explain the whole change."
         )
 
 
 def _arrow(words: Iterable[str]) -> str:
-    """Return ``first → second``, or one word if both are the same."""
+    """Return ``first → second``, or a single word if both are equal."""
     return " → ".join(dict.fromkeys(words))
 
 
 def _kernel_list(names: Sequence[str]) -> str:
-    """Return the first two kernels' short names, and how many more there are; ``none`` without any."""
+    """List the short names of the first two kernels and the number of remaining kernels, or return ``none``."""
     shown = ", ".join(dict.fromkeys(map(_short_kernel, names[:2])))
     return shown + (f" and {len(names) - 2:,} more" if len(names) > 2 else "") if names else "none"
 
 
 def _short_kernel(name: object) -> str:
-    """Return a kernel's name without return type, namespace and arguments.
+    """Return a kernel's name without its return type, namespace and arguments.
 
     Templates with generic names (``Kernel``, ``Kernel2``) keep the beginning of their first argument.
     """

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT = 8.8, 2.1
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.6)), (0, (7, 2, 1, 2)))
-#: The most lines that the legend names.
+#: The maximum number of lines in the legend.
 _MOST_WORDS = 8
 
 
 def series_figure(charts: Sequence[Series], across: int = 1) -> Figure:
-    """Return the charts with this many next to each other, or if there are no charts, a figure with a note."""
+    """Draw the charts, with `across` of them side by side. If there are no charts, the figure contains a note."""
     rows = math.ceil(len(charts) / across)
     return figure_of(partial(_draw, charts=charts, rows=rows, across=across), (_WIDTH, max(1.0, _HEIGHT * rows)))
 
@@ -46,7 +46,7 @@ def _chart(axes: Axes, chart: Series) -> None:
             for ends in (line.values, line.low, line.high)
         )
         look: dict[str, Any] = {"color": line.mark.colour, "linestyle": dashes, "linewidth": 1.3}
-        # Dots show values between missing ones, which a line would not.
+        # Dots show values that are surrounded by missing values, which a line would not show.
         axes.plot(chart.at, values, marker=".", markersize=4, label=escape.chart(line.mark.word, 40), **look)
         if low and high:
             axes.vlines(chart.at, low, high, color=line.mark.colour, linewidth=1.2)
@@ -62,6 +62,6 @@ def _chart(axes: Axes, chart: Series) -> None:
     top = axes.get_ylim()[1]
     base = fmt.byte_unit(top)[0] if chart.y.unit.startswith("bytes") else 1
     axes.set_yticks([base * tick for tick in MaxNLocator(4).tick_values(0, top / base)])
-    axes.set_ylim(0, top)  # so that twice the height is twice the value
+    axes.set_ylim(0, top)  # start at 0, so that heights are proportional to values
     axes.yaxis.grid(True, color=LINE, linewidth=0.6)
     axes.tick_params(labelsize=7)

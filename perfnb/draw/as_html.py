@@ -1,4 +1,4 @@
-"""Render documents as HTML without scripts that is readable even where a host removes its style sheet and its SVG."""
+"""Render documents as HTML without scripts. It stays readable even if a host removes its style sheet and SVG."""
 
 from __future__ import annotations
 
@@ -62,21 +62,21 @@ from perfnb.draw.document import (
 from perfnb.draw.frame import framed, notes_html
 from perfnb.draw.palette import BLUE, Mark
 
-#: The pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
+#: The widths in pixels of a bar behind a row, of the longest of several bars, and of the scale of effects.
 _BAR, _LONGEST, _SCALE = 72, 240, 150
-#: A band is drawn up to this many times the highest value.
+#: A band is cut off above this many times the highest value.
 _BANDED = 1.5
-#: The size of a chart, and of its margins.
+#: The size of a chart and of its margins.
 _WIDE, _HIGH, _LEFT, _BELOW = 720, 150, 64, 24
-#: The height of a scatter plot, and the most points in it that are named.
+#: The height of a scatter plot, and the maximum number of points with a name.
 _TALL, _NAMED = 260, 5
-#: The room that a logarithmic axis has beyond its first and last point, as a factor.
+#: The factor by which a logarithmic axis extends beyond its first and last point.
 _ROOM = 10**0.1
 STATES = {"good": "✓", "bad": "▲", "open": "?", "none": ""}
 
 
 def document_html(document: Document) -> str:
-    """Return a document as safe HTML, in its outer element."""
+    """Return a document as safe HTML, including its outer element."""
     parts = []
     for part in document.parts:
         body = "".join(map(section_html, part.sections))
@@ -115,7 +115,7 @@ def _code(text: str) -> str:
 
 
 def section_html(section: Section) -> str:
-    """Return a section, or an empty text if there is nothing to show."""
+    """Return a section as HTML, or an empty string if there is nothing to show."""
     return _RENDERERS[type(section)](section)
 
 
@@ -162,19 +162,19 @@ def _effects(section: Effects) -> str:
 
 
 def _row_head(name: str, body: str) -> str:
-    """Return a row's name, which is only broken across lines if it is long."""
+    """Return the head cell of a row. The name is only broken across lines if it is long."""
     least = min(24, escape.cells(escape.plain(name)))
-    cell = 'th scope="row"' if name.strip() else "td"  # a head without words is not a head
+    cell = 'th scope="row"' if name.strip() else "td"  # a cell without words is not a heading
     return f'<{cell} align="left" style="text-align:left;min-width:{least}ch">{body}</{cell[:2]}>'
 
 
 def _across(columns: int, body: str) -> str:
-    """Return a row below another row, which spans the table."""
+    """Return a row that belongs to the row above it and spans the table."""
     return f'<tr><td colspan="{columns}" {tables.LEFT}>&nbsp;&nbsp;<em>{body}</em></td></tr>'
 
 
 def _tabled(caption: str, heads: str, lines: Sequence[str]) -> str:
-    """Return a table of rows as HTML, or an empty text if there are no rows."""
+    """Return an HTML table, or an empty string if there are no rows."""
     if not lines:
         return ""
     title = f"<caption>{escape.html_sentence(caption)}</caption>" if caption else ""
@@ -182,7 +182,7 @@ def _tabled(caption: str, heads: str, lines: Sequence[str]) -> str:
 
 
 def _on_scale(row: Effect, place: Callable[[float], float]) -> str:
-    """Return the ratio as a dot with its interval, on a scale with 1 × in the middle."""
+    """Draw the ratio as a dot with its interval, on a scale with 1 × in the middle."""
     placed = ends_on_scale(row, place)
     if placed is None:
         return ""
@@ -206,7 +206,7 @@ def _table(table: Table) -> str:
     most = 0.0 if barred is None else max((number_of(row[barred]) for row in rows.values()), default=0.0)
     lines = []
     for line in body:
-        indent = "&nbsp;" * min(4 * line.depth, 60)  # shows the nesting even without styles
+        indent = "&nbsp;" * min(4 * line.depth, 60)  # this shows the nesting even without a style sheet
         if line.layer < 0:
             lines.append(
                 _across(len(columns), f"{indent}… {escape.html_sentence(left_out_words(table, line.left_out))}")
@@ -252,22 +252,22 @@ def _cell(cell: Cell, column: Column) -> str:
 
 
 def _inline_bar(cell: Cell, marks: Sequence[Mark], most: float) -> str:
-    """Return a bar of characters, which no host removes.
+    """Return a bar that consists of characters, which no host removes.
 
-    The style sheet draws it as a box in the colours of its parts.
+    The style sheet replaces it with a box in the colours of its parts.
     """
     value = number_of(cell)
     if not value > 0 or not most > 0:
         return ""
     width, characters = max(1, round(_BAR * value / most)), "▇" * max(1, round(8 * value / most))
-    box = f"width:{width}px;margin-right:{_BAR - width + 5}px"  # bars begin below each other
+    box = f"width:{width}px;margin-right:{_BAR - width + 5}px"  # align the left ends of the bars
     if isinstance(cell, Split) and (stops := _stops(cell, marks, value)):
         box += f";background:linear-gradient(90deg,{stops})"
     return f'<span class="pf-inline-bar" aria-hidden="true" style="{box}">{characters}</span>'
 
 
 def _stops(cell: Split, marks: Sequence[Mark], value: float) -> str:
-    """Return the parts of a bar as stops of a gradient."""
+    """Return the parts of a bar as colour stops for a CSS gradient."""
     stops, begin = [], 0.0
     for part, mark in zip(cell.parts, marks, strict=False):
         end = min(100.0, begin + 100 * (fmt.known(part) or 0.0) / value)
@@ -283,7 +283,7 @@ def _series(section: Series) -> str:
         return ""
     known = [*(value for line in section.drawn for value in all_known(line.values)), *section.levels.values()]
     least, top = min(known) if section.y.log else 0.0, max(known) or 1.0
-    # A wide band is cut off, or it would flatten its line.
+    # A wide band is cut off, because it would otherwise flatten the line.
     banded = max((end for line in section.drawn for end in all_known(line.high or ())), default=top)
     top = max(top, min(_BANDED * top, banded))
     across = _on_axis(section.x, section.at[0], section.at[-1], _LEFT, _WIDE)
@@ -340,7 +340,7 @@ def _placed(low: float, high: float, begin: float, end: float) -> Callable[[floa
 
 
 def _on_axis(axis: Axis, low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
-    """Place a number like `_placed`, but on a logarithmic scale if the axis has one.
+    """Return a function that places a number like `_placed`, but on a logarithmic scale if the axis has one.
 
     Numbers outside the scale are drawn at the edge.
     """
@@ -362,13 +362,13 @@ def _axes(ends: Sequence[str], label: str, levels: Sequence[str]) -> list[str]:
 
 def _scatter(section: Scatter) -> str:
     drawn = _scattered(section)
-    if section.selects:  # its points are rows of that section
+    if section.selects:  # the points are rows of the selected section
         return drawn
     return drawn + _table(replace(table_of_points(section), title="" if drawn else section.title))
 
 
 def _scattered(section: Scatter) -> str:
-    """Return the points and lines, or an empty text if fewer than two points can be placed."""
+    """Draw the points and lines, or return an empty string if fewer than two points can be placed."""
     dots = [dot for dot in section.dots if _has_place(dot.x, section.x) and _has_place(dot.y, section.y)]
     ends = [end for _, line in section.lines for end in line]
     if len(dots) + len(ends) < 2:
@@ -403,7 +403,7 @@ def _has_place(value: float, axis: Axis) -> bool:
 def _scale(
     axis: Axis, values: Sequence[float], begin: float, end: float
 ) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
-    """Return a function that places a number on an axis, and the positions of its ticks: powers of ten, or the ends."""
+    """Return a function that places a number on an axis, and the tick positions: powers of ten, or the axis's ends."""
     low, high = min(values), max(values)
     if not axis.log:
         place = _on_axis(axis, low, high, begin, end)
@@ -418,7 +418,7 @@ def _rule(path: str) -> str:
 
 
 def _names_of(dots: Sequence[Dot], placed: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Yield the names of the first points, next to the points, unless the names would cover each other."""
+    """Yield the names of the first points, placed next to the points, unless the names would overlap."""
     taken: list[tuple[float, float]] = []
     for dot, (x, y) in zip(dots, placed, strict=True):
         if len(taken) == _NAMED or any(abs(x - a) < 170 and abs(y - b) < 13 for a, b in taken):
@@ -468,7 +468,7 @@ def _heat(section: Heat) -> str:
 
 
 def _heated(value: float | None, most: float) -> str:
-    """Return the background of a cell, which is stronger for larger numbers."""
+    """Return the style of a cell's background, which is more intense for larger numbers."""
     strength = 60 * max(0.0, fmt.known(value) or 0.0) / most if most > 0 else 0.0
     return f'style="background:color-mix(in srgb,{BLUE} {strength:.0f}%,transparent)"'
 
@@ -495,9 +495,9 @@ def _card(card: Card) -> Iterator[str]:
 
 
 def _choice(section: Choice) -> str:
-    """Return alternatives on a page that does not allow a choice.
+    """Return alternatives for a page on which the reader cannot switch between them.
 
-    The first alternative is open, and the others are folded below it.
+    The first alternative is open, and the others are collapsed below it.
     """
     bodies = [(escape.html(name), "".join(map(section_html, parts))) for name, parts in section.options.items()]
     folded = "".join(

@@ -1,9 +1,9 @@
-"""Convert documents to plain data, which the live view draws and ``--json`` prints on the command line.
+"""Convert documents to plain data, which the live view draws and the option ``--json`` prints.
 
-Each section has its ``type``, which is the lower-case name of its class in `perfnb.draw.document`, and the fields of
-that class. Numbers are unrounded, in the unit that the section, the column or the figure names. Unknown values are
-``null``. Figures with an interval also have ``words``. Texts consist of visible characters, and only code has more than
-one line.
+Each section has a ``type``, which is the lower-case name of its class in `perfnb.draw.document`, and the fields of that
+class. Numbers are not rounded, and are in the unit specified by the section, the column or the figure. Unknown values
+are ``null``. Figures with an interval also have ``words``. Text contains visible characters only, and only code may
+span several lines.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from perfnb.draw.as_text import effect_words, figure_value
 from perfnb.draw.document import Choice, Document, Effect, Figure, Inner, Picture, Section, Table, Value
 from perfnb.draw.palette import Mark
 
-#: The longest text: a sentence, or lines of code.
+#: The maximum length of a text, which may be a sentence or lines of code.
 _LONGEST = 2000
 #: Fields whose text may have several lines.
 _CODE = {"code", "text"}
-#: The significant digits of numbers of rows inside others, of which there may be tens of thousands.
+#: The number of significant digits in rows inside other rows, because there may be tens of thousands of them.
 _DIGITS = 6
 
 
 def document_data(document: Document) -> dict[str, Any]:
-    """Return a document as data, ready to be written as JSON."""
+    """Convert a document to data that can be written as JSON."""
     data = {
         field.name: plain(getattr(document, field.name))
         for field in fields(document)
@@ -39,7 +39,7 @@ def document_data(document: Document) -> dict[str, Any]:
 
 
 def section_data(section: Section) -> dict[str, Any]:
-    """Return a section as data."""
+    """Convert a section to data that can be written as JSON."""
     kind = type(section).__name__.lower()
     if isinstance(section, Picture):
         data = None if section.data is None else section.data()
@@ -69,8 +69,8 @@ def _cell(cell: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a document's value as data. Texts are made visible, and marks include their appearance."""
-    if hasattr(value, "tolist"):  # a number of numpy, without loading it
+    """Convert a value in a document to data. Text is made visible, and marks include their appearance."""
+    if hasattr(value, "tolist"):  # a NumPy number, recognised without importing NumPy
         value = value.tolist()
     if value is None or isinstance(value, int):
         return value
@@ -105,7 +105,7 @@ def _code(text: str) -> str:
 
 
 def _inner(inner: Inner) -> dict[str, Any]:
-    """Return the rows inside others, with texts as indices into ``names``, because texts are often repeated."""
+    """Convert rows inside other rows. Texts become indices into ``names``, because the same texts occur often."""
     places = dict[str, int]()
     texts = [column.unit == "text" for column in inner.columns]
     rows = [

@@ -13,7 +13,7 @@ _LONGEST = 2000
 
 
 def document_markdown(document: Document) -> str:
-    """Return a document's content as Markdown without pictures. Names do not contain any markup."""
+    """Return a document as Markdown, without its pictures. Any markup in names is escaped."""
     head = ", ".join(_words(part) for part in (document.kind, document.subject, document.device) if part)
     verdict = document.verdict
     answer = f"{STATES[verdict.state]} {_words(verdict.sentence)}".strip()

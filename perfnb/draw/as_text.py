@@ -39,16 +39,18 @@ from perfnb.draw.document import (
 from perfnb.draw.palette import Mark
 from perfnb.draw.tree import TreeLine, page_of
 
-#: The width without a terminal, and the least width that fits the columns.
+#: The width if there is no terminal, and the minimum width.
 USUAL, LEAST = 100, 60
-#: The longest sentence; the cells that names keep while there are columns to give up; and the fewest that they keep.
+#: The maximum length of a sentence; the width that names keep as long as other columns can be dropped; and the minimum
+#: width of names.
 _SENTENCE, _NAME, _SHORT_NAME = 2000, 24, 10
-#: The cells of a bar behind a row, of a scale of effects, of a label next to a bar, and of the text before a reason.
+#: The widths, in cells, of a bar behind a row, of the scale of effects, of a label next to a bar, and of the text
+#: before a reason.
 _BAR, _SCALE, _LABEL, _INDENT = 8, 21, 24, 6
-#: From this width on, a bar takes precedence over columns that may give way.
+#: From this width on, a bar takes precedence over columns that can be dropped.
 _ROOMY = 80
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-#: Ratios below this are gains that a scale of effects must show.
+#: Ratios below this are gains, which must be visible on the scale of effects.
 _GAIN = 0.95
 
 
@@ -58,14 +60,14 @@ def terminal_width() -> int:
 
 
 def document_text(document: Document, width: int = USUAL) -> str:
-    """Return a document as text, with its tabs one after another."""
+    """Return a document as text, followed by its tabs in order."""
     width = max(LEAST, width)
     blocks = []
     for part in document.parts:
         head = _head(part, width, part is not document)
         body = [block for section in part.sections if (block := section_text(section, width))]
         if part is not document and len(head) == 1 and body:
-            blocks += [head + body[0], *body[1:]]  # only a title above the first section
+            blocks += [head + body[0], *body[1:]]  # there is only a title above the first section
         elif part is document or len(head) > 1:
             blocks += [head, *body]
     if notes := document.all_notes:
@@ -74,7 +76,7 @@ def document_text(document: Document, width: int = USUAL) -> str:
 
 
 def document_line(document: Document) -> str:
-    """Return a document's subject and answer in a single line."""
+    """Return a single line with a document's subject and answer."""
     subject, answer = escape.plain(document.subject, 40), escape.plain(document.verdict.sentence)
     return ": ".join(filter(None, (subject or document.kind, answer)))
 
@@ -108,7 +110,7 @@ def _sentences(text: str, width: int) -> list[str]:
 
 
 def _code(text: str, width: int) -> list[str]:
-    """Return lines of code with their indentation. A line is only broken if it is too long."""
+    """Return lines of code with their indentation. Only lines that are too long are broken."""
     lines = []
     for line in text.splitlines():
         code = escape.plain(line.expandtabs(4), _SENTENCE)
@@ -118,7 +120,7 @@ def _code(text: str, width: int) -> list[str]:
 
 
 def _joined(facts: Sequence[str], width: int) -> Iterator[str]:
-    """Yield facts in lines that are as full as possible. A fact is not broken if it fits into a line."""
+    """Yield lines filled with as many facts as possible. A fact is not broken if it fits into one line."""
     line = ""
     for fact in (escape.plain(fact, _SENTENCE) for fact in facts):
         if line and escape.cells(line) + 3 + escape.cells(fact) > width:
@@ -186,7 +188,7 @@ def stacks_of(section: Bars) -> tuple[list[list[tuple[Mark, float]]], float]:
 
 
 def sums_of(stack: Sequence[tuple[Mark, float]]) -> dict[Mark, float]:
-    """Return the sums of a bar's parts by their marks, because a mark may occur more than once."""
+    """Return the sum of a bar's parts for each mark, because a mark may occur more than once."""
     sums = dict.fromkeys((mark for mark, _ in stack), 0.0)
     for mark, value in stack:
         sums[mark] += value
@@ -198,7 +200,7 @@ def _stacked(stack: Sequence[tuple[Mark, float]], width: int) -> str:
 
 
 def effect_words(row: Effect) -> str:
-    """Return an effect in its only notation: ``0.540 × [0.510, 0.570]``."""
+    """Return an effect in the notation that is used everywhere: ``0.540 × [0.510, 0.570]``."""
     return fmt.with_interval(fmt.ratio(row.ratio), row.ratio, row.interval)
 
 
@@ -230,7 +232,8 @@ def _effects(section: Effects, width: int) -> list[str]:
 def scale_of(rows: Sequence[Effect]) -> Callable[[float], float]:
     """Return a function that places a ratio on a logarithmic scale from 0 to 1, with 1 × in the middle.
 
-    If others gain, a ratio that is many times slower is cut off, because the gains would otherwise be invisible.
+    If any ratio is a gain, ratios of much slower candidates are cut off, because the gains would otherwise be
+    invisible.
     """
     known = [fmt.known(end) for row in rows for end in (row.ratio, *(row.interval or ()))]
     ends = [math.log(end) for end in known if end is not None and end > 0]
@@ -251,7 +254,7 @@ def _on_scale(row: Effect, place: Callable[[float], float]) -> str:
 
 
 def ends_on_scale(row: Effect, place: Callable[[float], float]) -> tuple[float, float, float] | None:
-    """Return the positions of an interval's start, its ratio and its end, or ``None`` if there is no ratio."""
+    """Return the positions of the interval's start, the ratio and the interval's end, or ``None`` without a ratio."""
     ratio = fmt.known(row.ratio)
     if ratio is None or ratio <= 0:
         return None
@@ -275,18 +278,18 @@ def cell_words(cell: Cell, unit: str) -> str:
 
 
 def row_cells(table: Table, row: int) -> list[Cell]:
-    """Return a row's cells, one for each column, regardless of how many were given."""
+    """Return a row's cells, with exactly one cell for each column."""
     cells = [*table.rows[row], *[None] * len(table.columns)]
     return cells[: len(table.columns)]
 
 
 def detail_of(table: Table, row: int) -> str:
-    """Return the sentence below a row, or an empty text if there is none."""
+    """Return the sentence that is displayed below a row, or an empty string if there is none."""
     return "".join((table.details or ())[row : row + 1])
 
 
 def columns_held(table: Table, rows: Iterable[int]) -> list[int]:
-    """Return the first column, and the columns that have a known value in any of these rows."""
+    """Return the first column and all columns that have a known value in any of these rows."""
     cells = [row_cells(table, row) for row in rows]
     shown = [place for place, column in enumerate(table.columns) if not column.live]
     return [place for place in shown if place == 0 or any(_is_known(row[place]) for row in cells)]
@@ -345,12 +348,12 @@ def _head_of(table: Table, place: int) -> str:
 
 
 def _inside(line: TreeLine) -> str:
-    """Return how many rows a closed branch contains."""
+    """Describe how many rows a closed branch contains."""
     return f" +{line.inside:,}" if line.inside else ""
 
 
 def _fitted(table: Table, held: Sequence[int], longest: Sequence[int], width: int) -> tuple[list[int], list[int]]:
-    """Choose the columns that fit, and their widths. Numbers are never cut, but names, words and heads may be.
+    """Choose the columns that fit, and their widths. Numbers are never shortened, but names, words and heads may be.
 
     Parameters
     ----------
@@ -358,7 +361,7 @@ def _fitted(table: Table, held: Sequence[int], longest: Sequence[int], width: in
     held : sequence of int
         The columns to choose from.
     longest : sequence of int
-        The number of cells that the longest text in each column takes, without the column's head.
+        The width, in cells, of the longest text in each column, not counting the column's head.
     width : int
     """
     least, natural = dict[int, int](), dict[int, int]()
@@ -395,7 +398,7 @@ def _row(cells: Sequence[str], table: Table, columns: Sequence[int], widths: Seq
 
 
 def listed(table: Table, limit: int) -> tuple[list[TreeLine], int]:
-    """Choose the rows that a budget allows.
+    """Choose which rows to list within a table's budget.
 
     Returns
     -------
@@ -413,7 +416,7 @@ def listed(table: Table, limit: int) -> tuple[list[TreeLine], int]:
 
 
 def left_out_words(table: Table, rows: Sequence[int]) -> str:
-    """Return how many rows of a tree a placeholder represents, and their share of the whole."""
+    """Describe how many rows of a tree a placeholder represents, and their share of the whole."""
     said = fmt.counted(len(rows), f"more {table.noun}")
     shares = next((place for place, column in enumerate(table.columns) if column.bar and column.unit == "share"), None)
     if shares is None:
@@ -422,13 +425,13 @@ def left_out_words(table: Table, rows: Sequence[int]) -> str:
 
 
 def number_of(cell: Cell) -> float:
-    """Return the number that a bar shows, or 0 if it is unknown."""
+    """Return the number that a bar represents, or 0 if it is unknown."""
     value = cell.number if isinstance(cell, (Value, Split)) else cell
     return 0.0 if isinstance(value, (str, Mark)) else fmt.known(value) or 0.0
 
 
 def _glyphs(line: TreeLine, width: int, name: int = _SHORT_NAME) -> str:
-    """Return the signs that show a line's depth, for a name with this many cells."""
+    """Return the characters that show a line's depth, in front of a name that is `name` cells wide."""
     if not line.depth:
         return ""
     step = next((step for step in (3, 2) if step * line.depth <= width - min(name, _SHORT_NAME)), 0)
@@ -465,7 +468,7 @@ def _series(series: Series, width: int, with_axis: bool = True) -> list[str]:
 
 
 def _spans(series: Series, label: int, room: int) -> Iterator[str]:
-    """Yield the events during the lines, which are drawn below them, and the legend of their signs."""
+    """Yield a row of events, which is drawn below the lines, and a legend for its characters."""
     if not series.spans:
         return
     first, step = series.at[0], (series.at[-1] - series.at[0]) / room
@@ -479,44 +482,44 @@ def _spans(series: Series, label: int, room: int) -> Iterator[str]:
 
 
 def on_axis(axis: Axis, value: float) -> float:
-    """Return a number as measured on its axis.
+    """Return a number's position along its axis.
 
-    A number that is not above 0 is placed far below a logarithmic axis.
+    On a logarithmic axis, a number that is 0 or negative is placed far below the visible range.
     """
     return math.log(max(value, 1e-300)) if axis.log else value
 
 
 def _heights(cells: Sequence[float], axis: Axis, known: Sequence[float]) -> list[float]:
-    """Return shares of a line's height, measured from 0, or on a logarithmic axis from the line's smallest value."""
+    """Return the height of each value as a share, from 0, or from the smallest value if the axis is logarithmic."""
     least = on_axis(axis, min(known)) if axis.log else 0.0
     span = on_axis(axis, max(known)) - least
     return [max(1e-9, (on_axis(axis, cell) - least) / span if span else 1.0) if cell > 0 else 0.0 for cell in cells]
 
 
 def all_known(values: Iterable[Any]) -> list[float]:
-    """Return the known numbers, in order."""
+    """Return the known numbers in their original order."""
     return [number for number in map(fmt.known, values) if number is not None]
 
 
 def span_words(values: Sequence[float], axis: Axis) -> str:
-    """Return the smallest and the largest value of a line, in words."""
+    """Describe the range of a line, from its smallest to its largest value."""
     return f"{words(min(values), axis.unit)} to {words(max(values), axis.unit)}"
 
 
 def axis_words(axis: Axis, values: Sequence[float]) -> list[str]:
-    """Return the ends of an axis, in words, or an empty text if the axis is empty."""
+    """Describe the range of an axis, or return an empty list if the axis is empty."""
     if not values:
         return []
     return [f"{axis.label} from {words(min(values), axis.unit)} to {words(max(values), axis.unit)}"]
 
 
 def level_words(series: Series) -> list[str]:
-    """Return the levels that matter, in words."""
+    """Describe the important levels of a chart."""
     return [f"{name}: {words(value, series.y.unit)}" for name, value in series.levels.items()]
 
 
 def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> list[float]:
-    """Return the largest value in each cell. A value lasts until the next one."""
+    """Return the largest value in each cell. Each value applies until the next value."""
     first, last = at[0], at[-1]
     cells, held, filled = [0.0] * width, 0.0, -1
     for x, value in zip(at, values, strict=False):
@@ -557,7 +560,7 @@ def _strip(section: Strip, width: int) -> list[str]:
 
 
 def strip_words(section: Strip) -> list[str]:
-    """Return the ends of the scale and the important position on it, in words."""
+    """Describe the ends of the scale and the marked position on it."""
     at = [] if section.at is None else [f"{section.at[0]}: {words(section.at[1], section.axis.unit)}"]
     return [*axis_words(section.axis, all_known(value for _, group in section.groups for value in group)), *at]
 
@@ -592,7 +595,7 @@ def _cards(section: Cards, width: int) -> list[str]:
 
 
 def sure_words(card: Card) -> str:
-    """Return a finding's confidence, or an empty text if it has none."""
+    """Return a finding's confidence, or an empty string if it has none."""
     return f"{card.confidence} confidence" if card.confidence else ""
 
 

@@ -1,4 +1,4 @@
-"""Read the scripts and style sheets of live views from the ``js`` folders of the rooms that they belong to."""
+"""Read the scripts and style sheets of live views from the packages' ``js`` folders."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def script(*entries: str) -> str:
     """Join scripts and their imports into one ES module.
 
     Each file is included once, after the files that it imports. Import lines, the word ``export`` before a definition,
-    comment lines and indentation are removed, because every saved notebook contains the result. All files share one
-    scope, so no two of them may define the same name.
+    comment lines and indentation are removed, because the result is stored in every saved notebook. All files share one
+    scope, so two files must not define the same name.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ def script(*entries: str) -> str:
 
 
 def in_order(*entries: str) -> list[str]:
-    """Return the paths of scripts and all their imports, where each script follows its own imports.
+    """Return the paths of scripts and all their imports. Each script comes after its own imports.
 
     Raises
     ------
     ValueError
-        If files import each other circularly.
+        If there is a circular import.
     """
     found: dict[str, bool] = {}
 
@@ -59,7 +59,7 @@ def in_order(*entries: str) -> list[str]:
 
 @functools.cache
 def style(*names: str) -> str:
-    """Join style sheets: those used in every live view, followed by `names`, which are paths inside the package."""
+    """Join the style sheets of every live view and those in `names`, which are paths inside the package."""
     return "".join(map(read, (*STYLE, *names)))
 
 

@@ -1,4 +1,4 @@
-"""Draw bars made of characters."""
+"""Draw bars with characters."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 def cells_of(shares: Sequence[float], width: int) -> list[int]:
-    """Divide `width` cells in proportion to shares. The cells add up to `width`."""
+    """Divide `width` cells in proportion to the shares. The result adds up to `width`."""
     total = sum(shares) or 1.0
     edges = [round(width * sum(shares[:i]) / total) for i in range(len(shares) + 1)]
     return [after - before for before, after in itertools.pairwise(edges)]
 
 
 def stacked(marks: Iterable[Mark], shares: Sequence[float], width: int) -> str:
-    """Draw a stacked bar with `width` cells, using the glyphs of marks."""
+    """Draw a stacked bar of `width` cells, using the marks' glyphs."""
     return "".join(mark.glyph * cells for mark, cells in zip(marks, cells_of(shares, width), strict=True))
 
 
 def legend(entries: Sequence[tuple[Mark, str, str]], width: int) -> list[str]:
-    """Return a bar's legend, which lists each part with a figure and its share, in as many columns as fit."""
+    """Return a bar's legend. It lists each part with its value and share, in as many columns as fit."""
     if not entries:
         return []
     figures = max(max(8, len(figure)) + max(6, len(share)) for _, figure, share in entries)
@@ -35,7 +35,7 @@ def legend(entries: Sequence[tuple[Mark, str, str]], width: int) -> list[str]:
 
 
 def heights(values: Iterable[float], highest: float) -> str:
-    """Draw one cell per value, filled from below. Any value above zero is visible."""
+    """Draw one cell per value, filled from the bottom. Any value above zero is visible."""
     return "".join(_LEVELS[_level(value, highest)] for value in values)
 
 

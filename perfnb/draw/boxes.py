@@ -1,4 +1,4 @@
-"""Draw named boxes in rows, for flame graphs and timelines without scripts."""
+"""Draw rows of named boxes, for flame graphs and timelines without scripts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from perfnb.draw import escape
 
 #: The width of a picture and the height of a row, in pixels.
 WIDE, ROW = 880, 15
-#: The width of a letter, and the fewest letters that a longer name is cut to.
+#: The width of a letter, and the minimum number of letters to which a longer name is cut.
 _LETTER, _FEWEST = 5.8, 4
-#: Narrower boxes would not be seen; wider ones leave a gap to the next one.
+#: The minimum width of a visible box, and the width above which a box leaves a gap to the next box.
 _NARROW, _GAP = 0.4, 0.6
 
 
 class Box(NamedTuple):
-    """A box. `top` is the top of its row in pixels."""
+    """A box in a row. `top` is the position of the row's top edge in pixels."""
 
     left: float
     top: float
@@ -27,7 +27,7 @@ class Box(NamedTuple):
 
 
 def boxes_svg(boxes: Iterable[Box]) -> str:
-    """Return all boxes as one path for each colour, and the names that fit into their boxes."""
+    """Return all boxes, with one path per colour, and the names that fit into their boxes."""
     paths, names = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for left, top, width, colour, name in boxes:
         wide = f"{max(_NARROW, width - _GAP):.1f}"
@@ -42,6 +42,6 @@ def boxes_svg(boxes: Iterable[Box]) -> str:
 
 
 def _ink(colour: str) -> str:
-    """Return black or white, depending on which is more readable on a colour."""
+    """Return black or white, whichever is more readable on the given background colour."""
     red, green, blue = bytes.fromhex(colour[1:])
     return "#000" if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else "#fff"

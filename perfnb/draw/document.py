@@ -1,8 +1,8 @@
-"""The vocabulary of results: perfnb describes everything that it shows once, as data.
+"""The data model of results. perfnb describes everything that it displays once, as data.
 
-A view chooses words and rows and returns a `Document`. It does not lay out anything: `perfnb.draw.as_text`,
-`perfnb.draw.as_html` and `perfnb.draw.as_json` render every document, at any width and in any place. Names and
-sentences are passed unescaped, because the renderers make them safe.
+A view chooses the words and rows and returns a `Document`. It is not responsible for the layout: `perfnb.draw.as_text`,
+`perfnb.draw.as_html` and `perfnb.draw.as_json` render every document, at any width and in any environment. Names and
+sentences are passed unescaped, because the renderers escape them.
 
 A document is checked when it is created: parts must add up to their total, an interval must contain its value, a row
 must have a cell for each column, a line must have a value for each position on its axis, and every unit must be known.
@@ -20,9 +20,9 @@ from typing import Any, Literal, TypeAlias
 from perfnb import quantities as fmt
 from perfnb.draw.palette import Mark
 
-#: The units of numbers: see `words`. Any other that ends in ``/s`` is a rate: ``samples/s``.
+#: The units of numbers; see `words`. Any other unit that ends in ``/s`` is a rate, such as ``samples/s``.
 Unit: TypeAlias = str
-#: The states of a verdict: ``good`` and ``bad`` are results, ``open`` means undecided, and ``none`` no verdict.
+#: The states of a verdict: ``good`` and ``bad`` are results, ``open`` is undecided, and ``none`` means no verdict.
 State = Literal["good", "bad", "open", "none"]
 Interval: TypeAlias = tuple[float, float]
 #: The content of a table's cell: text, a number in the column's unit, a mark with its word, or an unknown value.
@@ -42,11 +42,11 @@ _WORDS: Mapping[Unit, Callable[[Any], str]] = {
     **{unit: functools.partial(fmt.reading, unit=unit) for unit in ("watts", "joules", "celsius", "megahertz")},
 }
 
-#: The relative tolerance between the sum of parts and their total, because figures are sums of rounded ones.
+#: The relative tolerance between a total and the sum of its parts, because parts may be rounded.
 _ADDS_UP = 0.005
 
-#: Raise the faults that a document's checks find. Otherwise they become notes: a figure in doubt is no reason to lose a
-#: report.
+#: Whether to raise an error if a document's checks fail. Otherwise, the failures become notes, because a doubtful
+#: figure is no reason to lose a report.
 strict = False
 
 
@@ -55,7 +55,7 @@ class DocumentError(ValueError):
 
 
 def words(value: Any, unit: Unit) -> str:
-    """Write a number in its unit, or ``n/a`` if it is unknown."""
+    """Format a number in its unit, or as ``n/a`` if it is unknown."""
     number = fmt.known(value)
     if number is None:
         return fmt.UNKNOWN
@@ -70,7 +70,7 @@ def words(value: Any, unit: Unit) -> str:
 
 @dataclass(frozen=True)
 class Value:
-    """A number with an interval, or with its own unit in a table whose rows have different units."""
+    """A number with an interval, or with its own unit if the rows of a table have different units."""
 
     number: float | None
     unit: Unit = "number"
@@ -79,7 +79,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Split:
-    """A number in its column's unit, and its parts, one for each of the column's marks."""
+    """A number in its column's unit, divided into one part for each of the column's marks."""
 
     number: float | None
     parts: tuple[float | None, ...]
@@ -118,21 +118,21 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure in the headline."""
+    """A number in the headline."""
 
     label: str
     value: float | None
     unit: Unit
     interval: Interval | None = None
-    #: How it was measured: "median of 20 timed steps".
+    #: How the number was measured, for example "median of 20 timed steps".
     basis: str = ""
-    #: The single measurements in their order, which the live view draws as dots.
+    #: The individual measurements in order of execution. The live view draws them as dots.
     samples: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a bar."""
+    """One part of a stacked bar."""
 
     mark: Mark
     value: float
@@ -140,7 +140,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar made of parts. If it is the only bar, its label is empty."""
+    """A stacked bar. If it is the only bar in its section, its label is empty."""
 
     label: str
     parts: tuple[Part, ...]
@@ -150,7 +150,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Stacked bars on the same scale, with their parts in a table."""
+    """Stacked bars on the same scale, and a table of their parts."""
 
     title: str
     unit: Unit
@@ -160,47 +160,47 @@ class Bars:
 
 @dataclass(frozen=True)
 class Effect:
-    """The ratio of a candidate to its baseline in time or size. Effects are always written in this notation."""
+    """The ratio of a candidate's time or size to its baseline's. Effects are always presented in this way."""
 
     label: str
-    #: Candidate divided by baseline; ``None`` if it was not measured.
+    #: The candidate divided by the baseline, or ``None`` if it was not measured.
     ratio: float | None
     interval: Interval | None = None
     #: ``faster``, ``slower``, ``same`` or another verdict.
     verdict: str = ""
-    #: Anything else to know about this row.
+    #: Additional information about this row.
     detail: str = ""
 
 
 @dataclass(frozen=True)
 class Effects:
-    """Effects on the same scale, around 1, where candidate and baseline are the same."""
+    """Effects on the same scale, centred at 1, where the candidate and the baseline are equal."""
 
     title: str
     rows: tuple[Effect, ...]
-    #: Ratios within this distance of 1 count as the same.
+    #: Ratios within this distance of 1 count as "the same".
     same_within: float | None = None
-    #: The name for what the labels are.
+    #: What the labels refer to.
     head: str = "candidate"
     key: str = ""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A table column. Text and static HTML leave out a column without known values."""
+    """A table column. Text and static HTML omit columns without known values."""
 
     head: str
-    #: ``text`` for words, or the unit of numbers; in place of a number, a cell may also hold a word.
+    #: ``text`` for words, or the unit of the numbers. A cell may contain a word in place of a number.
     unit: Unit = "text"
-    #: Columns with the largest numbers give way first when space is short.
+    #: When space is short, the columns with the largest numbers are dropped first.
     priority: int = 0
     #: Whether a bar shows the column's numbers.
     bar: bool = False
     #: The meaning of the column, shown on hover.
     help: str = ""
-    #: The names of its cells' parts, if they are `Split`.
+    #: The marks of the parts, if the column's cells are `Split`.
     marks: tuple[Mark, ...] = ()
-    #: Only the live view has it.
+    #: Whether only the live view contains the column.
     live: bool = False
 
 
@@ -214,16 +214,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class Nesting:
-    """Makes a table a tree.
+    """The structure that turns a table into a tree.
 
     Attributes
     ----------
     parents : sequence of int
         The row number of each row's parent, or -1 for roots. Parents come first.
     weights : sequence of float
-        The heaviest rows are listed first.
+        The weight of each row. The heaviest rows are listed first.
     path : sequence of int
-        The rows, from a root downwards, that a view opens first.
+        The path, from a root downwards, that a view opens initially.
     """
 
     parents: Sequence[int]
@@ -233,7 +233,7 @@ class Nesting:
 
 @dataclass(frozen=True)
 class Inner:
-    """The content of a table's rows. The live view lists it for a selected row, and adds up rows with equal texts.
+    """Rows inside a table's rows. The live view lists them for the selected row, and merges rows with equal texts.
 
     Attributes
     ----------
@@ -244,7 +244,7 @@ class Inner:
     owner : sequence of int
         The row of the table to which each inner row belongs.
     selects : str
-        The key of the section whose rows the first column names.
+        The key of the section that contains the rows named in the first column.
     """
 
     title: str
@@ -256,7 +256,7 @@ class Inner:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of typed columns, the first of which names the rows.
+    """A table with typed columns. The first column contains the names of the rows.
 
     Attributes
     ----------
@@ -264,14 +264,14 @@ class Table:
         The rows in display order, with the most important rows first.
     nesting : Nesting, optional
     tail : int
-        The number of rows at the end that are always listed, such as totals, and rows of a tree that do not belong to
-        any branch.
+        The number of rows at the end that are always listed. Examples are totals, and rows of a tree that do not belong
+        to any branch.
     details : sequence of str, optional
         A sentence for each row, which is displayed below it.
     noun : str
-        The word for a row, as in "12 more layers".
+        What a row is called, as in "12 more layers".
     selects : sequence of (str, str)
-        The keys of sections where selecting a row selects the row with the same name, each with the text of its button.
+        The keys of other sections, each with the text of a button that selects the row with the same name there.
     names : sequence of str, optional
         The full names of the rows, if the first column contains shorter names. Other sections select rows by their full
         names.
@@ -293,16 +293,17 @@ class Table:
 
     @classmethod
     def of(cls, title: str, frame: Any, columns: Mapping[Any, Column], **more: Any) -> Table:
-        """Make a table from columns of a DataFrame.
+        """Create a table from the columns of a DataFrame.
 
         Parameters
         ----------
         title : str
         frame : DataFrame
         columns : mapping of (str or tuple of str) to Column
-            The columns by their names in the frame. Three names refer to a figure and the bounds of its interval.
+            The columns, by their names in the frame. A tuple of three names refers to a number and the bounds of its
+            interval.
         more
-            Any other field of the table.
+            Any other fields of the table.
         """
         cells = [
             cells_of(frame[name]) if isinstance(name, str) else _values_of(frame, name, column.unit)
@@ -312,7 +313,7 @@ class Table:
 
 
 def cells_of(column: Any) -> list[Any]:
-    """Return the cells of a DataFrame's column: numbers, ``None`` for unknown values, marks and words."""
+    """Return the cells of a DataFrame column: numbers, marks, words, and ``None`` for unknown values."""
     if column.dtype.kind not in "iuf":
         return [cell if isinstance(cell, str | Mark | Value | Split) else fmt.known(cell) for cell in column]
     numbers = column.to_numpy(dtype=float, na_value=math.nan).tolist()
@@ -327,7 +328,7 @@ def _values_of(frame: Any, names: tuple[str, str, str], unit: Unit) -> Iterator[
 
 @dataclass(frozen=True)
 class Line:
-    """A line in a chart, with a band of uncertainty if it has bounds."""
+    """A line in a chart. If it has bounds, they are drawn as a band around it."""
 
     mark: Mark
     values: Sequence[float | None]
@@ -346,19 +347,19 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Lines that share an axis."""
+    """Lines that share their axes."""
 
     title: str
     x: Axis
     y: Axis
     at: Sequence[float]
     lines: tuple[Line, ...]
-    #: Values of y that matter, by their meaning.
+    #: Important values of y, by name.
     levels: Mapping[str, float] = field(default_factory=dict)
     key: str = ""
-    #: Whether each line is drawn as an area on top of those before it.
+    #: Whether each line is drawn as an area on top of the previous lines.
     stacked: bool = False
-    #: Events during the series, by where they start and end on the axis.
+    #: Events during the series, with their start and end on the axis.
     spans: Sequence[tuple[Mark, float, float]] = ()
 
     @property
@@ -386,9 +387,9 @@ class Dot:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Points, most important first, and lines between given points, such as a roof, which are named where they end.
+    """Points, with the most important first, and lines, such as a roofline, which are labelled at their ends.
 
-    A logarithmic axis cannot show values that are not above 0.
+    Values that are 0 or negative cannot be shown on a logarithmic axis.
     """
 
     title: str
@@ -396,33 +397,34 @@ class Scatter:
     y: Axis
     dots: tuple[Dot, ...]
     lines: tuple[tuple[Mark, tuple[tuple[float, float], ...]], ...] = ()
-    #: The key of a section where a dot selects the row of the same name; text leaves the listing to that section.
+    #: The key of a section where a dot selects the row of the same name. In text, that section lists the points
+    #: instead.
     selects: str = ""
     key: str = ""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Single measurements as dots on one scale, with one row per group."""
+    """Individual measurements as dots on one scale, with one row per group."""
 
     title: str
     axis: Axis
     groups: tuple[tuple[Mark, Sequence[float]], ...]
-    #: A place on the scale that matters, in words and as a number.
+    #: An important value on the scale, as a label and a number.
     at: tuple[str, float] | None = None
     key: str = ""
 
 
 @dataclass(frozen=True)
 class Heat:
-    """A matrix of numbers, where larger numbers are darker."""
+    """A matrix of numbers, with darker cells for larger numbers."""
 
     title: str
     unit: Unit
     rows: Sequence[str]
     columns: Sequence[str]
     values: Sequence[Sequence[float | None]]
-    #: The name of the columns, for the axis.
+    #: What the columns represent, as a label for the axis.
     across: str = ""
     key: str = ""
 
@@ -431,7 +433,7 @@ class Heat:
 class Link:
     """A link to a row in another section.
 
-    The row is given by the section's key and the row's full name, and the link has its own text.
+    The link contains the section's key, the row's full name, and the text to display.
     """
 
     key: str
@@ -441,7 +443,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Card:
-    """A finding: its cause, its cost, the evidence for it, and the recommendation.
+    """A finding, with its cause, its cost, the evidence for it, and a recommendation.
 
     Attributes
     ----------
@@ -449,16 +451,16 @@ class Card:
     bound : str
         The maximum cost, in words.
     share : float, optional
-        The bound as a share of the step, which is drawn as a bar.
+        The maximum cost as a share of the step. It is drawn as a bar.
     confidence, why : str
         The confidence, and the reason for it.
     evidence, advice, code, caveat : str
     trial : (str, str), optional
         A way to try the recommendation, in words and as code.
     links : sequence of Link
-        The rows that the finding is about.
+        The rows to which the finding applies.
     lever : str
-        The lever that *Try it* tries.
+        The lever that the *Try it* button applies.
     """
 
     title: str
@@ -486,7 +488,7 @@ class Cards:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines of code to copy."""
+    """Lines of code that the reader can copy."""
 
     text: str
     title: str = ""
@@ -504,7 +506,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of data that no other section can show. It provides its own static form, data and script.
+    """A picture of data that no other type of section can show. It provides its own static form, data and script.
 
     Attributes
     ----------
@@ -513,12 +515,12 @@ class Picture:
     html : callable, optional
         Returns safe HTML without scripts.
     static : tuple of Section
-        Sections that replace the picture where no script runs. If there are any, it does not need `text` and `html`.
+        Sections that replace the picture if scripts do not run. If there are any, `text` and `html` are not needed.
     data : callable, optional
         Returns the data that the script draws, ready to be written as JSON.
     script, style : str
-        Paths inside the package. The script sets ``pictures[kind]``. Without a script, the live view shows the static
-        HTML.
+        Paths inside the package. The script sets ``pictures[kind]``. If there is no script, the live view shows the
+        static HTML.
     """
 
     kind: str
@@ -537,16 +539,16 @@ Section: TypeAlias = Bars | Effects | Table | Series | Scatter | Strip | Heat | 
 
 @dataclass(frozen=True)
 class Document:
-    """A result: its kind and subject, the answer, the figures that support it, sections, and notes.
+    """A result, with its kind and subject, its answer, the figures that support it, sections, and notes.
 
     Attributes
     ----------
     kind : str
-        The kind of result in words: ``profile``, ``A/B test``.
+        The kind of result, for example ``profile`` or ``A/B test``.
     subject : str
         The name of the step or object that was measured.
     device : str
-        The device on which it ran.
+        The device on which the step ran.
     verdict : Verdict
     figures : tuple of Figure
         The headline.
@@ -554,11 +556,11 @@ class Document:
         Other facts for the headline, such as the number of steps or the sides of a comparison.
     sections : tuple of Section
     notes : tuple of str
-        Caveats that readers need in order to understand the figures. They come last.
+        Caveats that readers need in order to understand the figures. They are displayed last.
     tabs : tuple of Document
-        Parts that a view shows one at a time. Their kinds are their titles.
+        Parts that a view shows one at a time. Their kinds serve as titles.
     upfront : bool
-        For a tab, whether text and static HTML show it before other tabs.
+        For a tab, whether text and static HTML show it before the other tabs.
     """
 
     kind: str
@@ -586,12 +588,12 @@ class Document:
         complaints = list(chain.from_iterable(map(_complaints, (*self.figures, *self.sections))))
         if complaints and strict:
             raise DocumentError(f"{self.kind}: {'; '.join(complaints)}")
-        doubts = tuple(f"These figures disagree, which is a fault of perfnb: {complaint}." for complaint in complaints)
+        doubts = tuple(f"These figures disagree, which is a bug in perfnb: {complaint}." for complaint in complaints)
         object.__setattr__(self, "notes", (*doubts, *dict.fromkeys(self.notes)))
 
 
 def _complaints(thing: Any) -> Iterator[str]:
-    """Yield where a figure or a section contradicts itself."""
+    """Yield a message for each contradiction in a figure or section."""
     if isinstance(thing, Figure):
         yield from _of_units(thing.label, thing.unit)
         yield from _of_interval(thing.label, thing.value, thing.interval)
@@ -642,7 +644,7 @@ def _of_interval(label: str, value: float | None, interval: Interval | None) -> 
     if inside is None or number is None:
         return
     low, high = inside
-    slack = 1e-6 * max(abs(number), abs(low), abs(high))  # rounding can cause this
+    slack = 1e-6 * max(abs(number), abs(low), abs(high))  # differences up to this size may be due to rounding
     if not low - slack <= number <= high + slack:
         yield f"{label}: {number:.6g} lies outside its interval [{low:.6g}, {high:.6g}]"
 

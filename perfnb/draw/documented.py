@@ -1,4 +1,4 @@
-"""The base class of results that describe themselves as a document."""
+"""Provide the base class of results that are described by a document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.shell import in_notebook, print_text
 
 
 class Documented:
-    """A mixin for results with a single description, from which all of their displays are created."""
+    """Mixin for results that are described by one document, from which every representation is rendered."""
 
     def _document(self) -> Document:
         raise NotImplementedError
@@ -68,5 +68,5 @@ def usual_width() -> int:
 
 
 def document_bundle(document: Document) -> Bundle:
-    """Return a document in the two forms that are saved in a notebook: text, and HTML without scripts."""
+    """Render a document in the two forms that a notebook saves: text, and HTML without scripts."""
     return {"text/plain": document_text(document, usual_width()), "text/html": document_html(document)}

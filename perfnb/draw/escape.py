@@ -1,4 +1,4 @@
-"""Make names from models and traces safe to display. No other module does this.
+"""Make names from models and traces safe to display. This is the only module that escapes names.
 
 Such a name can be anything: markup, quotes, line breaks, terminal escapes, text that reverses its neighbours, or ten
 thousand characters. The functions here convert it to inert, visible text.
@@ -13,25 +13,25 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-#: Names are never shown with more characters than this.
+#: The maximum number of characters of a name that are shown.
 MAX_NAME = 200
 
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-#: Characters that are control, format (including bidirectional overrides), surrogate, private or unassigned, and line
-#: and paragraph ends.
+#: Control, format (including bidirectional overrides), surrogate, private-use and unassigned characters, and line and
+#: paragraph separators.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-#: The combining marks drawn per character; more of them would overlap the neighbours.
+#: The maximum number of combining marks per character. More marks would overlap neighbouring characters.
 _MAX_MARKS = 3
-#: Characters that start markup in Markdown, or in HTML inside it; bare addresses would become links.
+#: Characters that start markup in Markdown or in embedded HTML. Bare addresses would become links.
 _MARKDOWN = (
     *((char, f"\\{char}") for char in "\\`*_[]|~$"),
     *(("&", "&amp;"), ("<", "&lt;"), ("://", "&#58;//"), ("www.", "www&#46;"), ("@", "&#64;")),
 )
-#: Units that belong to the number before them.
+#: Units that must stay together with the preceding number.
 _UNITS = r"(?:(?:%|×|[µm]?s|[kMGTPE]?B|[KMGTPE]iB|[kMGTPE]?FLOP|W|J|°C|MHz|samples|steps)(?:/\w+)?)(?![\w%])"
-#: Spaces where a line may break: not between a number and its unit.
+#: Spaces at which a line may break. Spaces between a number and its unit are excluded.
 _BETWEEN_WORDS = re.compile(rf"(?<!\d) | (?!{_UNITS})")
-#: Spaces where a line may not break: those between a number and its unit, and those inside an interval.
+#: Spaces at which a line must not break: between a number and its unit, and inside an interval.
 _INSIDE = re.compile(rf"(?<=\d) (?={_UNITS})|(?<=\d,) (?=[−-]?\d[\d.,]*\])")
 _JSON_IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -48,8 +48,8 @@ def plain(text: Any, width: int = MAX_NAME) -> str:
     """
     raw = str(text)
     if len(raw) <= width and raw.isascii() and raw.isprintable():
-        return raw  # as nearly all are
-    if len(raw) > 2 * width + 2:  # no need to translate characters that will not be shown
+        return raw  # nearly all names are printable
+    if len(raw) > 2 * width + 2:  # there is no need to translate characters that will not be shown
         raw = raw[: width + 1] + raw[-width - 1 :]
     shown, marks = [], 0
     for char in unicodedata.normalize("NFC", raw):
@@ -88,7 +88,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def bullets(notes: Iterable[str], width: int) -> list[str]:
-    """Return sentences, which may quote names, as lines. Each sentence is wrapped behind a bullet."""
+    """Format sentences, which may quote names, as a bulleted list, and return its wrapped lines."""
     parts = [wrapped(plain(note, 2000), width - 2) for note in notes]
     return [f"{'  ' if place else '• '}{line}" for part in parts for place, line in enumerate(part)]
 
@@ -110,7 +110,7 @@ def html(text: Any, width: int = MAX_NAME) -> str:
 
 
 def html_sentence(text: Any) -> str:
-    """Escape a sentence of perfnb's own, which may quote names, for HTML: as `html`, but longer.
+    """Escape one of perfnb's own sentences, which may quote names, for HTML. It may be longer than in `html`.
 
     Lines do not break between a number and its unit or inside an interval.
     """

@@ -1,6 +1,4 @@
-"""Parts that static views share: the outer element, the header, and pages that need no network, kernel or other
-file.
-"""
+"""Build the parts that static views share, such as the outer element and self-contained pages."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from collections.abc import Iterable
 from perfnb.draw import escape
 from perfnb.draw.assets import static_style
 
-#: The policy of every page, which forbids requests of any kind, and everything else that is not listed.
+#: The content security policy of every page. It forbids all requests, and anything else that is not listed.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _PAGE_STYLE = (
     ":root{color-scheme:light dark;--pf-page:#fff}"
@@ -24,40 +22,40 @@ _PAGE_STYLE = (
 
 def framed(body: str) -> str:
     """Wrap the HTML of a static view in its outer element, with the style sheet."""
-    # Focusable, so that content wider than the page can be scrolled with the keyboard.
+    # The element is focusable, so that content wider than the page can be scrolled with the keyboard.
     reached = 'role="group" aria-label="perfnb" tabindex="0"'
     return f'<div class="perfnb-static" {reached}><style>{static_style()}</style>{body}</div>'
 
 
 def notes_html(notes: Iterable[str]) -> str:
-    """Return notes as a list under their heading, or an empty text if there are no notes."""
+    """Return notes as a list with a heading, or an empty string if there are no notes."""
     items = "".join(f"<li>{escape.html_sentence(note)}</li>" for note in notes)
     return items and f"<p><strong>Notes</strong></p><ul>{items}</ul>"
 
 
 def script_digest(script: str) -> str:
-    """Return the digest by which a content security policy identifies a script."""
+    """Return the digest that identifies a script in a content security policy."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def live_page(title: str, style: str, body: str, rest: str, script: str) -> str:
-    """Return a view that a script draws, as a separate document.
+    """Return a stand-alone page with a view that is drawn by a script.
 
-    Its content security policy allows this script and nothing else: no other script, no inline event handler, no
-    request.
+    The page's content security policy allows only this script. It forbids other scripts, inline event handlers and
+    requests.
 
     Parameters
     ----------
     title : str
         The title, which may quote names.
     style : str
-        The style sheet, which follows the style sheet shared by all pages.
+        The style sheet, which is added after the style sheet shared by all pages.
     body : str
         HTML inside ``<main>``.
     rest : str
         HTML after ``<main>``: the script's data.
     script : str
-        A module.
+        The script, which is a module.
     """
     policy = f"{_POLICY}; script-src 'sha256-{script_digest(script)}'"
     return (

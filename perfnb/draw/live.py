@@ -1,4 +1,4 @@
-"""Show documents as live views that a single script draws, both in a widget and on separate pages."""
+"""Show documents as live views, in a widget or on a separate page. A single script draws all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.draw.assets import script, style
 from perfnb.draw.document import Choice, Document, Picture, Section
 from perfnb.draw.frame import live_page, script_digest
 
-#: The script that draws a document, after the scripts of its pictures.
+#: The script that draws a document. It follows the scripts of the document's pictures.
 _SCRIPT, _STYLE = "draw/js/document.js", "draw/js/document.css"
 _PAGE_ID = "page"
 _START = """
@@ -32,15 +32,15 @@ documentWidget.render({ model: { get: (name) => parts[name] }, el: document.getE
 
 
 def live_data(document: Document, view_id: str) -> dict[str, Any]:
-    """Return the data that the script draws."""
+    """Return the data from which the script draws the view."""
     return {"id": view_id, **document_data(document)}
 
 
 def widget_data(document: Document, view_id: str) -> dict[str, Any]:
-    """Return the data that the script draws in a notebook, and the data needed to save it as a page.
+    """Return the data from which the script draws the view in a notebook, and the data needed to save it as a page.
 
-    ``page`` contains a page with placeholders in braces, a digest of its script that the real digest replaces, and the
-    end of that script.
+    ``page`` contains a page with placeholders in braces, the digest of the script to be replaced with the real digest,
+    and the end of that script.
     """
     script = "{{script}}"
     template = _page_of(document, "{{css}}", "{{twin}}", "{{data}}", _binary("timeline", "{{timeline}}"), script)
@@ -48,7 +48,7 @@ def widget_data(document: Document, view_id: str) -> dict[str, Any]:
 
 
 def assets_of(document: Document, more: Iterable[tuple[str, str]] = ()) -> tuple[str, str]:
-    """Return the module that draws a document with its pictures, and their style sheet; `more` are pairs of paths."""
+    """Return the module that draws a document with its pictures, and their style sheet. `more` has pairs of paths."""
     pictures = [(part.script, part.style) for part in _sections(document) if isinstance(part, Picture)]
     names, styles = (dict.fromkeys(filter(None, paths)) for paths in zip(*pictures, *more, ("", ""), strict=True))
     return script(*names, _SCRIPT) + "export default documentWidget;\n", style(_STYLE, *styles)
@@ -63,13 +63,13 @@ def _sections(document: Document) -> Iterator[Section]:
 
 
 def document_page(document: Document, timeline: bytes | None = None) -> str:
-    """Return a document as a self-contained page, which shows its static form where scripts do not run.
+    """Return a document as a self-contained page, which shows the static form if scripts do not run.
 
     Parameters
     ----------
     document : Document
     timeline : bytes, optional
-        Packed events that a picture draws.
+        The packed events for a picture to draw.
     """
     module, css = assets_of(document)
     binary = "" if timeline is None else _binary("timeline", base64.b64encode(timeline).decode())

@@ -1,10 +1,10 @@
-"""One colour, one word and one pattern for each meaning (Okabe and Ito's palette)."""
+"""Define one colour, one word and one pattern for each meaning, using Okabe and Ito's palette."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Okabe and Ito's hues, and greys. All drawings take their colours from here; the style sheets repeat some.
+#: Okabe and Ito's hues, and greys. All drawings use these colours, and the style sheets repeat some of them.
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 DARK, SLATE, GREY, LIGHT = "#5E5E5E", "#6E6E6E", "#8C8C8C", "#B8B8B8"
@@ -12,12 +12,12 @@ DARK, SLATE, GREY, LIGHT = "#5E5E5E", "#6E6E6E", "#8C8C8C", "#B8B8B8"
 
 @dataclass(frozen=True)
 class Mark:
-    """The appearance of one meaning.
+    """The visual representation of one meaning.
 
     Attributes
     ----------
     word : str
-        Its name.
+        The name that is displayed.
     colour : str
         The fill colour.
     glyph : str
@@ -33,12 +33,12 @@ class Mark:
 
     @property
     def data(self) -> dict[str, str]:
-        """The data that the browser uses to draw the mark."""
+        """Return the data that the browser uses to draw the mark."""
         return {"word": self.word, "colour": self.colour, "pattern": self.pattern}
 
 
-#: Communication has one colour everywhere, which no phase has, because some pictures show it with copies and with
-#: phases.
+#: Communication has the same colour everywhere. No phase has this colour, because some pictures show communication
+#: together with copies and phases.
 _COMMUNICATION = Mark("communication", YELLOW, "≈", "rising")
 
 #: A mark for every phase and for recomputation.
@@ -54,8 +54,8 @@ MARKS = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
-#: A mark for every category of memory. Memory that one phase allocates has that phase's colour; temporaries and
-#: parameters have colours that no phase uses.
+#: A mark for every category of memory. Memory that is allocated by a single phase has that phase's colour. Temporaries
+#: and parameters have colours that no phase uses.
 CATEGORIES = {
     "parameters": Mark("parameters", SLATE, "▞", "grid"),
     "gradients": Mark("gradients", VERMILION, "▓", "hatch"),
@@ -66,9 +66,9 @@ CATEGORIES = {
     "other": Mark("other", GREY, "·", "none"),
 }
 
-#: A mark for every part of a GPU's time. Copies look like the phase that makes them, a late host like waiting for data.
-#: ``dependency`` is launched work that waited for other work, ``outside`` the time before the first work and after the
-#: last.
+#: A mark for every part of a GPU's time. Copies look like the phase that makes them, and a late host looks like waiting
+#: for data. ``dependency`` is launched work that waited for other work, ``outside`` the time before the first work and
+#: after the last.
 GPU = {
     "computation": Mark("computation", BLUE, "█", "solid"),
     "communication": _COMMUNICATION,
@@ -79,7 +79,7 @@ GPU = {
     "outside": Mark("idle: no work", DARK, "▪", "grid"),
 }
 
-#: A mark for what a rank's GPU does, in the colours of the parts of a GPU's time.
+#: A mark for everything that a rank's GPU does, in the colours of the parts of a GPU's time.
 RANK_PARTS = {
     "computing_ms": Mark("computing", BLUE, "█", "solid"),
     "both_ms": Mark("computing and communicating", GREEN, "▓", "hatch"),
@@ -88,7 +88,7 @@ RANK_PARTS = {
     "idle_ms": Mark("idle", GREY, "·", "none"),
 }
 
-#: A mark for every kind of segment of a critical path; those on the GPU as above.
+#: A mark for every kind of segment of a critical path. Segments on the GPU look as above.
 PATH = {
     **{name: GPU[name] for name in ("computation", "communication", "memcpy")},
     "delay": Mark("gap between kernels", LIGHT, "▚", "hatch"),
@@ -115,8 +115,8 @@ REQUEST = {
     "prefill": Mark("first token (prefill)", BLUE, "█", "solid"),
     "decode": Mark("later tokens (decode)", SKY, "▒", "columns"),
 }
-#: A mark for every kind of layer. Phases are shown in the same place, so none is blue like forward or vermilion like
-#: backward, and no phase has the same colour and pattern.
+#: A mark for every kind of layer. Phases are shown in the same place. No kind is therefore blue like forward or
+#: vermilion like backward, and no phase has the same colour and pattern as a kind.
 KINDS = {
     "attention": Mark("attention", PURPLE, "▓", "hatch"),
     "linear": Mark("linear", YELLOW, "█", "columns"),
@@ -131,10 +131,11 @@ _LINES = (
     *((BLUE, "█", "solid"), (ORANGE, "░", "dots"), (GREEN, "▒", "columns"), (VERMILION, "▓", "hatch")),
     *((PURPLE, "╬", "cross"), (SKY, "≡", "rows"), (SLATE, "▞", "grid"), (YELLOW, "≈", "rising")),
 )
-#: The number of lines that differ in colour.
+#: The number of lines with different colours.
 LINES = len(_LINES)
 
-#: Better, worse, unchanged: for verdicts, which are never in one picture with phases and always have a word.
+#: The colours of verdicts: better, worse and unchanged. Verdicts always include a word and never appear in a picture
+#: together with phases.
 BETTER, WORSE, AS_BEFORE, UNDECIDED = GREEN, VERMILION, BLUE, GREY
 
 
@@ -149,5 +150,5 @@ def category(name: str) -> Mark:
 
 
 def line(place: int, word: str) -> Mark:
-    """Return the mark of a line among the lines of a chart. The first `LINES` lines differ in colour."""
+    """Return the mark of a line in a chart. The first `LINES` lines have different colours."""
     return Mark(word, *_LINES[place % len(_LINES)])

@@ -1,4 +1,4 @@
-"""Draw matplotlib figures in a uniform style, for papers."""
+"""Draw matplotlib figures for papers in a uniform style."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Text, quiet text, lines and background. A figure has its own background, so that it is readable on any page.
+#: The colours of text, less important text, lines and the background. A figure has its own background, which makes it
+#: readable on any page.
 INK, QUIET, LINE, GROUND = "#1f2328", "#57606a", "#d0d7de", "#ffffff"
 
 _DOTS_AN_INCH = 150
@@ -29,14 +30,14 @@ _STYLE: Any = {
 
 
 def figure_of(draw: Callable[[Figure], None], inches: tuple[float, float]) -> Figure:
-    """Draw a figure that a notebook displays as a picture.
+    """Create a figure that a notebook displays as a picture.
 
     Parameters
     ----------
     draw : callable
-        Draws on an empty figure.
+        A function that draws on an empty figure.
     inches : tuple of float
-        Width and height.
+        The width and height.
     """
     from matplotlib.figure import Figure
 
@@ -59,7 +60,7 @@ def _styled() -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names may be of any script
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names may be written in any script
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         yield

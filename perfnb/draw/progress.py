@@ -1,4 +1,4 @@
-"""Show a run's progress in a line that is updated in place and cleared at the end."""
+"""Show the progress of a run in a line that is updated in place and cleared at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.shell import in_notebook
 
-#: The start of the pass name while a file is read.
+#: The start of the pass name while a file is being read.
 READING = "reading "
 #: The minimum time between two updates, in seconds.
 INTERVAL_S = 0.2
@@ -20,7 +20,7 @@ _MOST_OF_A_NOTE = 250
 
 
 class ProgressLine(Protocol):
-    """A display of progress."""
+    """Anything that can display progress."""
 
     def update(self, pass_name: str, done: int, total: int | None, note: str) -> None:
         """Show how far a pass has progressed."""
@@ -30,19 +30,19 @@ class ProgressLine(Protocol):
 
 
 class Progress:
-    """A progress display for a run's passes. It is a context manager that is called at every step.
+    """Context manager that displays the progress of a run's passes. It is called at every step.
 
-    It shows an HTML line in a notebook and a bar on stderr in a terminal. Elsewhere, it shows nothing. It does not
-    start a thread, and clears its output at the end.
+    In a notebook, it shows a line of HTML, and in a terminal, it shows a bar on stderr. Elsewhere, it shows nothing. It
+    does not start any threads, and it clears its output at the end.
 
     Parameters
     ----------
     enabled : bool
         If ``False``, nothing is shown.
     clock : callable
-        Returns seconds, like `time.monotonic`.
+        A function that returns seconds, like `time.monotonic`.
     line : object, optional
-        An object that shows the progress instead, with the methods ``update(pass_name, done, total, note)`` and
+        An object to show the progress instead, which must have the methods ``update(pass_name, done, total, note)`` and
         ``close()``.
     """
 
@@ -60,7 +60,7 @@ class Progress:
         return self
 
     def __call__(self, pass_name: str, done: int, total: int | None = None, note: str = "") -> None:
-        """Report that `done` of `total` steps in a pass are done. The display is updated at most five times per second.
+        """Report that `done` of `total` steps in a pass are done. This updates the display at most 5 times per second.
 
         The first call in a pass always updates it, and so does a new `note` for the user.
         """
@@ -74,7 +74,7 @@ class Progress:
     def of_file(self, name: str) -> Callable[[int, int], None]:
         """Return a callback for reading a file.
 
-        It is called with the number of bytes read and the file's size, and the progress is shown as a percentage.
+        The callback is called with the number of bytes read and the file's size. The progress is shown as a percentage.
         """
         return lambda done, size: self(f"{READING}{name}", 100 * done // max(size, 1), 100)
 
@@ -138,7 +138,7 @@ class _TerminalLine:
 
 
 def words(pass_name: str, done: int, total: int | None) -> str:
-    """Return the name of the current work, and how much of it is done."""
+    """Describe the current work, and how much of it is done."""
     name = escape.plain(fmt.PASS_WORDS.get(pass_name, pass_name), 40)
     if pass_name.startswith(READING):
         return f"{name}: {done} %"

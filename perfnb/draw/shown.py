@@ -1,4 +1,4 @@
-"""Show results in a notebook, both live and as a static twin for places where the notebook is saved."""
+"""Show results in a notebook, both as a live view and as a static twin that is saved with the notebook."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-#: The forms that a notebook shows, by mime type.
+#: A result in the formats that a notebook can display, by MIME type.
 Bundle = dict[str, str]
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def show_live(static: Bundle, widget_of: Callable[[str], Any]) -> None:
-    """Show a view as two outputs: its static twin, and the live view, which hides the twin while it is visible.
+    """Show a view as two outputs: a static twin, and the live view, which hides the twin while it is visible.
 
-    A saved, exported or untrusted notebook still shows the twin, and the twin hides the error that the notebook shows
-    in place of a widget without a model.
+    A saved, exported or untrusted notebook still shows the twin. The twin also hides the error that is displayed in
+    place of a widget without a model.
 
     Parameters
     ----------
     static : dict of str to str
-        The twin: text and HTML without scripts.
+        The twin, as text and as HTML without scripts.
     widget_of : callable
-        Makes the widget, given the ID by which it finds its twin.
+        A function that creates the widget, given the ID that the widget uses to find its twin.
     """
     from IPython.display import display
 
@@ -44,7 +44,7 @@ def twin_of(view_id: str, html: str) -> str:
 def live_bundle(widget_of: Callable[[str], Any], view_id: str) -> dict[str, Any] | None:
     """Return a live view as a display bundle, or ``None`` if widgets are not installed.
 
-    It does not contain text, so a front end without widgets only shows the static twin.
+    The bundle does not contain text, so a front end without widgets shows only the static twin.
     """
     try:
         widget = widget_of(view_id)

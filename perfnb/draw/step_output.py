@@ -1,4 +1,4 @@
-"""Limit the output of a repeated step to its first lines, followed by the number of other lines."""
+"""Limit the output of a repeated step to its first lines, followed by the number of lines that were left out."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 from collections import deque
 from typing import Any
 
-#: The number of lines shown at once, and of last lines shown if the step fails.
+#: The number of lines that are shown immediately, and the number of last lines that are shown if the step fails.
 FIRST_LINES, LAST_LINES = 10, 10
-#: The number of characters kept of the end of an unfinished line.
+#: The number of characters that are kept from the end of an unfinished line.
 LONGEST_LINE = 10_000
 
 
 class StepOutput:
-    """A context manager that shows the first lines of standard output and counts the others.
+    """Context manager that shows the first lines of standard output and counts the remaining lines.
 
     After an exception, it also shows the last lines. Standard output is restored at the end, even if the step replaced
     it.
@@ -33,7 +33,7 @@ class StepOutput:
 
 
 class _Shortened:
-    """Wraps a text stream and holds back all text written after the first lines."""
+    """Wrapper around a text stream that holds back all text after the first lines."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -45,7 +45,7 @@ class _Shortened:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write the first lines and keep track of the others."""
+        """Write the first lines, and keep track of the remaining lines."""
         rest = text
         while rest and self._shown < FIRST_LINES:
             line, end, rest = rest.partition("\n")
@@ -59,12 +59,12 @@ class _Shortened:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write several texts."""
+        """Write several strings."""
         for line in lines:
             self.write(line)
 
     def finish(self, *, failed: bool) -> None:
-        """Print how many lines were not shown, and after a failure, print the last of them."""
+        """Print how many lines were not shown. After a failure, also print the last of these lines."""
         if self._line:
             self._hidden += 1
             self._last.append(self._line)

@@ -1,4 +1,4 @@
-"""Draw parts of a static SVG: an axis's label, a box, and the element around the whole drawing."""
+"""Draw the parts of a static SVG: axis labels, boxes, and the element around the whole drawing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from perfnb.draw import escape
 
-#: Narrower boxes would not be seen.
+#: The minimum width of a visible box.
 _LEAST_WIDTH = 0.3
 
 
@@ -17,7 +17,7 @@ def box(x: float, y: float, width: float, height: float) -> str:
 
 
 def label(x: float, y: float, anchor: str, text: str) -> str:
-    """Return text whose start, end or middle is at a given point."""
+    """Return a text element whose start, middle or end is at the given point."""
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="11" fill="currentColor" fill-opacity=".75" '
         f'text-anchor="{anchor}">{escape.html(text)}</text>'

@@ -1,4 +1,4 @@
-"""`Tab`: one part of the report, registered by the room to which it belongs."""
+"""Define `Tab`, a part of the report that is registered by the package to which it belongs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Tab:
     key : str
         The name of the tab.
     shows : callable
-        Returns the tab's data, given the `perfnb.profile.report.Report`. The tab appears unless the data is ``None``.
+        A function that returns the tab's data, given the `perfnb.profile.report.Report`. The tab is omitted if the data
+        is ``None``.
     document : callable
-        Makes the document from the data. The document's kind is the tab's title in lower case.
+        A function that creates the document from the data. The document's kind is the tab's title in lower case.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""Draw tables for static views that are readable even without styles."""
+"""Draw tables for static views. They are readable even without style sheets."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from perfnb.draw import escape
 from perfnb.draw.palette import Mark
 
-# This keeps names left-aligned without style sheets: some hosts keep one of the two, some the other.
+# Names must be left-aligned even without style sheets. Some hosts keep the attribute, and others keep the style.
 LEFT = 'align="left" style="text-align:left"'
 RIGHT = 'align="right"'
 ROW_HEAD = f'scope="row" {LEFT}'
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    """Return a table. Captions, heads and cells are HTML.
+    """Return a table as HTML. The caption, heads and cells are HTML as well.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], tex
 
 
 def head_row(words: Sequence[str], texts: int = 1, after: int | None = None) -> str:
-    """Return a row of column heads; the first `texts` heads and those from index `after` on are over text."""
+    """Return a row of column heads. The first `texts` heads, and all heads from index `after` on, are above text."""
     after = len(words) if after is None else after
     cells = (
         f'<th scope="col" {LEFT if place < texts or place >= after else RIGHT}>{word}</th>' if word else "<td></td>"
@@ -40,17 +40,17 @@ def head_row(words: Sequence[str], texts: int = 1, after: int | None = None) -> 
 
 
 def key(mark: Mark) -> str:
-    """Return the small box that links a word to its colour and pattern."""
+    """Return the small box that shows a mark's colour and pattern in a legend."""
     return f'<i class="pf-key pf-{mark.pattern}" style="background-color:{mark.colour}"></i>'
 
 
 def keyed(mark: Mark) -> str:
-    """Return a mark's box and its word."""
+    """Return a mark's box followed by its word."""
     return f"{key(mark)}{escape.html(mark.word)}"
 
 
 def name(text: object) -> str:
-    """Return a name from a model, which is shown in full on hover."""
+    """Return a possibly shortened name from a model as HTML. The full name is displayed on hover."""
     return f'<bdi title="{escape.html(text)}">{escape.html(text, 60)}</bdi>'
 
 
@@ -61,11 +61,11 @@ def _row(cells: Sequence[str], texts: int) -> str:
 
 
 def bar(parts: Sequence[tuple[Mark, float]], longest: float, width: int) -> str:
-    """Return a stacked bar as HTML, with a width of `width` pixels for a total of `longest`.
+    """Return a stacked bar as HTML. A total of `longest` is `width` pixels wide.
 
     It is empty if there are no parts.
 
-    A table must show the same data.
+    Bars are hidden from screen readers, so a table must show the same data.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Choose which rows of a tree to list on one page."""
+"""Choose which rows of a tree to list on a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TreeLine:
     Attributes
     ----------
     layer : int
-        The layer's position, or -1 for a placeholder.
+        The index of the layer, or -1 for a placeholder.
     depth : int
         The depth below the root.
     last : tuple of bool
@@ -45,16 +45,16 @@ def inside_of(parents: Sequence[int]) -> list[int]:
 
 
 def page_of(parents: Sequence[int], weights: Sequence[float], first: Iterable[int], limit: int) -> list[TreeLine]:
-    """Choose the lines of a listing: the heaviest rows, and the path to each of them.
+    """Choose the lines of a listing. It contains the heaviest rows and the path to each of them.
 
     Parameters
     ----------
     parents : sequence of int
-        The position of each row's parent, or -1 for roots. Parents come first.
+        The index of each row's parent, or -1 for roots. Parents precede their children.
     weights : sequence of float
         The weight of each row.
     first : iterable of int
-        The rows with priority, each of which follows its parent.
+        The rows with priority. Each of them must come after its parent.
     limit : int
         The maximum number of lines, including placeholders.
     """
@@ -70,7 +70,7 @@ def page_of(parents: Sequence[int], weights: Sequence[float], first: Iterable[in
     lines = 0
 
     def show(position: int) -> bool:
-        """List a layer if there is room for its line and for the change to its siblings' placeholder."""
+        """List a layer if there is space for its line and for the change to its siblings' placeholder."""
         nonlocal lines
         if position in shown:
             return True
@@ -101,7 +101,7 @@ def _lines(
     parents: Sequence[int], roots: Sequence[int], children: Sequence[Sequence[int]], shown: set[int]
 ) -> list[TreeLine]:
     def of_family(members: Sequence[int], depth: int, above: tuple[bool, ...]) -> list[TreeLine]:
-        """Return the lines of siblings, the last one first."""
+        """Return the lines of siblings in reverse order."""
         listed = [i for i in members if i in shown]
         left_out = tuple(i for i in members if i not in shown)
         lines = [TreeLine(i, depth, (*above, i == listed[-1] and not left_out) if depth else ()) for i in listed]

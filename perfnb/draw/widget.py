@@ -1,4 +1,4 @@
-"""Live views: widgets that a script in the browser draws from their data."""
+"""Provide the widgets of live views, which a script in the browser draws from their data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from perfnb.draw.live import assets_of, widget_data
 class DrawnWidget(anywidget.AnyWidget):
     """A view of data that does not change.
 
-    The kernel keeps every displayed widget, so `data` is stored as JSON, which takes a tenth of the memory of the
-    objects.
+    The kernel keeps every displayed widget in memory. `data` is therefore stored as JSON, which needs a tenth of the
+    memory of Python objects.
     """
 
     data = traitlets.Unicode().tag(sync=True)
@@ -44,7 +44,7 @@ class DocumentWidget(DrawnWidget):
     view_id : str
         The ID of its static twin.
     more : iterable of (str, str)
-        Additional scripts and their style sheets, as paths inside the package.
+        Additional scripts with their style sheets, as paths inside the package.
     """
 
     def __init__(self, document: Document, view_id: str, more: Iterable[tuple[str, str]] = ()) -> None:
@@ -53,5 +53,5 @@ class DocumentWidget(DrawnWidget):
 
 
 def json_of(value: Any) -> str:
-    """Return `value` as compact JSON. Unknown numbers must be ``None``."""
+    """Convert `value` to compact JSON. Unknown numbers must be ``None``."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))

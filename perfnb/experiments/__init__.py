@@ -1,6 +1,6 @@
-"""Experiments on a step: `ab_test`, and the `journal` that stores the results of trials.
+"""Run experiments on a step with `ab_test`, and store the results of trials in the `journal`.
 
-The room is large because a decision is based on times, results, losses and limits, each of which is described in its
-own words. In addition, tests and journal entries are saved, validated when they are read, and compared with previously
+The package is large because a decision is based on times, results, losses and limits, each of which must be described
+separately. In addition, tests and journal entries are saved, validated when they are read, and compared with previously
 accepted ones.
 """

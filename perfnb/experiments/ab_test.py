@@ -1,4 +1,4 @@
-"""`ab_test`: determine whether a candidate is faster and still correct, and whether to keep it."""
+"""Determine whether a candidate is faster and still correct, and whether to keep it (`ab_test`)."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from perfnb.profile.trackers import Logged, log_result
 
 #: The shares of the budget for the pairs and for each of the two profiles, if both steps are profiled.
 PAIRS_SHARE, PROFILE_SHARE = 0.6, 0.2
-#: The steps of each profile; few are enough, because the pairs have warmed up and timed both steps.
+#: The number of steps per profile. A few are enough, because the pairs have already warmed up and timed both steps.
 _STEPS: dict[str, Any] = {"warmup": 1, "steps": 3, "traced": 2}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ABTest(PairedTimes, Documented):
-    """The comparison of step b, the candidate, with step a, the baseline. Notebooks display it.
+    """The result of `ab_test`: the comparison of step b, the candidate, with step a, the baseline.
 
-    With `quality`, `check`, `limits` or `profile`, the result shows whether to accept the change. Otherwise it shows
-    which step is faster.
+    If `quality`, `check`, `limits` or `profile` was given, the result shows whether to accept the change. Otherwise, it
+    shows which step is faster. Notebooks display the result.
 
     Attributes
     ----------
@@ -63,9 +63,9 @@ class ABTest(PairedTimes, Documented):
     change : str
         A description of the change, as passed to `ab_test`.
     options, environment : mapping
-        The test's options; and its versions, device, settings, host and commit.
+        The options of the test, and its environment: versions, device, settings, host and commit.
     profiles : mapping of str to Profile
-        Profiles of ``baseline`` and ``candidate``; empty without ``profile=True``.
+        The profiles of ``baseline`` and ``candidate``, or an empty mapping without ``profile=True``.
     """
 
     quality: Quality = NOT_COMPARED
@@ -87,12 +87,12 @@ class ABTest(PairedTimes, Documented):
 
     @property
     def check(self) -> str | None:
-        """The difference between the results of b and a; empty if they agree, ``None`` if they were not compared."""
+        """How b's results differ from a's: empty if they agree, or ``None`` if they were not compared."""
         return self.quality.said if self.quality.judged_by in ("results", "check") else None
 
     @property
     def decision(self) -> str:
-        """``accept``, ``reject`` or ``inconclusive``. It is never ``accept`` if the results were not judged."""
+        """The decision: ``accept``, ``reject`` or ``inconclusive``. Unjudged results are never accepted."""
         return self.outcome.decision
 
     @property
@@ -103,14 +103,14 @@ class ABTest(PairedTimes, Documented):
 
     @cached_property
     def outcome(self) -> Decision:
-        """The decision with its cause, and the losses or resources that the cause refers to."""
+        """The decision, its cause, and the losses or resources to which the cause refers."""
         known = {*RESOURCES, *(loss.name for loss in self.quality.losses)}
         unmatched = [name for name in self.limits if name not in known]
         return decide(self.verdict, self.quality.losses, self.resources, unmatched)
 
     @cached_property
     def resources(self) -> tuple[Resource, ...]:
-        """The candidate's usage of each limited resource."""
+        """The candidate's usage of each resource that has a limit."""
         return limited_resources(self.candidate, self.limits)
 
     @cached_property
@@ -125,7 +125,7 @@ class ABTest(PairedTimes, Documented):
 
     @property
     def table(self) -> pd.DataFrame:
-        """The figures of both steps, one row per metric.
+        """The figures of both steps, with one row per metric.
 
         The columns are ``unit``, ``baseline``, ``candidate``, ``difference`` (candidate minus baseline), ``ratio``
         (candidate divided by baseline; for times, the ratio from the pairs) with its 95 % interval from ``ci_low`` to
@@ -135,11 +135,11 @@ class ABTest(PairedTimes, Documented):
 
     @property
     def judged(self) -> bool:
-        """Whether a decision was requested, with `quality`, `check`, `limits` or `profile`."""
+        """Whether a decision was requested by passing `quality`, `check`, `limits` or `profile`."""
         return self.quality.judged_by != "nothing" or bool(self.limits or self.profiles)
 
     def to_markdown(self) -> str:
-        """Return the decision, the table and caveats as Markdown, for example for a pull request."""
+        """Return the decision, the table and the caveats as Markdown, for example for a pull request."""
         return document_markdown(ab_document(self))
 
     def save(self, path: str | Path) -> Path:
@@ -148,12 +148,12 @@ class ABTest(PairedTimes, Documented):
         Raises
         ------
         RecordingError
-            If `path` contains something else, or cannot be written.
+            If `path` contains something else, or if it cannot be written.
         """
         return save_report(self, path)
 
     def log_to(self, target: Any, step: int | None = None) -> list[str]:
-        """Log the figures, report and decision to an experiment tracker's run, like `Profile.log_to`.
+        """Log the figures, the report and the decision to a run of an experiment tracker, like `Profile.log_to`.
 
         The names of the figures start with ``perfnb/ab_test/``, as in ``perfnb/ab_test/ratio``. Step time, throughput
         and memory are those of the candidate.
@@ -173,7 +173,7 @@ class ABTest(PairedTimes, Documented):
 
     @cached_property
     def _layers(self) -> tuple[Document, ...]:
-        """The profiles of both, layer by layer."""
+        """The profiles of both steps, layer by layer."""
         sides = [self._summary(side) for side in SIDES if side in self.profiles]
         return (comparison_document(diff_profiles(*sides)),) if sides else ()
 
@@ -191,17 +191,17 @@ def ab_test(
     equal_within: float = 0.02,
     check: float | Callable[[Any, Any], Any] | None = None,
 ) -> ABTest:
-    """Run a randomised experiment to find out whether a candidate is faster than a baseline, and whether to keep it.
+    """Run a randomised experiment to determine whether a candidate is faster than a baseline, and whether to keep it.
 
     In each pair, both steps run once in random order, on the same batch and with the same random numbers. A pilot
     determines the number of pairs that is needed to detect a difference of `equal_within` in 9 of 10 experiments. This
     number is then fixed.
 
     A step with its own loader would appear too fast in such pairs, because the loader's workers prefetch batches while
-    the other step runs. If perfnb detects loader workers, other processes or threads, or if a step is slower back to
-    back than interleaved, each pair therefore consists of two blocks of many turns, all on one batch from `batches`.
-    Turns that use up prefetched batches do not count. In this case, the budget determines the number of pairs, at most
-    40; with fewer than 6 pairs, there is no verdict.
+    the other step runs. perfnb therefore looks for loader workers, other processes and threads, and for steps that are
+    slower back to back than interleaved. If it finds any, each pair consists of two blocks of many turns, all on one
+    batch from `batches`. Turns that use up prefetched batches do not count. In this case, the budget determines the
+    number of pairs, which is at most 40. If there are fewer than 6 pairs, there is no verdict.
 
     With `quality`, `check`, `limits` or `profile`, the result includes a decision: the candidate is accepted if it is
     faster, if its results are good enough, and if it stays within all limits.
@@ -211,11 +211,11 @@ def ab_test(
     baseline, candidate : callable
         One step each: ``baseline()``, or ``baseline(batch)`` with `batches`. Both must do the same work. Two training
         steps need separate models with equal weights. If they share a model, the second step continues where the first
-        one stopped, so their results differ.
+        one stopped, and their results therefore differ.
     batches : iterable, or callable returning one, optional
-        Restarted when exhausted. Generators cannot be restarted, so pass the function that creates the generator
-        instead. The time spent waiting for a batch does not count for either step, regardless of the loader's number of
-        workers.
+        The batches, which are restarted when they are exhausted. Generators cannot be restarted, so pass the function
+        that creates the generator instead. The time spent waiting for a batch does not count for either step, no matter
+        how many workers the loader has.
     quality : callable, optional
         Called once, without arguments, after the last pair, when both steps have run equally often on the same batches.
         It returns the candidate's losses by name, where smaller is better: ``{"loss": evaluate(candidate_model)}``. To
@@ -223,29 +223,29 @@ def ab_test(
 
         If `limits` or `profile` is given without `quality`, the steps' return values after the warm-up are compared
         instead. The result is the loss ``difference``, the largest difference between elements divided by the largest
-        value. The comparison supports tensors, numbers and arrays, as well as lists, mappings and data classes of them;
-        non-finite values must be identical. If a result consists entirely of NaN, or if a part cannot be compared,
-        quality is unknown.
+        value. The comparison supports tensors, numbers and arrays, as well as lists, mappings and data classes that
+        contain them. Non-finite values must be identical. If a result consists entirely of NaN, or if a part cannot be
+        compared, the quality is unknown.
     limits : mapping of str to float, optional
-        The largest accepted value of each loss by name. The default is the baseline's loss plus 0.1 %; if this is
-        unknown as well, the decision is inconclusive. The default for ``difference`` is 1e-4 for float32 and Python
-        numbers, 1e-6 for float64, 0.02 for float16 and bfloat16, and 0 for everything else. If two dtypes are compared,
-        the coarser one counts.
+        The largest accepted value of each loss by name. The default is the baseline's loss plus 0.1 %. If the
+        baseline's loss is unknown, the decision is inconclusive. The default for ``difference`` is 1e-4 for float32 and
+        Python numbers, 1e-6 for float64, 0.02 for float16 and bfloat16, and 0 for everything else. If the dtypes of the
+        two results differ, the less precise dtype determines the limit.
 
         You can also limit the candidate's ``peak_memory_bytes`` (in a profiled step), ``median_ms`` and ``p95_ms``
-        (which requires 59 pairs). The whole 95 % interval of a time must be below its limit.
+        (which requires 59 pairs). For a time, the whole 95 % interval must be below the limit.
     change : str
         Your description of how the candidate differs from the baseline.
     profile : bool
         Whether to profile a few executions of both steps, to measure memory and utilisation.
     budget_s : float
-        The time limit in seconds for all steps together; with `profile`, 60 % of it is spent on the pairs.
+        The time limit for all steps together, in seconds. With `profile`, the pairs use 60 % of it.
     equal_within : float
-        The largest relative time difference that does not matter: 0.02 is 2 %.
+        The largest relative time difference that does not matter (0.02 is 2 %).
     check : float or callable, optional
         How to compare the two steps' return values after the warm-up. A number is the limit on ``difference``. A
-        function is called with the two results and raises `AssertionError` or returns ``False`` if they differ; it may
-        also compare the models' parameters.
+        function is called with the two results, and must raise `AssertionError` or return ``False`` if they differ. It
+        may also compare the models' parameters.
 
     Returns
     -------
@@ -254,11 +254,12 @@ def ab_test(
     Raises
     ------
     TypeError, ValueError
-        If arguments are invalid, before any step runs; or if `quality` returns an invalid value, after the last pair.
+        If an argument is invalid, which is checked before any step runs, or if `quality` returns an invalid value after
+        the last pair.
     CaptureError
-        If a profiler is active, or if the batches run out.
+        If another profiler is active, or if the batches run out.
     Exception
-        Any exception that the steps, `quality` or `check` raise, after perfnb has removed everything it installed.
+        Any exception raised by the steps, `quality` or `check`, after perfnb has removed everything that it installed.
     """
     from perfnb.step.checks import require_steps
     from perfnb.step.device import random_state, set_random_state
@@ -298,7 +299,7 @@ def ab_test(
     profiles, numbers = {}, random_state()
     for side, step, name in zip(SIDES, (baseline, candidate), (times.a_name, times.b_name), strict=True):
         if profile:
-            set_random_state(numbers)  # so that a shuffling loader gives both the same batches
+            set_random_state(numbers)  # a shuffling loader then returns the same batches for both steps
             profiles[side] = profile_step(step, batches, name=name, budget_s=PROFILE_SHARE * budget_s, **_STEPS)
     return ABTest(
         **vars(times),
@@ -319,15 +320,15 @@ def _names(baseline: Any, candidate: Any) -> tuple[str, str]:
 
 def _require_check(check: Any, quality: Any) -> None:
     if isinstance(check, bool) or not (check is None or callable(check) or isinstance(check, Real)):
-        raise TypeError(f"check must be a tolerance such as 1e-5 or a function of the two results, not {shown(check)}.")
+        raise TypeError(f"check must be a tolerance such as 1e-5 or a function of both results, not {shown(check)}.")
     if isinstance(check, Real) and (finite(check) is None or check < 0):
-        raise ValueError(f"check must be a finite number of 0 or more, not {shown(check)}.")
+        raise ValueError(f"check must be a finite number that is at least 0, not {shown(check)}.")
     if check is not None and quality is not None:
-        raise TypeError("check and quality both judge the results: pass one of them.")
+        raise TypeError("check and quality cannot be combined, because both judge the results: pass only one of them.")
 
 
 def load_ab_test(path: str | Path) -> ABTest:
-    """Read a test that `ABTest.save` wrote.
+    """Load a test that was saved with `ABTest.save`.
 
     Raises
     ------

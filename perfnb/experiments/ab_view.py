@@ -1,4 +1,4 @@
-"""Show an A/B test as a document: the verdict or decision, its effects, the pairs, and the figures of both sides."""
+"""Create an A/B test's document, with the verdict or decision, the effects, the pairs, and both sides' figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perfnb.experiments.ab_test import ABTest
 
 _STATES: dict[str, State] = {acceptance.ACCEPT: "good", acceptance.REJECT: "bad", acceptance.INCONCLUSIVE: "open"}
-#: The label of each metric, and the unit in its display; losses have neither.
+#: The label of each metric and its display unit. Losses have neither.
 _METRICS: dict[str, tuple[str, Unit]] = {
     "median_ms": ("median step", "ms"),
     "p95_ms": ("p95 step", "ms"),
@@ -43,14 +43,15 @@ _METRICS: dict[str, tuple[str, Unit]] = {
     "peak_memory_bytes": ("peak memory", "bytes"),
     "flops": ("FLOPs", "flops"),
 }
-#: Metrics where less is better, as for losses; the others follow from the step time.
+#: The metrics that should be small, like losses. The others follow from the step time.
 _COSTS = ("median_ms", "p95_ms", "peak_memory_bytes", "flops")
-#: How far apart, in log units, the ratio of the medians and that of the pairs may be without a remark.
+#: The largest difference, in log units, between the ratio of the medians and the ratio from the pairs that is not
+#: mentioned.
 _APART = 0.01
 
 
 def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
-    """Return a document that starts with the answer; with fewer than 6 pairs, no effect on the time is shown."""
+    """Return a document that starts with the answer. With fewer than 6 pairs, it does not show an effect on time."""
     state, sentence, advice = pairs_answer(test)
     if test.judged:
         sentence, advice = reason(test)
@@ -75,12 +76,12 @@ def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
 
 
 def reason(test: ABTest) -> tuple[str, str]:
-    """Return the reason for the decision, without capital letter and full stop, and a recommendation."""
+    """Return the reason for the decision, without a capital letter or a full stop, and a recommendation."""
     cause, about = test.outcome.cause, test.outcome.about
     if cause in (acceptance.CANNOT_TELL, acceptance.SLOWER, acceptance.NO_GAIN):
         return pairs_answer(test)[1:]
     if cause == acceptance.WORSE:
-        return f"the results are not good enough, whatever the speed: {_worse(test)}", ""
+        return f"the results are not good enough, regardless of speed: {_worse(test)}", ""
     if cause == acceptance.OVER:
         return f"the candidate exceeds a limit: {'; '.join(_against(test, name) for name in about)}", ""
     faster = f"the candidate is faster ({effect_words(test)})"
@@ -108,7 +109,7 @@ def reason(test: ABTest) -> tuple[str, str]:
 
 
 def _effects(test: ABTest) -> Iterator[Effect]:
-    """Yield the effect on each metric where less is better."""
+    """Yield the effect on each metric that should be small."""
     limited: dict[str, Any] = {loss.name: loss for loss in test.quality.losses}
     limited |= {resource.name: resource for resource in test.resources}
     for name, row in test.table.iterrows():
@@ -122,7 +123,7 @@ def _effects(test: ABTest) -> Iterator[Effect]:
 
 
 def _known_ratio(test: ABTest, metric: str, row: Any) -> float | None:
-    """Return a metric's ratio; with too few pairs, times have no ratio."""
+    """Return a metric's ratio. If there are too few pairs, times do not have a ratio."""
     timed = metric in _METRICS and metric not in ("peak_memory_bytes", "flops")
     return None if timed and test.ratio_ci is None else fmt.known(row["ratio"])
 
@@ -142,7 +143,7 @@ def _table(test: ABTest) -> Table:
         if metric == "median_ms":
             timings = (test.baseline.timing, test.candidate.timing)
             sides = [Value(timing.median_ms, "ms", timing.ci_ms) for timing in timings]
-        elif metric not in _METRICS:  # a loss that is not finite is shown unchanged
+        elif metric not in _METRICS:  # a loss that is not finite is displayed unchanged
             losses = [row[side] for side in SIDES]
             sides = ["" if pd.isna(loss) else Value(loss) if math.isfinite(loss) else str(loss) for loss in losses]
         rows.append((_label(metric), *sides, _value(ratio, "ratio", _bounds(row)), _value(limit, unit)))
@@ -150,7 +151,7 @@ def _table(test: ABTest) -> Table:
     columns = (
         Column("figure"),
         *(Column(side, "number") for side in SIDES),
-        Column("ratio", "number", help="candidate divided by baseline; of times, that of the pairs"),
+        Column("ratio", "number", help="candidate divided by baseline; for times, the ratio from the pairs"),
         Column("limit", "number", priority=1),
     )
     return Table("Baseline and candidate", columns, rows, details=details, noun="figure", key="figures")
@@ -171,11 +172,11 @@ def _unit(metric: str, row: Any) -> Unit:
 
 
 def _apart(test: ABTest) -> str:
-    """Return a remark if the ratio of the medians differs from the ratio of the pairs."""
+    """Return a remark if the ratio of the medians differs from the ratio that the pairs show."""
     medians = test.candidate.median_ms / test.baseline.median_ms
     if abs(math.log(medians / test.ratio)) <= _APART:
         return ""
-    return f"The ratio is that of the pairs; times vary so much that the medians alone would give {fmt.ratio(medians)}."
+    return f"The ratio is from the pairs. Times vary so much that the medians alone would give {fmt.ratio(medians)}."
 
 
 def _notes(test: ABTest) -> Iterator[str]:
@@ -188,7 +189,7 @@ def _notes(test: ABTest) -> Iterator[str]:
             f"{limit} times the largest value{basis}."
         )
         if cause == acceptance.WORSE:
-            yield "Two training steps need a model each, with equal weights."
+            yield "Two training steps need separate models with equal weights."
             if math.isfinite(quality.losses[0].candidate):
                 yield "To accept a larger difference, pass limits={'difference': ...} or a quality function."
     if test.check == "" and cause != acceptance.GAIN:
@@ -198,17 +199,17 @@ def _notes(test: ABTest) -> Iterator[str]:
     if free := [loss for loss in quality.losses if loss.limit is None and loss.largest is not None]:
         yield f"A loss without a limit may exceed the baseline's by {fmt.share(SLACK)}."
         if any(loss.name in test.outcome.about for loss in free):
-            yield "Rounding alone can make two training runs diverge by more than that: pass limits."
+            yield "Rounding alone can make two training runs diverge by more than that. To allow for this, pass limits."
     yield from pairs_notes(test)
     if test.table["candidate"].notna()["utilisation"]:
         yield "Utilisation is the step's FLOPs divided by what this machine could have computed in that time."
     if of_two_ceilings(test.baseline, test.candidate):
         yield (
-            f"The baseline's utilisation is relative to the {test.baseline.ceiling} ceiling, the candidate's to the "
-            f"{test.candidate.ceiling} ceiling: compare FLOP/s instead."
+            f"Utilisation is relative to the {test.baseline.ceiling} ceiling for the baseline, and to the "
+            f"{test.candidate.ceiling} ceiling for the candidate. Compare FLOP/s instead."
         )
     if test.judged and not test.profiles:
-        yield "Memory and utilisation were not measured; profile=True measures them."
+        yield "Memory and utilisation were not measured. Pass profile=True to measure them."
     if "torch" in test.environment:
         yield f"Measured with {_origin(test.environment)}."
 
@@ -230,7 +231,7 @@ def _worse(test: ABTest) -> str:
     for name in test.outcome.about:
         loss = losses[name]
         if name == DIFFERENCE and test.check is not None:
-            # A different structure is neither more nor less.
+            # A different structure cannot be expressed as a ratio.
             most = f" (limit {fmt.significant(loss.limit, trim=True)})" if math.isfinite(loss.candidate) else ""
             worse.append(f"{test.quality.said}{most}")
         elif fmt.known(loss.candidate) is None:
@@ -247,7 +248,7 @@ def _against(test: ABTest, name: str) -> str:
 
 
 def _unlimited(test: ABTest) -> str:
-    """Return the reason why losses cannot be judged."""
+    """Explain why losses cannot be judged."""
     about = test.outcome.about
     odd = [loss for loss in test.quality.losses if loss.name in about and loss.baseline is not None]
     why = f"{odd[0].name} of the baseline is {odd[0].baseline}" if odd else "no limit on quality loss was given"
@@ -262,7 +263,7 @@ def _unchecked(test: ABTest, name: str) -> str:
 
 
 def _exact(metric: str, value: Any, row: Any) -> str:
-    """Format a figure, with additional digits if it would otherwise look equal to its limit."""
+    """Format a value, with additional digits if it would otherwise appear to be equal to its limit."""
     unit = _unit(metric, row)
     if words(row["candidate"], unit) == words(row["limit"], unit):
         return f"{float(value):.9g} {'' if unit == 'number' else unit}".strip()

@@ -1,4 +1,4 @@
-"""Compute the basis for the decision on a change: the quality of the results, and both steps' figures."""
+"""Compute the data on which the decision about a change is based: the quality of results and both steps' figures."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from perfnb.recording.text import TEXT
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import StepTimes
 
-#: The two steps, and their names if they have none of their own, or equal ones.
+#: The two sides. Steps are also given these names if they have no names or if their names are equal.
 SIDES = ("baseline", "candidate")
-#: Columns of `ABTest.table` and their types, after the index ``metric``.
+#: The columns of `ABTest.table` after the index ``metric``, with their types.
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "unit": TEXT,
@@ -32,26 +32,26 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Quality:
-    """The known facts about the quality of the candidate's results, and how they were judged."""
+    """What is known about the quality of the candidate's results, and how it was judged."""
 
     losses: tuple[Loss, ...]  # empty if quality is unknown
     # "function" (the user's), "results" (the steps' return values were compared), "check" (the same, on request), or
     # "nothing"
     judged_by: str
-    said: str = ""  # how the results differ, or why they could not be compared; empty if they agree
-    dtype: str = ""  # the dtype that set the limit of the difference; empty if none did
+    said: str = ""  # how the results differ or why they could not be compared, or empty if they agree
+    dtype: str = ""  # the dtype that determined the limit on the difference, if any
 
 
-#: If the results are not judged at all.
+#: The quality if the results are not judged at all.
 NOT_COMPARED = Quality((), "nothing", "they were not compared")
 
 
 def compare_results(
     first: Any, second: Any, check: float | Callable[[Any, Any], Any] | None, limit: float | None
 ) -> Quality:
-    """Compare the two steps' return values, by `check` if it is given, otherwise within `limit`.
+    """Compare the two steps' return values using `check`, if it is given, or else within `limit`.
 
-    The default limit is their dtype's tolerance.
+    The default limit is the tolerance of their dtype.
     """
     from perfnb.bench.distances import worst_difference
 
@@ -72,22 +72,22 @@ def compare_results(
 
 @dataclass(frozen=True)
 class ABTestSide:
-    """One step's figures; ``None`` if they were not measured.
+    """The figures of one step. Figures that were not measured are ``None``.
 
     Attributes
     ----------
     name : str
-        Name of the step.
+        The name of the step.
     timing : StepTimes
         The step's times in the pairs.
     utilisation : float or None
-        Model FLOPs utilisation, 0 to 1, at its step time in the pairs.
+        The model FLOPs utilisation, from 0 to 1, at the step's time in the pairs.
     peak_memory_bytes : int or None
         The peak of the memory that torch allocated in a step.
     flops : int or None
-        The FLOPs of a step.
+        The number of FLOPs in a step.
     ceiling : str or None
-        The dtype whose ceiling `utilisation` refers to.
+        The dtype to whose ceiling `utilisation` refers.
     """
 
     name: str
@@ -99,22 +99,22 @@ class ABTestSide:
 
     @property
     def flops_per_s(self) -> float | None:
-        """FLOP/s at the median step time."""
+        """The FLOP/s at the median step time."""
         return None if self.flops is None else self.flops / self.median_ms * 1e3
 
     @property
     def median_ms(self) -> float:
-        """Median step time."""
+        """The median step time."""
         return float(np.median(self.timing.samples_ms))
 
     @property
     def p95_ms(self) -> float | None:
-        """95th percentile of the step time; needs 59 steps."""
+        """The 95th percentile of the step time, or ``None`` if there are fewer than 59 steps."""
         return self.timing.quantile_ms(0.95)
 
     @property
     def throughput_per_s(self) -> float:
-        """Samples per second at the median step time, or steps per second if the batch size is unknown."""
+        """The samples per second at the median step time, or the steps per second if the batch size is unknown."""
         return (self.timing.batch_size or 1) / self.median_ms * 1e3
 
 
@@ -128,13 +128,13 @@ def limited_resources(candidate: ABTestSide, limits: Mapping[str, float]) -> tup
 
 
 def side_of(name: str, timing: StepTimes, profile: Summary | None) -> ABTestSide:
-    """Return a step's figures, given its profile's summary if there is one."""
+    """Return a step's figures, using the summary of its profile if there is one."""
     if profile is None:
         return ABTestSide(name, timing)
     roofline, memory = profile.roofline, profile.memory
     utilisation = None if roofline is None else roofline.utilisation
     if utilisation is not None and profile.timing.median_ms and timing.median_ms:
-        # A profile times only a few steps; the pairs time many, and are fair to both.
+        # A profile times only a few steps. The pairs time many steps and treat both sides equally.
         utilisation *= profile.timing.median_ms / timing.median_ms
     return ABTestSide(
         name,
@@ -178,7 +178,7 @@ def metrics(
         elif metric == "utilisation" and apart:
             ratio = None
         elif metric in ("throughput_per_s", "utilisation", "flops_per_s") and ratio is not None:
-            # A ratio of rates: the ratio of the work, which is exact, divided by the ratio of the paired times.
+            # The ratio of two rates is the ratio of the work, which is exact, divided by the ratio of the paired times.
             work = ratio * candidate.median_ms / baseline.median_ms if metric != "throughput_per_s" else 1.0
             ratio, ci = work / time, None if bounds is None else (work / bounds[1], work / bounds[0])
         limit = limits.get(metric) if metric in RESOURCES else None
@@ -198,10 +198,10 @@ def _ratio(first: float | None, second: float | None) -> float | None:
 
 
 def _tail_bounds(pairs: PairedTimes) -> tuple[float, float] | None:
-    """Return the interval for the ratio of the 95th percentiles.
+    """Return an interval for the ratio of the 95th percentiles.
 
-    It spans the ratios that two 97.5 % intervals allow. Its coverage is therefore at least 95 %, regardless of how the
-    two percentiles are correlated (Bonferroni).
+    The interval contains all ratios that two 97.5 % intervals allow. Its coverage is therefore at least 95 %,
+    regardless of how the two percentiles are correlated (Bonferroni).
     """
     first, second = (quantile_interval(times, 0.95, 0.975) for times in (pairs.a_ms, pairs.b_ms))
     return None if first is None or second is None else (second[0] / first[1], second[1] / first[0])

@@ -1,4 +1,4 @@
-"""Reduce a fleet of raw traces. Each trace is reduced to its tables where it is read, then saved in a journal."""
+"""Reduce a fleet of raw traces. Each trace is reduced to its tables by the process that reads it, and then saved."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class _Task(NamedTuple):
     Attributes
     ----------
     file, entry : Path
-        The trace, and the journal entry that it becomes or belongs to.
+        The trace, and the journal entry where it is saved.
     unread : Path
-        The entry that contains the reason if the trace cannot be read.
+        The entry where the reason is saved if the trace cannot be read.
     alone : bool
         Whether the trace does not belong to a job with several ranks.
     """
@@ -44,7 +44,7 @@ class _Task(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether the trace was reduced after it was last modified."""
+        """Whether the trace has been reduced since it was last modified."""
         rank = rank_of_name(self.file.name)
         made = [self.entry / PROFILE.file, self.entry / RANKS.file] if self.alone else []
         made += [self.entry / rank_folder(rank) / PROFILE.file] if rank is not None else []
@@ -57,7 +57,7 @@ class _Task(NamedTuple):
 def reduce_traces(
     paths: Sequence[Path], folder: str | Path, limits: Limits, executor: Any = None, steps: str | None = None
 ) -> Journal:
-    """Reduce traces to entries of a journal; see `perfnb.load`.
+    """Reduce traces to the entries of a journal; see `perfnb.load`.
 
     Raises
     ------
@@ -81,14 +81,14 @@ def reduce_traces(
                 answer[0].save(task.entry)
             else:
                 _save_ranks(answer, task.entry, taken.setdefault(task.entry, set()))
-            with suppress(OSError):  # it could not be read before
+            with suppress(OSError):  # there is such an entry only if the trace could not be read before
                 (task.unread / UNREAD.file).unlink()
                 task.unread.rmdir()
     return opened
 
 
 def reduce_file(path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Profile] | str:
-    """Read a trace and keep the tables of each of its ranks. Errors are returned as text, to work in any process."""
+    """Read a trace and return the tables of each rank. Errors are returned as text, which any process can receive."""
     try:
         recordings, profiles = read_file(path, limits, rank, steps=steps), []
         while recordings:
@@ -96,20 +96,20 @@ def reduce_file(path: str, limits: Limits, rank: int | None, steps: str | None) 
         return profiles
     except PerfnbError as error:
         return str(error)
-    except Exception as error:  # one trace must not end the others
+    except Exception as error:  # one trace must not prevent the others from being read
         return f"{path} cannot be read: {type(error).__name__}: {error}"
 
 
 class _Here:
-    """Reads traces in this process, one after the other."""
+    """An executor that reads traces in this process, one after another."""
 
     map = staticmethod(map)
 
 
 def _tasks(paths: Sequence[Path], folder: Path) -> Iterator[_Task]:
-    """Yield the traces with their entries.
+    """Yield the traces and their entries.
 
-    A folder is a job, and so are files whose names differ only in their ranks.
+    A folder is treated as a job, and so are files whose names differ only in their ranks.
     """
     jobs: dict[Path, list[Path]] = {}
     for path in paths:
@@ -137,7 +137,7 @@ def _visible(path: str) -> str:
 
 
 def _save_ranks(profiles: Sequence[Profile], entry: Path, taken: set[int]) -> None:
-    """Save a job's ranks under their numbers or, if these are unknown or in use, under the next free numbers."""
+    """Save a job's ranks under their numbers or, if a number is unknown or already in use, under the next free one."""
     for profile in profiles:
         source = profile._source
         assert isinstance(source, ReducedProfile)

@@ -1,4 +1,4 @@
-"""`journal`: all results that were saved below a folder, their trends, and the entries that people add."""
+"""Collect all results saved below a folder, their trends, and the entries that people add (`journal`)."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ Thing = ABTest | Profile | Timing
 
 
 class Trials(Protocol):
-    """Several measurements, each with its change, as returned by `perfnb.try_levers` and `perfnb.compare_inference`."""
+    """Several measured changes, as returned by `perfnb.try_levers` and `perfnb.compare_inference`."""
 
     def journal_entries(self) -> Iterable[tuple[Timing, str, bool]]:
-        """Yield step times, the change, and whether the change is kept."""
+        """Yield the step times of each trial, the change that was tried, and whether the change is kept."""
 
 
 class Journal(Documented):
-    """All results that perfnb saved below a folder. Notebooks display the journal.
+    """All results that perfnb has saved below a folder. Notebooks display the journal.
 
     Use `journal` to open one. New entries are found on every access, and several processes may write to the folder.
     """
 
     def __init__(self, path: Path, equal_within: float) -> None:
-        # As given, for display, and absolute, for use, because the notebook may change its working folder.
+        # The path as given is displayed. The absolute path is used, because the notebook may change its working folder.
         self._given, self._path, self._equal_within = path, path.absolute(), equal_within
         self._catalogue = Catalogue(self._path)
         self._warned: set[str] = set()
@@ -66,14 +66,18 @@ class Journal(Documented):
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per entry, in chronological order, with the outcome from the time when it was saved.
+        """One row per entry, in chronological order, with the outcome at the time when it was saved.
 
-        The index ``entry`` is the entry's path below the folder. The columns are ``number``, ``at``, ``kind``,
-        ``name``, ``commit``, ``host``, ``device``, ``torch`` and ``batch_size``; the step time ``step_ms`` with its 95
-        % interval from ``step_low_ms`` to ``step_high_ms`` (for an A/B test, the candidate's step time); ``data_share``
-        (0 to 1), ``peak_bytes``, ``verdict``, and an A/B test's ``decision``. Entries that people added also have
-        ``change``, ``hypothesis`` and ``accepted``. A job with several ``ranks`` is a single row, with the figures of
-        its slowest rank and the largest peak. Unreadable entries have no number, and ``damaged`` contains the reason.
+        The index ``entry`` is the entry's path below the folder. The columns are:
+
+        - ``number``, ``at``, ``kind``, ``name``, ``commit``, ``host``, ``device``, ``torch`` and ``batch_size``.
+        - ``step_ms``, the step time, with its 95 % interval from ``step_low_ms`` to ``step_high_ms``. For an A/B test,
+          this is the candidate's step time.
+        - ``data_share`` (from 0 to 1), ``peak_bytes``, ``verdict`` and, for A/B tests, ``decision``.
+        - ``change``, ``hypothesis`` and ``accepted``, for entries that people added.
+        - ``ranks``. A job with several ranks is a single row, with the figures of its slowest rank and the largest
+          peak.
+        - ``damaged``, the reason why an entry cannot be read. Such entries do not have a number.
         """
         return entry_table(self._entries())
 
@@ -108,9 +112,10 @@ class Journal(Documented):
         return self._frame("gpu_time")
 
     def dataset(self, table: str) -> Dataset:
-        """Return a table for all profiles as a dataset, without reading it.
+        """Return one of the tables of all profiles as a dataset, without reading it.
 
-        Filters and column selections are applied to the files directly, so the rows do not need to fit into memory.
+        Filters and column selections are applied while the files are read, so the table does not have to fit into
+        memory.
 
         Parameters
         ----------
@@ -143,7 +148,7 @@ class Journal(Documented):
         return run_query(query, frames)
 
     def trend(self, name: str | None = None, *, figure: str = "step_ms", across: str | Sequence[str] = ()) -> Trend:
-        """Look for changes in a figure over time, comparing like with like.
+        """Look for changes in a figure over time, among entries that are comparable.
 
         Entries belong to the same series if they have the same name, kind, host, device, torch version, batch size and
         number of ranks. A series needs at least ten entries. The search corrects for multiple comparisons: the
@@ -153,18 +158,18 @@ class Journal(Documented):
         Parameters
         ----------
         name : str, optional
-            Restricts the search to entries with this name.
+            The name to which the search is restricted.
         figure : str
             ``step_ms`` or ``peak_bytes``.
         across : str or list of str
-            Facts that may differ within a series: ``"torch"`` joins entries from different torch versions, ``"host"``
-            from different machines of the same kind.
+            The properties that may differ within a series. ``"torch"`` joins entries from different torch versions, and
+            ``"host"`` joins entries from different machines of the same kind.
         """
         loose = [across] if isinstance(across, str) else list(across)
         if figure not in FIGURES:
             raise ValueError(f"figure must be one of {', '.join(FIGURES)}, not {amounts.shown(figure)}.")
         if wrong := [one for one in loose if one not in LIKE]:
-            raise ValueError(f"across must name some of {', '.join(LIKE)}, not {amounts.shown(wrong[0])}.")
+            raise ValueError(f"across must be one or more of {', '.join(LIKE)}, not {amounts.shown(wrong[0])}.")
         return self._trend(self._entries(), name, figure, loose)
 
     def _trend(
@@ -187,10 +192,11 @@ class Journal(Documented):
 
         ``ratio`` with its interval, ``verdict`` and ``regression`` compare the entry (for reports, its baseline) with
         the last previously accepted entry (``against``) with the same ``name``, machine and batch size. These two were
-        not measured in pairs, so changes of the machine in between affect the ratio but not the interval; ``disturbed``
-        names the disturbances that were noticed. ``also_changed`` lists differences in environment and options that
-        ``change`` does not mention, ``two_changes`` is true if more than one thing changed, and ``not_compared`` is the
-        reason why the first entry on a machine or with a batch size is not compared.
+        not measured in pairs. If the machine has changed in the meantime, this affects the ratio but not the interval.
+        ``disturbed`` names the disturbances that were noticed. ``also_changed`` lists differences in environment and
+        options that ``change`` does not mention. ``two_changes`` is true if more than one thing changed.
+        ``not_compared`` contains the reason if an entry is not compared because it is the first one on its machine or
+        with its batch size.
         """
         return self._history(self._entries())
 
@@ -201,7 +207,7 @@ class Journal(Documented):
 
     @property
     def damaged(self) -> dict[str, str]:
-        """Entries that cannot be read, with the reasons. All other entries remain usable."""
+        """The entries that cannot be read, and the reason for each. All other entries remain usable."""
         return _damaged(self._catalogue.entries()) | self._unread
 
     @overload
@@ -229,9 +235,9 @@ class Journal(Documented):
     ) -> str | list[str]:
         """Atomically add an A/B test, profile or timing, with its environment.
 
-        Trials of levers or backends add several entries. An A/B test includes its environment. A timing is stored with
-        the current environment, so add it on the machine where it was measured. A profile is stored with the current
-        host and commit; if it was loaded, these are unknown.
+        Trials of levers or backends add several entries. An A/B test already includes its environment. A timing is
+        stored with the current environment, so add it on the machine on which it was measured. A profile is stored with
+        the current host and commit, which are unknown if the profile was loaded.
 
         Parameters
         ----------
@@ -239,31 +245,31 @@ class Journal(Documented):
         hypothesis : str
             The result that you expect, and why.
         change : str, optional
-            The one thing you changed; by default, the change that the test names.
+            The one thing that you changed. By default, this is the change that was passed to the test.
         name : str
             The name of the step, if the journal covers several steps. Only entries with the same name are compared with
-            each other. Entries without a name are all compared, whatever they measured.
+            each other. Entries without a name are compared with each other, no matter what they measured.
         accepted : bool, optional
-            Whether later entries are compared with this one. By default, this is the case for tests that accept their
-            candidate.
+            Whether later entries are compared with this one. By default, they are if the entry is a test that accepts
+            its candidate.
 
         Returns
         -------
         str
-            The entry's name, for use with `load`. For trials, this is a list with the name of each trial, and of the
-            combination that is kept.
+            The entry's name, for use with `load`. For trials, this is a list of names, with one name for each trial and
+            one for the combination that is kept.
 
         Raises
         ------
         TypeError
             If `measured` is anything else.
         RecordingError
-            If the entry cannot be written, or if its texts are too long (about a million characters).
+            If the entry cannot be written, or if its texts are too long (more than about a million characters).
         """
         given: Any = measured
         if callable(entries := getattr(given, "journal_entries", None)) and not isinstance(given, type):
             if change is not None or accepted is not None:
-                raise TypeError("trials specify their own changes and decisions: leave out change and accepted.")
+                raise TypeError("change and accepted cannot be passed with trials, which specify their own.")
             _require_texts(hypothesis=hypothesis, name=name)
             return [
                 self._write(timing, hypothesis, name, change=what, accepted=kept, options={"lever": True})
@@ -271,13 +277,13 @@ class Journal(Documented):
             ]
         if not isinstance(given, (ABTest, Profile, StepTimes)):
             raise TypeError(
-                f"a journal accepts A/B tests, profiles, timings and trials, not {type(measured).__name__}."
+                f"a journal only accepts A/B tests, profiles, timings and trials, not {type(measured).__name__}."
             )
         _require_texts(hypothesis=hypothesis, change=change or "", name=name)
         if not (accepted is None or isinstance(accepted, bool)):
             raise TypeError(f"accepted must be True, False or None, not {amounts.shown(accepted)}.")
         thing = given if isinstance(given, (ABTest, Profile, Timing)) else shown(given)
-        given_too = {"change": change, "accepted": accepted}  # else those of the test
+        given_too = {"change": change, "accepted": accepted}  # otherwise those of the test
         return self._write(
             thing, hypothesis, name, **{key: value for key, value in given_too.items() if value is not None}
         )
@@ -292,7 +298,7 @@ class Journal(Documented):
         Parameters
         ----------
         entry : str or int
-            The entry's path, the beginning of its path, or its number in `table`; -1 is the last entry.
+            The entry's path, the beginning of its path, or its number in `table`, where -1 is the last entry.
         """
         entries = _readable(self._entries())
         try:
@@ -303,7 +309,7 @@ class Journal(Documented):
         return cast("Thing", load(place if entries[name].added is None else place / entries[name].kind))
 
     def plot(self) -> Figure:
-        """Draw the run chart, which shows the step time of each added entry next to the last accepted one."""
+        """Draw a run chart, which shows the step time of each added entry and of the last accepted entry before it."""
         return series_figure(list(trends(self.history, 1)))
 
     def _entries(self) -> dict[str, SavedEntry]:
@@ -336,18 +342,18 @@ class Journal(Documented):
 
 
 class Trend(Documented):
-    """A figure's trend, as returned by `Journal.trend`. Notebooks display it.
+    """The trend of a figure, as returned by `Journal.trend`. Notebooks display it.
 
     Attributes
     ----------
     table : DataFrame
-        The entries, as in `Journal.table`, with the number of their ``series`` and the figure's ``level``, which is its
+        The entries, as in `Journal.table`, with the number of their ``series`` and the figure's ``level``, which is the
         median between two changes.
     changes : DataFrame
-        One row per change, oldest first: its ``series``, the first ``entry`` after it, ``at``, the levels ``before``
-        and ``after``, their ``ratio`` with a 95 % interval, the ``p_value`` corrected for all series, ``verdict``, the
-        facts that ``also_changed`` at that point (commit, batch size, versions, settings), and whether it is the
-        ``latest`` change in its series.
+        One row per change, with the oldest change first. The columns are its ``series``, the first ``entry`` after it,
+        ``at``, the levels ``before`` and ``after``, their ``ratio`` with a 95 % interval, the ``p_value`` corrected for
+        all series, ``verdict``, the properties that ``also_changed`` at that point (commit, batch size, versions,
+        settings), and whether it is the ``latest`` change in its series.
     """
 
     def __init__(self, table: pd.DataFrame, changes: pd.DataFrame, figure: str, where: str) -> None:
@@ -366,18 +372,18 @@ def _damaged(entries: Mapping[str, SavedEntry]) -> dict[str, str]:
 
 
 def journal(path: str | Path, *, equal_within: float = 0.02) -> Journal:
-    """Open a folder's journal: all results that perfnb saved below it, and the entries that `Journal.add` adds.
+    """Open a folder's journal, with all results that perfnb saved below it and all entries added with `Journal.add`.
 
-    The folder is created when you add the first entry. Several processes may write to it at the same time, a killed
-    writer does not leave incomplete entries, and you can move the folder. A hidden file in the folder caches the
-    entries that were read; you may delete it.
+    The folder is created when you add the first entry. Several processes may write to it at the same time, and a
+    process that is killed while writing does not leave an incomplete entry. You can move the folder. A hidden file in
+    the folder caches the entries that have been read. You may delete this file.
 
     Parameters
     ----------
     path : str or Path
         The folder. Links to other folders are not followed.
     equal_within : float
-        Largest relative difference of time that does not matter: 0.02 is 2 %.
+        The largest relative time difference that does not matter (0.02 is 2 %).
 
     Returns
     -------
@@ -403,7 +409,7 @@ def _require_texts(**given: Any) -> None:
 
 
 def _facts(thing: Thing) -> dict[str, Any]:
-    """Return an entry's facts, without the user's texts."""
+    """Return the facts about an entry, without the user's texts."""
     from perfnb.step.environment import provenance
 
     if isinstance(thing, ABTest):

@@ -27,47 +27,47 @@ from perfnb.recording.saved_facts import Amount, Count
 from perfnb.recording.store import SavedKind, facts_in
 
 ENTRY_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
-#: Bytes that the facts of an entry may have; indented in their file, they have fewer than twice as many.
+#: The maximum number of bytes in an entry's facts. In the file, they are indented, which less than doubles their size.
 _LARGEST = 1 << 20
 
-#: Plausible milliseconds and ratios, and plausible years.
+#: The limits of plausible milliseconds and ratios, and of plausible years.
 _Measured = Annotated[float, Meta(ge=1e-12, le=1e18)]
 _Bounds = tuple[_Measured, _Measured]
 _YEARS = (1970, 2200)
-#: The effect of rounding on an interval.
+#: The maximum effect of rounding on an interval.
 _SLACK = 1 - 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEntry:
-    """An entry's facts, with times in milliseconds and 95 % intervals; ``None`` if unknown."""
+    """The facts about an entry, with times in milliseconds and 95 % intervals. Unknown facts are ``None``."""
 
-    at: str  # when it was added: UTC, ISO 8601
-    kind: Literal["report", "profile", "timing"]  # its contents, in a subfolder of that name
-    name: str = ""  # name of the step; only entries of the same name are compared
-    hypothesis: str = ""  # what was expected
+    at: str  # the time when it was added, in UTC and ISO 8601
+    kind: Literal["report", "profile", "timing"]  # the type of its contents, which are in a subfolder of that name
+    name: str = ""  # the name of the step; only entries with the same name are compared
+    hypothesis: str = ""  # the expected result
     change: str = ""  # the one thing that changed
     accepted: bool = False  # whether later entries are compared with this one
-    decision: str | None = None  # of a report, like `reason`
+    decision: str | None = None  # for reports only, like `reason`
     reason: str | None = None
-    median_ms: _Measured | None = None  # step time; of a report, the candidate's
+    median_ms: _Measured | None = None  # the step time; for reports, the candidate's
     ci_ms: _Bounds | None = None
-    baseline_ms: _Measured | None = None  # of a report
+    baseline_ms: _Measured | None = None  # for reports only
     baseline_ci_ms: _Bounds | None = None
-    ratio: _Measured | None = None  # of a report, from its pairs: candidate divided by baseline
+    ratio: _Measured | None = None  # for reports only: candidate divided by baseline, from the pairs
     ratio_ci: _Bounds | None = None
-    steps: Count = 0  # timed steps or pairs
-    batch_size: Count | None = None  # samples per step
-    throughput_per_s: Amount | None = None  # this and the next two as in a report
+    steps: Count = 0  # the number of timed steps or pairs
+    batch_size: Count | None = None  # the number of samples per step
+    throughput_per_s: Amount | None = None  # this field and the next two are as in a report
     utilisation: Amount | None = None
     peak_memory_bytes: Count | None = None
-    disturbed: str = ""  # what may have disturbed the measurement
-    environment: dict[str, Any] = field(default_factory=dict)  # ready for JSON
+    disturbed: str = ""  # possible disturbances of the measurement
+    environment: dict[str, Any] = field(default_factory=dict)  # can be written as JSON
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def time(self) -> datetime:
-        """The time when it was added."""
+        """The time when the entry was added."""
         return datetime.fromisoformat(self.at).astimezone(UTC)
 
 
@@ -85,17 +85,17 @@ UNREAD = SavedKind("unread", UnreadFacts)
 def write_entry(journal: str | Path, entry: JournalEntry, save: Callable[[Path], object]) -> str:
     """Atomically add an entry to a journal's folder, and return its name.
 
-    `save` is called with the folder to write the entry's contents to.
+    `save` is called with the folder where it must write the entry's contents.
 
     Raises
     ------
     RecordingError
-        If the entry cannot be written, or could not be read back.
+        If the entry cannot be written or could not be read again.
     """
     target, facts = usable(journal), asdict(entry)
     try:
         text = json.dumps(facts, allow_nan=False, ensure_ascii=False)
-        if len(text.encode()) > _LARGEST:  # encoding refuses half a surrogate pair, which no table could hold
+        if len(text.encode()) > _LARGEST:  # encoding fails for half of a surrogate pair, which tables cannot store
             raise ValueError(f"its texts are larger than {_LARGEST:,} bytes")
         name = f"{_entry(json.loads(text)).time:%Y%m%dT%H%M%S.%fZ}-{secrets.token_hex(4)}"
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
@@ -116,7 +116,7 @@ def entry_in(file: Path) -> JournalEntry:
 
 
 def _entry(facts: Mapping[str, Any]) -> JournalEntry:
-    """Return an entry with these facts, after validating the date as well."""
+    """Create an entry from its facts, after checking its date and intervals."""
     entry = msgspec.convert(facts, JournalEntry)
     try:
         year = entry.time.year
@@ -132,12 +132,12 @@ def _entry(facts: Mapping[str, Any]) -> JournalEntry:
 
 
 def entry_of(names: Sequence[str], wanted: str | int) -> str:
-    """Return an entry's full name, given its name, the beginning of its name, or its number from 1; -1 is the last.
+    """Find an entry by its name, the beginning of its name, or its number, which starts at 1, and return its full name.
 
     Raises
     ------
     KeyError
-        If there is no such entry, or more than one.
+        If there is no such entry, or if there is more than one.
     """
     if isinstance(wanted, int) and not isinstance(wanted, bool):
         place = wanted - 1 if wanted > 0 else len(names) + wanted

@@ -1,8 +1,8 @@
-"""Find all results that perfnb saved below a folder, read each one once, and cache them in a file.
+"""Find all results that perfnb has saved below a folder, read each of them once, and cache them in a file.
 
-The facts about each entry are cached in a hidden file in the folder, together with the state of the files that they
-come from. An entry is not read again as long as its files are unchanged. Paths are relative, so the folder can be
-moved. Each writer replaces the file with its own findings, all of which are correct, so no lock is needed. If the file
+The facts about each entry are cached in a hidden file in the folder, together with the state of the files from which
+they were read. An entry is not read again unless its files have changed. Paths are relative, so the folder can be
+moved. Each process replaces the file with its own findings. They are always correct, so no lock is needed. If the file
 is missing, damaged or from another version, it is created again. If the folder is not writable, its entries are read
 each time.
 """
@@ -31,16 +31,17 @@ from perfnb.recording.reading import rank_of_name
 from perfnb.recording.saved_profile import PROFILE
 from perfnb.recording.store import UNREADABLE, SavedKind, facts_in
 
-#: The words of the kinds of saved folders; an entry that was added comes before what it contains.
+#: The names of the kinds of saved folders. The kind of an added entry comes before the kinds of its contents.
 WORDS = (ENTRY.word, RANKS.word, PROFILE.word, "run", "report", "timing", "watch", "host_profile", UNREAD.word)
 _OF_RANKS = (PROFILE.word, "run")
-#: The index file; raise the number if this module reads entries differently.
+#: The index file and its version. Increase the number if this module reads entries differently.
 INDEX, _VERSION = ".perfnb-journal.json", f"1 {analysis_version()}"
-#: Limits that no journal reaches: bytes of the file, folders, their depth, and names in one of them.
+#: Limits that no journal should reach: the size of the file in bytes, the number of folders, their depth, and the
+#: number of names in a folder.
 _LARGEST, _MOST_FOLDERS, _DEEPEST, _MOST_NAMES = 2**28, 200_000, 40, 100_000
-#: The first bytes of the files that perfnb writes.
+#: The first bytes of files written by perfnb.
 _MARK = b'"format": "perfnb"'
-#: The files that identify a folder that has lost the file with its facts.
+#: The files that identify an entry's folder if the file with its facts is missing.
 _HALF = frozenset(("events.parquet", "steps.parquet", "modules.parquet"))
 
 
@@ -50,21 +51,21 @@ class SavedEntry(Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     kind : str
-        The name of its kind; empty if it turned out that perfnb did not save it.
+        The name of its kind, or an empty string if perfnb did not save it.
     at : datetime
         The time when it was measured or added.
     outcome : Outcome or None
-        The outcome; for several ranks, the outcome of the slowest rank.
+        The outcome. If there are several ranks, this is the outcome of the slowest rank.
     added : JournalEntry or None
-        The entry, if a person added it.
+        The entry, if it was added by a person.
     environment : mapping
         Facts about the machine and the software that are not in `outcome`.
     profiles : tuple of (str, int or None)
-        The profiles' folders in it, relative to its own folder, and their ranks.
+        The folders of the profiles in it, relative to its own folder, and the ranks of the profiles.
     ranks : int
-        The number of a job's ranks in it.
+        The number of ranks, if it is a job.
     damaged : str
-        The reason why it cannot be read; empty if it can.
+        The reason why it cannot be read, or an empty string if it can be read.
     """
 
     kind: str
@@ -84,13 +85,13 @@ class _Index(Struct):
 
 @dataclass
 class Catalogue:
-    """All results that perfnb saved below a folder; entries that have changed are read again.
+    """All results that perfnb has saved below a folder. Entries that have changed are read again.
 
     Attributes
     ----------
     folder : Path
     limits : str
-        A note on entries that were omitted because the folder is too large; empty if there are none.
+        A note about entries that were omitted because the folder is too large, or an empty string if there are none.
     """
 
     folder: Path
@@ -104,7 +105,8 @@ class Catalogue:
         Raises
         ------
         RecordingError
-            If the path is not a folder, or cannot be listed. A folder that does not exist yet has no entries.
+            If the path is not a folder, or if the folder cannot be listed. A folder that does not exist yet is treated
+            as empty.
         """
         if not self.folder.exists():
             return {}
@@ -124,7 +126,7 @@ class Catalogue:
         return dict(sorted(found.items(), key=lambda item: (item[1].at, item[0])))
 
     def _walk(self) -> Iterator[tuple[str, SavedEntry]]:
-        """Look into each folder, without following links, unless it is an entry."""
+        """Search all folders for entries, without following links. The folders inside an entry are not searched."""
         self.limits = ""
         waiting, looked = [(".", 0)], 0
         while waiting:
@@ -146,7 +148,7 @@ class Catalogue:
                 waiting += [(name if place == "." else f"{place}/{name}", depth + 1) for name in below]
 
     def _entry_at(self, place: str, names: set[str]) -> SavedEntry | None:
-        """Return the entry in a folder with these names, remembered or read; ``None`` if nothing is saved there."""
+        """Return the entry in a folder that contains these names, from the index or by reading it, or ``None``."""
         folder = self.folder / place
         word = next((word for word in WORDS if f"{word}.json" in names), None)
         if word is None:
@@ -162,7 +164,7 @@ class Catalogue:
             entry = _read(folder, word, ranks)
             has_frames = bool(ranks) or any(name.endswith(".parquet") for name in names)
             if entry.damaged and not (has_frames or _is_ours(folder / f"{word}.json")):
-                entry = structs.replace(entry, kind="")  # another program's file of the same name
+                entry = structs.replace(entry, kind="")  # another program's file with the same name
         if place.isprintable():
             self._seen[place] = (state, entry)
         elif entry.kind:
@@ -171,7 +173,7 @@ class Catalogue:
 
 
 def _remembered(folder: Path) -> dict[str, tuple[str, SavedEntry]]:
-    """Return the contents of the index; empty if it cannot be used."""
+    """Return the contents of the index, which are empty if it cannot be used."""
     try:
         index = msgspec.json.decode(read_regular(folder / INDEX, _LARGEST), type=_Index)
     except UNREADABLE:
@@ -180,7 +182,7 @@ def _remembered(folder: Path) -> dict[str, tuple[str, SavedEntry]]:
 
 
 def _state(file: Path) -> str:
-    """Return a state that changes whenever a file is replaced or edited; empty without a file."""
+    """Return a text that changes whenever the file is replaced or edited, or an empty string if there is no file."""
     try:
         found = file.stat()
     except OSError:
@@ -189,7 +191,7 @@ def _state(file: Path) -> str:
 
 
 def _read(folder: Path, word: str, ranks: Sequence[str] = ()) -> SavedEntry:
-    """Read a folder's own facts."""
+    """Read the facts about the result that is saved in a folder."""
     try:
         if word == ENTRY.word:
             entry = _added(folder)
@@ -197,7 +199,7 @@ def _read(folder: Path, word: str, ranks: Sequence[str] = ()) -> SavedEntry:
             entry = _job(folder, ranks)
         else:
             entry = _saved(folder, word)
-        msgspec.json.encode(entry)  # whatever the index cannot hold, perfnb did not write
+        msgspec.json.encode(entry)  # perfnb never writes facts that cannot be stored in the index
         return entry
     except (*UNREADABLE, TypeError) as error:
         return _damaged(word, folder, _words(error))
@@ -207,7 +209,7 @@ def _saved(folder: Path, word: str) -> SavedEntry:
     file = folder / f"{word}.json"
     facts, outcome = facts_in(SavedKind(word, dict[str, Any]), file)
     given = facts.get("environment")
-    if outcome is None:  # of a kind that has none, or of an earlier version
+    if outcome is None:  # the kind has no outcome, or the entry is from an earlier version
         name = facts.get("name")
         outcome = Outcome(at=_modified(file), name=name if isinstance(name, str) else folder.name)
     return SavedEntry(
@@ -226,7 +228,7 @@ def _added(folder: Path) -> SavedEntry:
 
 
 def of_added(added: JournalEntry, inside: SavedEntry | None = None) -> SavedEntry:
-    """Return an added entry, with the facts about the result inside it, if it can be read."""
+    """Return an added entry, with the facts about the result inside it if that can be read."""
     found = None if inside is None else inside.outcome
     known: dict[str, Any] = {
         name: str(value) for name in ("host", "torch", "commit") if (value := added.environment.get(name)) is not None
@@ -252,7 +254,7 @@ def of_added(added: JournalEntry, inside: SavedEntry | None = None) -> SavedEntr
 
 
 def _job(folder: Path, ranks: Sequence[str]) -> SavedEntry:
-    """Return a job's ranks as one entry, with the slowest rank and the largest peak."""
+    """Combine a job's ranks into one entry, with the slowest rank's outcome and the largest peak."""
     facts_in(RANKS, folder / RANKS.file)
     kinds = [(rank, kind) for rank in ranks for kind in _OF_RANKS if (folder / rank / f"{kind}.json").exists()]
     read = {rank: _read(folder / rank, kind) for rank, kind in kinds}
@@ -284,7 +286,7 @@ def _modified(file: Path) -> datetime:
 
 
 def _is_ours(file: Path) -> bool:
-    """Return whether an unreadable file was written by perfnb, or is where an entry is expected."""
+    """Return whether an unreadable file was written by perfnb or is in a place where an entry is expected."""
     with suppress(OSError), open_regular(file) as opened:
         return _MARK in opened.read(64)
     return bool(ENTRY_NAME.fullmatch(file.parent.name))
@@ -296,5 +298,5 @@ def _words(error: BaseException) -> str:
 
 
 def _shown(place: str) -> str:
-    """Return a path as text that can be shown and encoded."""
+    """Return a path as text that can be displayed and encoded."""
     return os.fsencode(place).decode("utf-8", "backslashreplace")

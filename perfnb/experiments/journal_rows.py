@@ -1,4 +1,4 @@
-"""Join the tables of all profiles in a journal, reading their files on request, and run SQL over them."""
+"""Join the tables of all profiles in a journal, and run SQL queries over them. Files are read on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perfnb.recording.saved_profile import PROFILE, REDUCED_TABLES
 from perfnb.recording.schema import INDEX, SCHEMA
 from perfnb.recording.text import TEXT
 
-#: The tables that profiles are saved with.
+#: The tables that are saved with each profile.
 TABLES = REDUCED_TABLES
 _ARROW: Mapping[Any, pa.DataType] = {
     **{"Int64": pa.int64(), "int64": pa.int64(), "bool": pa.bool_()},
@@ -29,9 +29,9 @@ _ARROW: Mapping[Any, pa.DataType] = {
 
 
 def dataset_of(folder: Path, entries: Mapping[str, SavedEntry], table: str, damaged: dict[str, str]) -> ds.Dataset:
-    """Return the rows of a table of all profiles, each with its ``entry`` and ``rank``; only requested rows are read.
+    """Return a table's rows from all profiles, with their ``entry`` and ``rank``. Only requested rows are read.
 
-    Files that are damaged, or would need too much memory, are skipped and listed in `damaged`.
+    Files that are damaged or would need too much memory are skipped and listed in `damaged`.
     """
     form, system = ds.ParquetFileFormat(), pyarrow.fs.LocalFileSystem()
     fragments = []
@@ -47,7 +47,7 @@ def dataset_of(folder: Path, entries: Mapping[str, SavedEntry], table: str, dama
 
 
 def frame_of(rows: ds.Dataset, table: str) -> pd.DataFrame:
-    """Return all rows as a frame, with the schema's types."""
+    """Return all rows as a DataFrame, with the types of the schema."""
     read = rows.to_table()
     types: Any = {name: TEXT if dtype == "category" else dtype for name, dtype in SCHEMA[table].items()}
     types |= dict.fromkeys(("entry", INDEX.get(table, "entry")), TEXT) | {"rank": "Int64"}
@@ -69,7 +69,7 @@ def _schema(table: str) -> pa.Schema:
 
 
 def query(text: str, frames: Mapping[str, Callable[[], Any]]) -> pd.DataFrame:
-    """Run a DuckDB query over the tables that it uses.
+    """Run a DuckDB query. Only the tables that it uses are read.
 
     Raises
     ------
@@ -79,13 +79,13 @@ def query(text: str, frames: Mapping[str, Callable[[], Any]]) -> pd.DataFrame:
     try:
         duckdb = importlib.import_module("duckdb")
     except ImportError:
-        raise PerfnbError("sql() needs DuckDB, which is not installed: pip install duckdb.") from None
+        raise PerfnbError("sql() requires DuckDB, which is not installed. Run pip install duckdb.") from None
     with duckdb.connect() as connection:
         for name, rows in frames.items():
             if re.search(rf"\b{name}\b", text, re.IGNORECASE):
                 connection.register(name, rows())
         try:
             found = connection.sql(text)
-            return pd.DataFrame() if found is None else found.df()  # a statement may have no result
+            return pd.DataFrame() if found is None else found.df()  # a statement may not return a result
         except duckdb.Error as error:
             raise PerfnbError(f"The query cannot be run: {error}") from error

@@ -1,4 +1,4 @@
-"""Convert a journal's entries to frames: all entries with their outcomes, and comparisons of the added ones."""
+"""Convert a journal's entries to DataFrames: all entries with their outcomes, and comparisons of added entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.experiments.journal_index import SavedEntry
 from perfnb.recording.text import TEXT
 from perfnb.stats.comparisons import compare_medians
 
-#: Columns of the history and their types, after the index ``entry``.
+#: The columns of the history after the index ``entry``, with their types.
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {
         "number": "int64",
@@ -41,7 +41,7 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: Columns of the table of all entries and their types, after the index ``entry``.
+#: The columns of the table of all entries after the index ``entry``, with their types.
 TABLE: Mapping[str, str] = MappingProxyType(
     {
         "number": "Int64",
@@ -56,19 +56,19 @@ TABLE: Mapping[str, str] = MappingProxyType(
         "damaged": TEXT,
     }
 )
-#: Columns of the findings of all entries, after the index ``entry``.
+#: The columns of the findings of all entries, after the index ``entry``.
 FINDINGS: Mapping[str, str] = MappingProxyType({"bottleneck": TEXT, "confidence": TEXT, "bound_ms": "Float64"})
 
-#: Facts that differ between runs without affecting speed; a commit contains the change itself.
+#: Facts that may differ between runs without affecting speed. A commit contains the change itself.
 _APART = {"at", "commit", "uncommitted"}
-#: If these differ, the times cannot be compared.
+#: Facts that must be equal for the times to be comparable.
 _DECISIVE = ("machine", "processor", "gpus", "cpus", "cpu_limit", "batch_size")
 
 
 def entry_table(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
-    """Return a row per entry, in the order given; see `Journal.table` for the columns.
+    """Return one row per entry, in the order given. See `Journal.table` for the columns.
 
-    Readable entries are numbered.
+    Only readable entries are numbered.
     """
     number, records = 0, []
     for entry in entries.values():
@@ -78,7 +78,7 @@ def entry_table(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
 
 
 def finding_rows(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
-    """Return a row per finding of each entry."""
+    """Return one row for each finding in each entry."""
     found = [
         (path, one) for path, entry in entries.items() if entry.outcome is not None for one in entry.outcome.findings
     ]
@@ -105,7 +105,7 @@ def _typed(records: Sequence[Mapping[str, Any]], names: Sequence[str], columns: 
 
 @dataclass(frozen=True)
 class _Reference:
-    """The last accepted entry, which others are compared with, and its time."""
+    """The last accepted entry, which is the reference for later entries, and its time."""
 
     entry: str
     ms: float | None
@@ -113,7 +113,7 @@ class _Reference:
     made: JournalEntry
 
     def changed(self, entry: JournalEntry) -> dict[str, tuple[str, str]]:
-        """Return the differences in a later entry: environment, batch size and, for the same kind, options."""
+        """Return what differs in a later entry: environment, batch size and, if both are of the same kind, options."""
         changed = changes_between(self.made.environment, entry.environment)
         sizes = self.made.batch_size, entry.batch_size
         if None not in sizes and sizes[0] != sizes[1]:
@@ -128,18 +128,19 @@ class _Reference:
 def journal_history(
     entries: Mapping[str, JournalEntry], equal_within: float = 0.02, numbers: Mapping[str, int] | None = None
 ) -> pd.DataFrame:
-    """Return a row per entry that was added, in chronological order; see `Journal.history` for the columns.
+    """Return one row per added entry, in chronological order. See `Journal.history` for the columns.
 
-    The step time of an entry (of a report, its baseline) is compared with the last accepted entry of the same name,
-    machine and batch size: an accepted report's candidate, or an accepted profile or timing; before any was accepted,
-    with the first that has a time. The interval of `ratio` is that of `compare_medians`. ``regression`` means that the
-    verdict is "slower", and that the entry is not a trial of a lever, which changes nothing. An entry with nothing to
-    compare to on its machine and batch size is not ``comparable``.
+    The step time of an entry (for a report, of its baseline) is compared with the last accepted entry with the same
+    name, machine and batch size. This is an accepted report's candidate, or an accepted profile or timing. If no entry
+    has been accepted yet, the first entry with a time is used instead. The interval of `ratio` is computed by
+    `compare_medians`. ``regression`` means that the verdict is "slower" and that the entry is not a trial of a lever,
+    which does not change anything permanently. An entry is not ``comparable`` if there is no other entry for its
+    machine and batch size.
     """
     last: dict[str, list[_Reference]] = {}
     records = []
     for number, (name, entry) in enumerate(entries.items(), start=1):
-        known = last.setdefault(entry.name, [])  # at most one per machine and batch size, the latest last
+        known = last.setdefault(entry.name, [])  # at most one per machine and batch size, latest last
         reference = next((past for past in reversed(known) if past.comparable(entry)), None)
         against = reference or (known[-1] if known else None)
         records.append(
@@ -196,16 +197,16 @@ def _against(entry: JournalEntry, reference: _Reference | None, equal_within: fl
 
 
 def _in_effect(name: str, entry: JournalEntry, first: bool) -> _Reference | None:
-    """Return the new reference after an entry; ``None`` if it does not change."""
+    """Return the new reference after an entry, or ``None`` if the reference does not change."""
     if not (entry.accepted or first):
         return None
-    before = entry.kind == "report" and not entry.accepted  # then its own baseline is the reference
+    before = entry.kind == "report" and not entry.accepted  # in this case, its own baseline becomes the reference
     ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if before else (entry.median_ms, entry.ci_ms)
     return _Reference(name, ms, ci, entry) if entry.accepted or ms is not None else None
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the facts that both entries contain, but with different values."""
+    """Return the facts that are present in both entries but have different values."""
     both = [key for key in old if key in new and key not in _APART]
     return {key: (_short(old[key]), _short(new[key])) for key in both if old[key] != new[key]}
 
@@ -215,7 +216,7 @@ def _short(value: Any) -> str:
 
 
 def _named(change: str, key: str, new: str) -> bool:
-    """Return whether the text of a change mentions it, such as ``torch`` or ``num_threads=4``."""
+    """Return whether the description of a change mentions a fact, for example ``torch`` or ``num_threads=4``."""
     words = change.casefold()
     return (
         key.casefold() in words

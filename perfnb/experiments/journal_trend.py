@@ -1,4 +1,4 @@
-"""Determine how a figure developed over a journal's entries, comparing like with like, and what else changed."""
+"""Determine how a figure has changed over a journal's comparable entries, and what else changed at the same time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from perfnb.stats.intervals import interval_of_median
 
 #: The figures that have a trend.
 FIGURES = ("step_ms", "peak_bytes")
-#: Fewest entries of a series; shorter ones have no trend.
+#: The minimum number of entries in a series. Shorter series do not have a trend.
 FEWEST = 2 * FEWEST_ASIDE
 _VERDICTS = {"step_ms": ("slower", "faster"), "peak_bytes": ("more", "less")}
-#: The facts that entries of one series have in common.
+#: The facts that all entries in a series have in common.
 LIKE = ("name", "kind", "host", "device", "torch", "batch_size", "ranks")
-#: Columns of the changes and their types.
+#: The columns of the changes, with their types.
 CHANGES: Mapping[str, str] = MappingProxyType(
     {
         "series": "int64",
@@ -41,9 +41,9 @@ CHANGES: Mapping[str, str] = MappingProxyType(
 def trend_rows(
     table: pd.DataFrame, entries: Mapping[str, SavedEntry], figure: str, across: Collection[str]
 ) -> pd.DataFrame:
-    """Return the entries that have the figure, with the number of their ``series``.
+    """Return the entries that contain the figure, with the number of their ``series``.
 
-    Trials that were undone are excluded.
+    Trials that were undone are excluded, because they did not change anything.
     """
     rows = table[table["damaged"].isna() & table[figure].notna() & (table[figure] > 0) & (table["kind"] != "report")]
     rows = rows[np.array([not _is_trial(entries[path]) for path in rows.index], dtype=bool)]
@@ -60,9 +60,9 @@ def _is_trial(entry: SavedEntry) -> bool:
 def trend_changes(
     rows: pd.DataFrame, entries: Mapping[str, SavedEntry], figure: str, equal_within: float
 ) -> tuple[pd.DataFrame, pd.Series]:
-    """Return the changes in the series, oldest first, and each entry's level.
+    """Return the changes in all series, with the oldest change first, and the level of each entry.
 
-    The probability of a false change in any of the series is 5 %. Changes smaller than `equal_within` do not count.
+    The probability of a false change in any of the series is 5 %. Changes smaller than `equal_within` are ignored.
     """
     long = [series for _, series in rows.groupby("series") if len(series) >= FEWEST]
     records, levels = [], rows[figure].astype(float).groupby(rows["series"]).transform("median")
@@ -82,7 +82,7 @@ def trend_changes(
 
 
 def _compared(before: pd.DataFrame, after: pd.DataFrame, figure: str, equal_within: float) -> dict[str, Any] | None:
-    """Return the change from some entries to the next ones; ``None`` if it does not matter."""
+    """Return the change between two groups of entries, or ``None`` if the change does not matter."""
     parts = [part[figure].to_numpy(dtype=float) for part in (before, after)]
     old, new = (float(np.median(part)) for part in parts)
     old_ci, new_ci = (None if ends is None else ends[:2] for ends in map(interval_of_median, parts))
@@ -100,8 +100,8 @@ def _compared(before: pd.DataFrame, after: pd.DataFrame, figure: str, equal_with
 def _also_changed(before: Sequence[str], after: Sequence[str], entries: Mapping[str, SavedEntry]) -> str | None:
     """Return the facts that differ between the entries around a change.
 
-    On either side, the most frequent value among a few entries is used. The commits are those of the last entry before
-    and the first entry after the change.
+    On each side, the most frequent value in a few entries is used. The commits are from the last entry before the
+    change and the first entry after it.
     """
     old, new = ([_facts(entries[path]) for path in part] for part in (before[-FEWEST_ASIDE:], after[:FEWEST_ASIDE]))
     changed = changes_between(_usual(old), _usual(new))

@@ -1,4 +1,4 @@
-"""Show a journal as a document: the last decision or change, the trends and the entries."""
+"""Create a journal's document, with the last decision or change, the trends and the entries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from perfnb.draw.document import Axis, Cell, Column, Document, Line, Series, Sta
 from perfnb.draw.palette import BLUE, GREY, Mark
 from perfnb.experiments.journal_trend import FEWEST, FIGURES
 
-#: The most entries in the charts, charts (one per step name), and sentences of one kind; the last ones are shown.
+#: The maximum number of entries in a chart, of charts (one per step name), and of sentences of one kind. If there are
+#: more, the last ones are shown.
 _MOST_ENTRIES, _MOST_CHARTS, _MOST_SENTENCES = 60, 4, 4
 _MOST_POINTS = 2000
 _KINDS = {"report": "A/B test"}
-#: Words for figures that grew, and that shrank.
+#: How increases and decreases of the figures are described.
 _WORDS = {"step_ms": ("Slower", "Faster"), "peak_bytes": ("More memory", "Less memory")}
 _DECISIONS: dict[str, tuple[State, str]] = {
     "accept": ("good", "was accepted"),
@@ -24,12 +25,10 @@ _DECISIONS: dict[str, tuple[State, str]] = {
     "inconclusive": ("open", "was inconclusive"),
 }
 _CAUTION = (
-    "Entries were measured in separate sessions, not in pairs: changes of the machine in between affect their ratios, "
-    "but not the intervals. perfnb.ab_test compares in pairs."
+    "Entries were measured in separate sessions, not in pairs. Changes on the machine in between affect their ratios, "
+    "but not the intervals. perfnb.ab_test compares steps in pairs."
 )
-_NAMELESS = (
-    "Entries added without name= are compared as if all measured the same step: pass name= to journal.add if not."
-)
+_NAMELESS = "Entries without a name are compared as if they measured the same step. If not, pass name= to journal.add."
 
 
 def journal_document(
@@ -41,7 +40,7 @@ def journal_document(
     where: str,
     limits: Sequence[str] = (),
 ) -> Document:
-    """Return a document that shows regressions or the last decision, with the history.
+    """Return a document that shows any regressions or the last decision, and the history.
 
     Parameters
     ----------
@@ -50,7 +49,7 @@ def journal_document(
     series, changes : DataFrame
         See `Trend`.
     damaged : mapping of str to str
-        Entries that cannot be read, with the reasons.
+        The entries that cannot be read, and the reason for each.
     where : str
         The folder.
     limits : sequence of str
@@ -80,7 +79,7 @@ def journal_document(
 
 
 def trend_document(series: pd.DataFrame, changes: pd.DataFrame, figure: str, where: str) -> Document:
-    """Return a document that shows how a figure developed, and where it changed."""
+    """Return a document that shows how a figure has developed and where it has changed."""
     latest = changes[changes["latest"]]
     worse = latest[latest["ratio"] > 1]
     news = worse if len(worse) else latest
@@ -104,7 +103,7 @@ def _changed(row: Any, figure: str) -> Verdict:
         f"{_WORDS[figure][int(not worse)]} since entry {row['number']}{of} ({row['at']:%Y-%m-%d}): {percent} {long}, "
     )
     also = row["also_changed"]
-    why = "Nothing else that is recorded changed there." if pd.isna(also) else f"Also changed there: {also}."
+    why = "No other recorded fact changed at that point." if pd.isna(also) else f"Also changed there: {also}."
     return Verdict("bad" if worse else "good", f"{sentence}{_ratio(row)}", why)
 
 
@@ -113,12 +112,12 @@ def _steady(series: pd.DataFrame) -> Verdict:
     long = int((sizes >= FEWEST).sum())
     if not long:
         most = fmt.counted(int(sizes.max()) if len(sizes) else 0, "entry")
-        return Verdict("none", f"No trend yet: it needs {FEWEST} entries of one series, and the longest has {most}")
-    return Verdict("none", f"No change found in {long:,} series of {FEWEST} entries or more")
+        return Verdict("none", f"No trend yet: a series needs {FEWEST} entries, and the longest series has {most}")
+    return Verdict("none", f"No change found in {long:,} series with at least {FEWEST} entries")
 
 
 def _charts(series: pd.DataFrame, changes: pd.DataFrame, figure: str) -> Iterator[Series]:
-    """Yield charts of the figure for the longest series, starting with those that changed most recently."""
+    """Yield charts of the figure for the longest series, starting with the series that changed most recently."""
     sizes = series["series"].value_counts()
     changed = changes.sort_values("at", ascending=False)["series"].drop_duplicates()
     wanted = [*changed[changed.isin(sizes.index)], *sizes[sizes >= FEWEST].index]
@@ -142,7 +141,7 @@ def _changes(changes: pd.DataFrame, figure: str) -> Iterator[Table]:
         return
     unit = "ms" if figure == FIGURES[0] else "bytes"
     columns = (
-        Column("entry", help="the first one after the change"),
+        Column("entry", help="the first entry after the change"),
         Column("name"),
         Column("since", priority=2, help="UTC"),
         Column("before", unit, priority=1),
@@ -172,7 +171,7 @@ def _verdict(history: pd.DataFrame, table: pd.DataFrame, series: pd.DataFrame) -
         f"Last accepted: {_entry(row)}, {fmt.interval(row['median_ms'], (row['ci_low_ms'], row['ci_high_ms']))}."
         for _, row in last_ones.iterrows()
     ]
-    # Slower entries before the last acceptance of their step no longer matter.
+    # A slower entry no longer matters once a later entry for the same step has been accepted.
     since = history["number"].where(history["accepted"]).groupby(history["name"]).transform("max").fillna(0)
     slower = history[history["regression"] & (history["number"] >= since)]
     if len(decided):
@@ -214,7 +213,7 @@ def _slower(row: Any, history: pd.DataFrame) -> str:
 
 
 def _reference(row: Any, history: pd.DataFrame) -> str:
-    """Describe what an entry is compared with: the last accepted entry or the first one; or a test's baseline."""
+    """Describe what an entry is compared with: the last accepted entry, the first entry, or a test's baseline."""
     reference = history.loc[row["against"]]
     if reference["accepted"]:
         return f"entry {reference['number']}, the last accepted before it"
@@ -222,13 +221,13 @@ def _reference(row: Any, history: pd.DataFrame) -> str:
 
 
 def _side(row: Any) -> str:
-    """Return what later entries are compared with; of an A/B test that was not accepted, its baseline."""
+    """Describe what later entries are compared with. If an A/B test was not accepted, this is its baseline."""
     is_baseline = row["kind"] == "report" and not row["accepted"]
     return f"{'the baseline of ' if is_baseline else ''}entry {row['number']}"
 
 
 def trends(history: pd.DataFrame, fewest: int) -> Iterator[Series]:
-    """Yield the step time by entry, a chart per step with enough entries; for an A/B test, both sides."""
+    """Yield one chart of step times per step that has enough entries. For A/B tests, both sides are drawn."""
     recent = history.iloc[-_MOST_ENTRIES:]
     for name in recent["name"].drop_duplicates(keep="last").iloc[-_MOST_CHARTS:]:
         rows = recent[recent["name"] == name]
@@ -257,20 +256,20 @@ def _known(values: pd.Series) -> list[float | None]:
 
 
 def _entries(table: pd.DataFrame, history: pd.DataFrame) -> Iterator[Table]:
-    """Yield the entries, most recent first."""
+    """Yield the table of entries, with the most recent entry first."""
     if not len(table):
         return
     columns = (
         Column("entry"),
         Column("change", live=True),
-        Column("step", "ms", help="of an A/B test, its candidate"),
+        Column("step", "ms", help="step time; for an A/B test, the candidate's"),
         Column("ratio", "ratio"),
-        Column("against", priority=1, help="what the ratio compares with: an A/B test in pairs, others not"),
+        Column("against", priority=1, help="the reference for the ratio; only A/B tests compare in pairs"),
         Column("result"),
         Column("name", priority=2),
         Column("what", priority=3),
-        Column("data", "share", priority=5, help="share of the step that is waiting for data"),
-        Column("peak", "bytes", priority=5, help="peak of memory"),
+        Column("data", "share", priority=5, help="share of the step spent waiting for data"),
+        Column("peak", "bytes", priority=5, help="peak memory"),
         Column("when", priority=4, help="UTC"),
     )
     cells, details = [], []
@@ -284,7 +283,7 @@ def _entries(table: pd.DataFrame, history: pd.DataFrame) -> Iterator[Table]:
 
 
 def _cells(entry: Any, row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
-    """Return an entry; `row` is that of `history` if it was added."""
+    """Return the cells for an entry. If it was added by a person, `row` is its row in `history`."""
     damaged = pd.notna(entry["damaged"])
     step = Value(fmt.known(entry["step_ms"]), "ms", fmt.known_bounds((entry["step_low_ms"], entry["step_high_ms"])))
     ratio: Cell = ""
@@ -303,7 +302,7 @@ def _cells(entry: Any, row: Any, history: pd.DataFrame) -> tuple[Cell, ...]:
 
 
 def _compared(row: Any, history: pd.DataFrame) -> tuple[Cell, str]:
-    """Return an added entry's ratio, and what it is compared with."""
+    """Return an added entry's ratio and its reference."""
     if row["kind"] == "report":
         bounds = row["candidate_ci_low"], row["candidate_ci_high"]
         return Value(row["candidate_ratio"], "ratio", bounds), "its baseline"
@@ -313,7 +312,7 @@ def _compared(row: Any, history: pd.DataFrame) -> tuple[Cell, str]:
 
 
 def _found(entry: Any) -> str:
-    """Return an entry's outcome when it was saved, or the reason why it cannot be read, and its location."""
+    """Describe an entry's location and its outcome when it was saved, or the reason why it cannot be read."""
     verdict = None if pd.isna(entry["verdict"]) else entry["verdict"].partition(":")[0]
     return " · ".join(part for part in (entry.name, entry["damaged"], verdict) if pd.notna(part))
 
@@ -351,7 +350,7 @@ def _notes(history: pd.DataFrame, changes: pd.DataFrame, damaged: Mapping[str, s
     elsewhere = history[~history["comparable"] & history["against"].notna()]
     for _, row in elsewhere.iloc[-1:].iterrows():
         yield (
-            f"Entry {row['number']} is the first on its machine and batch size, so it is not compared with entry "
+            f"Entry {row['number']} is the first for its machine and batch size, so it is not compared with entry "
             f"{numbers[row['against']]} ({row['not_compared']})."
         )
     if history["ratio"].notna().any() or len(changes):

@@ -1,4 +1,4 @@
-"""Save and load a report on a change: a folder with Parquet files, one JSON file, and each step's profile."""
+"""Save and load a report on a change, as a folder with Parquet files, a JSON file, and the profiles of both steps."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from perfnb.recording.text import TEXT
 if TYPE_CHECKING:
     from perfnb.experiments.ab_test import ABTest
 
-#: The saved parts of the times and of quality, besides the frames.
+#: The parts of the times and the quality that are saved in addition to the frames.
 _EXPERIMENT = ("a_name", "b_name", "planned", "needed", "noise", "steady", "batch_size")
 _QUALITY = ("judged_by", "said", "dtype")
 #: The fields of `ABTest` that are saved unchanged.
 _GIVEN = ("change", "limits", "options", "environment")
 _LOSS = [field.name for field in fields(Loss)]
 _MS, _LIMIT = SavedColumn("float64", low=0, high=1e15), SavedColumn("float64", missing=True)
-#: The table is for other tools and is not read back.
+#: The table is intended for other tools and is never read by perfnb.
 _FRAMES = {
     "pairs": {"a_ms": _MS, "b_ms": _MS},
     "losses": {name: SavedColumn(TEXT) if name == "name" else _LIMIT for name in _LOSS},
@@ -56,7 +56,7 @@ class _Experiment(TypedDict):
     noise: Noise
     steady: Any
     batch_size: Count | None
-    blocks: NotRequired[_Blocks | None]  # missing in reports of earlier versions
+    blocks: NotRequired[_Blocks | None]  # missing in reports from earlier versions
 
 
 class _Quality(TypedDict):
@@ -66,7 +66,7 @@ class _Quality(TypedDict):
 
 
 class ReportFacts(TypedDict):
-    """The contents of a saved report apart from its frames."""
+    """The contents of a saved report, except its frames."""
 
     change: str
     limits: dict[str, Annotated[float, Meta(ge=-1.7e308, le=1.7e308)]]
@@ -80,9 +80,9 @@ REPORT = SavedKind("report", ReportFacts, _FRAMES, parts=PROFILE)
 
 
 def save_report(test: ABTest, path: str | Path) -> Path:
-    """Atomically save a test to the folder `path`, replacing an earlier one.
+    """Atomically save a test to the folder `path`, replacing any test that was saved there before.
 
-    The table, decision and reason are written for other tools and are not read back.
+    The table, the decision and the reason are written for other tools and are never read by perfnb.
     """
     losses = pd.DataFrame([astuple(loss) for loss in test.quality.losses], columns=_LOSS)
     frames = {
@@ -104,7 +104,7 @@ def save_report(test: ABTest, path: str | Path) -> Path:
 
 
 def outcome_of_test(test: ABTest) -> Outcome:
-    """Create a test's outcome: its decision, and the candidate's figures."""
+    """Create a test's outcome, which consists of its decision and the candidate's figures."""
     return make_outcome(
         test.change or test.b_name,
         test.environment,
@@ -119,7 +119,7 @@ def outcome_of_test(test: ABTest) -> Outcome:
 
 
 def read_report(path: str | Path) -> tuple[PairedTimes, dict[str, SavedProfile], dict[str, Any]]:
-    """Read the times, the profiles, and the other fields of the `ABTest` that `save_report` wrote.
+    """Read the times, the profiles and the other fields of an `ABTest` that was saved with `save_report`.
 
     Raises
     ------
@@ -148,4 +148,4 @@ def read_report(path: str | Path) -> tuple[PairedTimes, dict[str, SavedProfile],
         quality = Quality(losses, *(judged[name] for name in _QUALITY))
         return times, profiles, {"quality": quality} | {name: meta[name] for name in _GIVEN}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecordingError(f"{source} is damaged: its figures are not those of a report ({error}).") from error
+        raise RecordingError(f"{source} is damaged: its contents do not form a report ({error}).") from error

@@ -1,4 +1,4 @@
-"""Compare two host profiles to find out which functions grew and which shrank."""
+"""Compare two host profiles to find out which functions take more time and which take less."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tables import function_table, grouped
 from perfnb.stacks.tree import CallTree, Function, TreeBuilder
 
-#: Two profiles with less than this share of functions in common are reported to have little in common.
+#: If less than this share of either profile is in common functions, the report says that they have little in common.
 _MUCH = 0.5
 _FIGURES = ("calls", "self_ms", "total_ms", "self_share", "total_share")
 
@@ -30,11 +30,11 @@ class HostDiff:
         The names of the two profiles.
     functions : DataFrame
     measure : str
-        The column by which changes are measured: ``grew_ms`` if both profiles have times, and otherwise ``grew_share``.
+        The column that measures changes: ``grew_ms`` if both profiles contain times, and ``grew_share`` otherwise.
     tree : CallTree or None
-        The calls in both profiles, with the values of the second, if both have stacks in the same unit.
+        The calls in either profile, with the values from the second profile, if both contain stacks in the same unit.
     before : ndarray or None
-        The values of the first profile for the calls in `tree`.
+        The values from the first profile for the calls in `tree`.
     unit : str
         The unit of both profiles.
     notes : tuple of str
@@ -61,33 +61,33 @@ def diff_records(a: HostRecord, b: HostRecord) -> HostDiff:
     table = table.loc[order].reset_index(drop=True)
     table["file"] = table["file"].where(table["file"] != "", None)
     notes = [*_little_in_common(table)]
-    notes.append("The two were not recorded in turn, and the machine may have drifted in between.")
+    notes.append("The two profiles were not recorded in turn, so the machine may have drifted in between.")
     tree: CallTree | None = None
     before: Floats | None = None
     if a.unit != b.unit:
         notes.append(
-            f"The baseline is in {_word(a)} and the candidate in {_word(b)}: only shares of the whole are compared."
+            f"The baseline is in {_word(a)} and the candidate in {_word(b)}, so only shares of the whole are compared."
         )
     elif a.tree is not None and b.tree is not None:
         tree, before = _merged(a.tree, b.tree)
         if a.calls is not None or b.calls is not None:
-            notes.append("The flame graph is approximate, because cProfile keeps no stacks.")
+            notes.append("The flame graph is approximate, because cProfile does not record stacks.")
         whole, other = float(before.sum()), float(tree.self.sum())
         if a.unit != "ms" and whole > 0 and other > 0:
             before = before * (other / whole)
-            notes.append("Shares of the whole are compared: the baseline is scaled to as much in all as the candidate.")
+            notes.append("Shares of the whole are compared. The baseline is scaled to the same total as the candidate.")
     return HostDiff((a.name, b.name), conform(table, "diff_functions"), measure, tree, before, b.unit, tuple(notes))
 
 
 def _little_in_common(table: pd.DataFrame) -> list[str]:
-    """Return a note if most of either profile is in functions that the other profile lacks."""
+    """Return a note if most of either profile is in functions that the other profile does not contain."""
     both = table["self_share_a"].notna() & table["self_share_b"].notna()
     shares = [float(table.loc[both, f"self_share_{side}"].sum()) for side in "ab"]
     if min(shares) >= _MUCH:
         return []
     return [
         f"Only {share(shares[0])} of the baseline and {share(shares[1])} of the candidate is in functions that both "
-        "have: they may be of different programs, or name functions differently."
+        "have. The profiles may be from different programs, or they may name functions differently."
     ]
 
 
@@ -96,7 +96,7 @@ def _word(record: HostRecord) -> str:
 
 
 def _by_name(record: HostRecord) -> pd.DataFrame:
-    """Return each function's figures by name and file. cProfile entries with the same name and file are added up."""
+    """Return the figures of functions by name and file. cProfile entries with the same name and file are added up."""
     table = function_table(record)
     table["file"] = table["file"].astype(object).where(table["file"].notna(), "").astype(TEXT)
     return table.groupby(["function", "file"], sort=False)[list(_FIGURES)].sum(min_count=1)

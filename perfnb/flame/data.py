@@ -14,14 +14,14 @@ from perfnb.recording.nesting import NONE, Floats, Ints
 from perfnb.recording.schema import PHASES
 from perfnb.stacks.tree import CallTree, Function
 
-#: Colours of packages, the heaviest first; the rest is grey.
+#: The colours of packages, starting with the heaviest package. All other packages are grey.
 _COLOURS = (
     *(palette.SKY, palette.ORANGE, palette.GREEN, palette.PURPLE),
     *(palette.YELLOW, palette.BLUE, palette.VERMILION),
 )
 _INSTALLED = re.compile(r"(?:site|dist)-packages/([^/]{1,80})")
 _STANDARD = re.compile(r"(?:^|/)lib/python\d(?:\.\d+)?/|^<frozen ")
-#: Places where perf looks up the names of functions that were compiled while the program ran.
+#: Where perf looks up the names of functions that were compiled at run time.
 _JIT_MAP = re.compile(r"(?:^|/)perf-\d{1,10}\.map$")
 _OTHERS = "others"
 
@@ -42,7 +42,7 @@ def flame_data(
     before : ndarray, optional
         Each call's own time in another profile, to show the difference.
     in_order : bool
-        Whether the calls in the tree are in the order they were first seen.
+        Whether the calls in the tree are in order of first appearance.
     """
     weight = tree.self if before is None else np.maximum(tree.self, before)
     total = tree.with_inner(weight)
@@ -54,7 +54,7 @@ def flame_data(
     if left:
         least = np.partition(total[rows], left)[left]
         rows = rows[total[rows] >= least]
-        if len(rows) > most:  # others are equally wide, so leave these out, too
+        if len(rows) > most:  # other calls are equally wide, so leave these out as well
             rows = rows[total[rows] > least]
         left = int((total > 0).sum()) - len(rows)
         kept = np.zeros(len(tree), dtype=bool)
@@ -86,16 +86,16 @@ def flame_data(
 
 
 def _phase(function: Function) -> Any:
-    """Return the mark of a phase or of the loader workers' work."""
+    """Return the mark of a phase or of the loader workers."""
     if function.kind not in ("phase", "worker"):
         return None
     return palette.mark(function.name if function.kind == "phase" else "data").data
 
 
 def phase_ranks(tree: CallTree) -> Ints:
-    """Return a sort key that puts phases into their order, with loader workers last.
+    """Return a sort key that puts phases in their usual order, with loader workers last.
 
-    Other calls are ordered by the given key.
+    The key is the same for all other calls.
     """
     last = len(PHASES)
     ranks = [
@@ -110,7 +110,7 @@ def phase_ranks(tree: CallTree) -> Ints:
 
 
 def _given_up(tree: CallTree, values: Floats, kept: np.ndarray) -> Floats:
-    """Return the values of the calls that are kept.
+    """Return the values of the calls that are kept when other calls are left out.
 
     The value of a call that is left out is added to the innermost kept call around it.
     """
@@ -161,9 +161,9 @@ def package_of(function: Function) -> str:
 
 
 def _words(functions: list[Function]) -> list[str]:
-    """Return the labels of calls.
+    """Return a label for each function.
 
-    If a function has several lines, its labels include the line, because its calls would otherwise look alike.
+    If a function occurs with several lines, its labels include the line, because its calls would otherwise look alike.
     """
     lines = Counter((each.name, each.file, each.kind) for each in functions)
     return [

@@ -1,4 +1,4 @@
-"""`HostProfile`: stacks and function times from another tool's recording, as returned by `perfnb.load`."""
+"""Define `HostProfile`, which contains stacks and function times from another tool's recording."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from perfnb.stacks.tables import function_table, stack_table
 
 
 class HostProfile(Documented):
-    """A program's time, function by function. A notebook displays it with a flame graph.
+    """A program's time by function, as returned by `perfnb.load`. Notebooks display it with a flame graph.
 
-    Names in the profile come from the file, so do not trust them. Each access to a table returns a new DataFrame.
+    Names in the profile come from the file and should not be trusted. Each access to a table returns a new DataFrame.
     """
 
     def __init__(self, record: HostRecord) -> None:
@@ -44,7 +44,7 @@ class HostProfile(Documented):
 
     @property
     def stacks(self) -> pd.DataFrame:
-        """One row per distinct stack (``a;b;c``, outermost first), heaviest first. It is empty for cProfile.
+        """One row per distinct stack (``a;b;c``, outermost call first), heaviest stack first. It is empty for cProfile.
 
         Raises
         ------
@@ -71,12 +71,12 @@ class HostProfile(Documented):
         }
 
     def compare(self, other: HostProfile) -> HostComparison:
-        """Compare `other` with this profile to see which functions grew and which shrank, by their own time.
+        """Compare `other` with this profile to see which functions take more or less time of their own.
 
         Parameters
         ----------
         other : HostProfile
-            The profile to compare with this one. It is usually the later of the two, and may have a different format.
+            The profile to compare with this one. It is usually the later of the two, and may be in a different format.
 
         Raises
         ------
@@ -88,12 +88,12 @@ class HostProfile(Documented):
         return HostComparison(diff_records(self._record, other._record))
 
     def save(self, path: str | Path) -> Path:
-        """Write the profile to the folder `path` (Parquet and JSON), completely or not at all.
+        """Save the profile to the folder `path` as Parquet and JSON, either completely or not at all.
 
         Raises
         ------
         RecordingError
-            If `path` contains something other than a host profile, or cannot be written.
+            If `path` contains something other than a host profile, or if it cannot be written.
         """
         return save_record(self._record, path)
 
@@ -102,7 +102,7 @@ class HostProfile(Documented):
 
 
 class HostComparison(Documented):
-    """A comparison of two host profiles, function by function. A notebook displays it with a flame graph of both.
+    """A comparison of two host profiles by function. Notebooks display it with a flame graph of both profiles.
 
     ``a`` is the baseline, and ``b`` is the candidate that is compared with it.
     """

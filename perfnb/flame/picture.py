@@ -1,4 +1,4 @@
-"""Flame graphs as pictures in documents: the data that the browser draws, and the static versions."""
+"""Create the flame graphs in documents, with the data that the browser draws and the static versions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from perfnb.flame.data import flame_data
 from perfnb.recording.nesting import Floats, Ints
 from perfnb.stacks.tree import CallTree
 
-#: Most calls that a browser gets: the widest are kept.
+#: The maximum number of calls that are sent to a browser. The widest calls are kept.
 _LIVE_CALLS = 30_000
-#: Levels and calls of a static picture, and levels and least cells of a call as text.
+#: The maximum number of levels and calls in a static picture, and the maximum number of levels and minimum width of a
+#: call in text.
 _LEVELS, _CALLS = 24, 2_000
 _TEXT_LEVELS, _TEXT_CELLS = 8, 4
 _LEAST_PART = 1 / 1_000
-#: Units of documents.
+#: The units that are used in documents.
 UNITS = {"ms": "ms", "bytes": "bytes", "samples": "count", "none": "number"}
 
 
 def flame_section(
     tree: CallTree, unit: str, title: str, before: Floats | None = None, in_order: bool = False
 ) -> Picture:
-    """Return a flame graph. It compares two profiles if `before` contains each call's time in the other profile.
+    """Return a flame graph. If `before` contains each call's time in another profile, the graph compares the two.
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ def flame_section(
     title : str
     before : ndarray, optional
     in_order : bool
-        Whether the calls in the tree are in the order they were first seen.
+        Whether the calls in the tree are in order of first appearance.
     """
     data = functools.cache(lambda most: flame_data(tree, unit, most, before, in_order))
     return Picture(
@@ -86,7 +87,7 @@ def _boxes(data: dict[str, Any]) -> tuple[Ints, Floats, Floats]:
 
 
 def _html(data: dict[str, Any], tree: CallTree, unit: str) -> str:
-    """Return a picture of the widest calls in the outer levels, or an empty text if there are none."""
+    """Return a picture of the widest calls in the outer levels, or an empty string if there are none."""
     depth, start, wide = _boxes(data)
     whole = float(wide[depth == 0].sum())
     shown = np.flatnonzero((depth < _LEVELS) & (wide >= _LEAST_PART * whole) & (wide > 0))
@@ -107,7 +108,7 @@ def _html(data: dict[str, Any], tree: CallTree, unit: str) -> str:
 def _colours(data: dict[str, Any]) -> list[str]:
     """Return each call's colour.
 
-    It depends on the call's phase if the outermost calls are phases, and otherwise on its package.
+    If the outermost calls are phases, the colour depends on the call's phase, and otherwise on its package.
     """
     phase, colours = None, list[str]()
     for level, name in zip(data["depth"], data["name"], strict=True):

@@ -1,4 +1,4 @@
-"""Read host profiles for `perfnb.load`, from other tools' files and from perfnb's own folders."""
+"""Read host profiles from other tools' files and from perfnb's own folders, for `perfnb.load`."""
 
 from __future__ import annotations
 

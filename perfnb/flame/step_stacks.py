@@ -1,4 +1,4 @@
-"""Show the Python code of a step, from its sampled stacks: the tree of calls, and the time by line of user code."""
+"""Compute the call tree of a step's Python code, and the time per line of user code, from sampled stacks."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tree import CallTree, Function, numbers_of, sums_by
 
 _DELAYS = (
-    "Samples are taken when the interpreter is free: code that keeps it to itself delays a sample, which then counts "
-    "for the delay."
+    "Samples are taken when the interpreter is free. Code that blocks it delays a sample, which then counts "
+    "for the whole delay."
 )
-_ONE_THREAD = "Only the thread that runs the step is sampled, no other threads."
+_ONE_THREAD = "Only the thread that runs the step is sampled."
 _WORKERS = (
-    "Loader workers run next to the step, so their times are not part of it. Only the main thread of each is sampled, "
-    "and of the step only the thread that runs it."
+    "Loader workers run alongside the step, so their times are not part of it. In each worker, only the main thread "
+    "is sampled, and in the step only the thread that runs it."
 )
-_OPS = "Time in ops is that of the line that calls them."
+_OPS = "The time of an op counts for the line that calls it."
 
-#: The place where a line ran.
+#: The processes where a line can run.
 STEP, WORKERS = "step", "loader workers"
 
 
 @dataclass(frozen=True)
 class StepStacks:
-    """A report's facts about the Python code of a step.
+    """The data that a report contains about a step's Python code.
 
     Attributes
     ----------
     record : HostRecord
-        The calls under their phases and layers, in milliseconds per step.
+        The calls, grouped by phase and layer, in milliseconds per step.
     lines : DataFrame
         A table as described in `perfnb.recording.schema`.
     steps, workers : int
-        The number of sampled steps, and of sampled loader workers.
+        The number of sampled steps, and the number of sampled loader workers.
     """
 
     record: HostRecord
@@ -50,7 +50,7 @@ class StepStacks:
 
 
 def step_stacks(recording: Recording) -> StepStacks | None:
-    """Return the Python code of a recording's step, or ``None`` if it was not sampled."""
+    """Return the stacks of a recording's step, or ``None`` if the step was not sampled."""
     if recording.python is None or recording.python.tree.empty:
         return None
     frame, facts = recording.python.tree, recording.meta["python"]
@@ -78,7 +78,7 @@ def step_stacks(recording: Recording) -> StepStacks | None:
 
 
 def _notes(recording: Recording) -> tuple[str, ...]:
-    """Yield caveats about the samples."""
+    """Return caveats about the samples."""
     facts = recording.meta["python"]
     workers, unreached = int(facts.get("workers", 0)), int(facts.get("unreached_workers", 0))
     notes = [_DELAYS, f"{_WORKERS if workers else _ONE_THREAD} {_OPS}"]
@@ -86,17 +86,17 @@ def _notes(recording: Recording) -> tuple[str, ...]:
     ahead = (loader.get("num_workers") or 0) * (loader.get("prefetch_factor") or 0)
     if workers and facts["steps"] <= ahead:
         notes.append(
-            f"The loader keeps up to {fmt.counted(ahead, 'batch')} ready: the {fmt.counted(facts['steps'], 'step')} "
-            "sampled may have used some that were made before, so workers may have waited more than usual. A larger "
+            f"The loader keeps up to {fmt.counted(ahead, 'batch')} ready. The {fmt.counted(facts['steps'], 'step')} "
+            "sampled may have used batches made earlier, so workers may have waited more than usual. A larger "
             "budget samples more steps."
         )
     if unreached:
         notes.append(
             f"n/a: the Python code of {fmt.counted(unreached, 'loader worker')} that started before the profile "
-            "(persistent_workers=True). Create the DataLoader anew to have it sampled."
+            "(persistent_workers=True). To sample it, create a new DataLoader."
         )
     elif not workers and loader.get("num_workers"):
-        notes.append("n/a: the Python code of the loader's workers: none of them could be sampled.")
+        notes.append("n/a: the Python code of the loader's workers, because none of them could be sampled.")
     return tuple(notes)
 
 
@@ -107,7 +107,7 @@ def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:
     for level in tree.levels[1:]:  # from the outermost calls inwards
         phase[level] = phase[tree.parent[level]]
         nearest[level] = np.where(own[level], level, nearest[tree.parent[level]])
-    # Workers make batches: their work belongs to the phase data.
+    # Workers prepare batches, so their work belongs to the phase "data".
     in_worker = (frame["kind"] == "worker").to_numpy()[phase]
     names = [
         "data" if there else tree.functions[place].name
@@ -124,7 +124,7 @@ def _lines(tree: CallTree, frame: pd.DataFrame) -> pd.DataFrame:
     group = np.array([NONE if key is None else place[key] for key in keys], dtype=np.int64)
     if not known:
         return conform(pd.DataFrame(), "lines")
-    # Calls below a line without another line of user code in between count for the line itself.
+    # Calls below a line count for that line unless there is another line of user code in between.
     owned = nearest != NONE
     mine = np.bincount(nearest[owned], weights=tree.self[owned], minlength=len(tree))
     sums = sums_by(tree, group, len(known), {"ms": tree.self, "samples": tree.samples})

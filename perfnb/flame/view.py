@@ -16,14 +16,14 @@ from perfnb.flame.step_stacks import STEP, StepStacks
 from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tables import function_table
 
-#: Most functions in a document.
+#: The maximum number of functions in a document.
 _MOST = 2_000
-#: The quantity that profiles measure, by unit.
+#: The quantity that a profile measures, by unit.
 _MEASURES = {"ms": "time", "bytes": "memory", "samples": "samples"}
 
 
 def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
-    """Return the document about a program's time: its heaviest function, the flame graph, and all functions.
+    """Return a document about a program's time, with its heaviest function, the flame graph, and all functions.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
         sections.append(flame_section(tree, record.unit, title, in_order=in_order))
     notes = list(record.notes)
     if len(functions) > _MOST:
-        notes.append(f"Only the {_MOST:,} functions that took most themselves are listed: .functions has all.")
+        notes.append(f"Only the {_MOST:,} functions with the most time of their own are listed; .functions has all.")
     return Document(
         "host profile",
         record.name,
@@ -67,14 +67,14 @@ def _heaviest(record: HostRecord, functions: pd.DataFrame, whole: float) -> Verd
     first = functions.iloc[0]
     share = fmt.share(first["self_share"])
     if record.unit == "none":
-        return Verdict("none", f"{_named(first, 1)} takes most itself: {share} of the whole")
+        return Verdict("none", f"{_named(first, 1)} itself takes the most: {share} of the whole")
     own, _ = _columns(record.unit)
     amounts = f"{words(first[own], UNITS[record.unit])} of {words(whole, UNITS[record.unit])}"
     return Verdict("none", f"{_named(first, 1)} takes {share} of the {_MEASURES[record.unit]} itself, {amounts}")
 
 
 def _columns(unit: str) -> tuple[str, str]:
-    """Return the columns with the functions' own and total figures."""
+    """Return the names of the columns that contain the functions' own and total figures."""
     kind = "share" if unit == "none" else unit
     return f"self_{kind}", f"total_{kind}"
 
@@ -91,7 +91,7 @@ def _function_table(unit: str, functions: pd.DataFrame, budget: Budget) -> Table
     listed = functions.head(_MOST).to_dict("records")
     rows = [(str(row["function"]), *(fmt.known(row[name]) for _, name, _ in figures), _place(row)) for row in listed]
     return Table(
-        "Functions, most of their own first",
+        "Functions by their own time",
         (Column("function"), *columns, Column("where", priority=2)),
         rows,
         budget=budget,
@@ -103,7 +103,7 @@ def _function_table(unit: str, functions: pd.DataFrame, budget: Budget) -> Table
 
 
 def _place(row: Any, folders: int = 1) -> str:
-    """Return the file and line. The file includes some of its folders."""
+    """Return a function's file and line. The file includes the innermost `folders` folders."""
     if not isinstance(row["file"], str):
         return ""
     line, file = row.get("line"), "/".join(row["file"].replace(chr(92), "/").split("/")[-1 - folders :])
@@ -116,7 +116,7 @@ def _named(row: Any, folders: int = 99) -> str:
 
 
 def host_diff_document(diff: HostDiff) -> Document:
-    """Return the document for a comparison of two host profiles.
+    """Return a document about the comparison of two host profiles.
 
     It shows the largest changes, the flame graph of both profiles, and all functions by their change.
     """
@@ -124,7 +124,7 @@ def host_diff_document(diff: HostDiff) -> Document:
     change = table[diff.measure].astype("Float64").fillna(0.0)
     more, less = int((change > 0).sum()), int((change < 0).sum())
     figure = "self_ms" if in_ms else "self_share"
-    sentence = "No function takes more or less"
+    sentence = "No function has changed"
     if more or less:
         row = table.iloc[int(change.abs().to_numpy(float).argmax())]
         sides = [words(fmt.known(row[f"{figure}_{side}"]) or 0.0, "ms" if in_ms else "share") for side in "ab"]
@@ -137,7 +137,7 @@ def host_diff_document(diff: HostDiff) -> Document:
     unit = "ms" if in_ms else "share"
     columns = (
         *(Column(head, unit) for head in ("baseline", "candidate")),
-        Column("change", "ms") if in_ms else Column("points", "number", help="candidate minus baseline, of 100"),
+        Column("change", "ms") if in_ms else Column("points", "number", help="change in percentage points"),
         Column("ratio", "ratio", priority=1),
     )
     functions = Table(
@@ -168,7 +168,7 @@ def _changed(row: Any, measure: str, figure: str) -> tuple[Cell, ...]:
 
 
 def stacks_document(stacks: StepStacks) -> Document:
-    """Return the document about a step's Python code.
+    """Return a document about a step's Python code.
 
     It shows the heaviest line of user code, the flame graph, the lines and the functions.
     """
@@ -190,16 +190,14 @@ def stacks_document(stacks: StepStacks) -> Document:
     sentence = ""
     if rows:
         place, mark, code, own, *_ = rows[0]
-        sentence = f"The line of your code that takes most itself, {fmt.duration(own)} in {mark.word}: {place} {code}"
+        sentence = f"The slowest line of your code, {fmt.duration(own)} in {mark.word}: {place} {code}"
     return Document(
         "flame graph",
         verdict=Verdict("none", sentence.strip()),
         facts=(f"{fmt.counted(record.samples or 0, 'sample')} of {steps}{workers}; times per step",),
         sections=(
             flame_section(record.tree, "ms", "Python code under phases and layers", in_order=True),
-            Table(
-                "Lines of your code, most time of their own first", columns, rows, budget=Budget(10, 10), noun="line"
-            ),
+            Table("Lines of your code by their own time", columns, rows, budget=Budget(10, 10), noun="line"),
             _function_table("ms", function_table(record), Budget(5, 10)),
         ),
         notes=record.notes,

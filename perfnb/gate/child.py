@@ -1,7 +1,7 @@
-"""The process that runs one revision's step: it runs a test up to its `perf.step`, then takes turns on request.
+"""Run one revision's step in a separate process: run a test up to its `perf.step`, and then take turns on request.
 
-It runs as a script with the import path of its revision. It does not import perfnb, because the code to measure may be
-another version of perfnb.
+This module runs as a script with the import path of its revision. It does not import perfnb, because the code to
+measure may itself be another version of perfnb.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 
 
 class Served:
-    """The fixture `perf` in this process, which runs the requested step and ignores all others.
+    """The fixture `perf` in this process. It runs the requested step and ignores all other steps.
 
     Parameters
     ----------
     name : str
         The requested step.
     channel : file
-        A channel for lines of JSON, one for each request and one for each answer.
+        A channel that carries one line of JSON for each request and one for each answer.
     elsewhere : str
-        The folder of another revision, from which no module may be imported; empty if there is none.
+        The folder of the other revision, from which no module may be imported, or an empty string if there is none.
     """
 
     def __init__(self, name: str, channel: Any, elsewhere: str) -> None:
@@ -41,7 +41,7 @@ class Served:
         self._channel.flush()
 
     def step(self, step: Callable[..., Any], batches: Any = None, *, name: str = "") -> None:
-        """Take turns until no more turns are requested, then end this process's tests."""
+        """Take turns until no more turns are requested, and then end the tests in this process."""
         import pytest
 
         if name != self._name:
@@ -60,7 +60,7 @@ class Served:
         pytest.exit("no more turns are requested", returncode=0)
 
     def _foreign(self) -> str | None:
-        """Return a module that was imported from the other revision although this revision contains it, too."""
+        """Return a module that was imported from the other revision although this revision also contains it."""
         if not self._elsewhere:
             return None
         for name, module in list(sys.modules.items()):
@@ -79,14 +79,15 @@ def _endless(batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[A
             found = True
             yield batch
         if not found:
-            raise ValueError("the batches ended and cannot be started again")
+            raise ValueError("the batches ran out and cannot be restarted")
 
 
 def _turn(step: Callable[..., Any], batch: tuple[Any, ...], lead: int, steps: int) -> float:
-    """Run steps back to back, after `lead` steps that do not count, and return milliseconds per step.
+    """Run steps back to back, after `lead` steps that do not count, and return the milliseconds per step.
 
-    Without an accelerator, this is the median of individual steps, which interruptions by other processes hardly
-    affect. With an accelerator, it is the mean, because waiting for each step would keep the host from working ahead.
+    Without an accelerator, the result is the median of individual steps, which is hardly affected by interruptions from
+    other processes. With an accelerator, it is the mean, because waiting for each step would keep the host from working
+    ahead.
     """
     for _ in range(lead):
         step(*batch)
@@ -104,13 +105,13 @@ def _turn(step: Callable[..., Any], batch: tuple[Any, ...], lead: int, steps: in
 
 
 def _accelerator() -> Any:
-    """Return torch's module for this machine's accelerator, if there is one and torch is in use."""
+    """Return torch's module for this machine's accelerator, if there is an accelerator and torch is in use."""
     torch: Any = sys.modules.get("torch")
     return torch.accelerator if torch is not None and torch.accelerator.is_available() else None
 
 
 def main(order: dict[str, Any]) -> None:
-    """Run the test that an order specifies."""
+    """Run the test specified by an order."""
     sys.path[:] = order["path"]
     import pytest
 
@@ -120,7 +121,7 @@ def main(order: dict[str, Any]) -> None:
     class Plugin:
         @pytest.fixture
         def perf(self) -> Served:
-            """Provide the fixture, which serves turns of a step."""
+            """Provide the fixture that runs a step in turns."""
             return served
 
     code = pytest.main(order["arguments"], plugins=[Plugin()])

@@ -1,4 +1,4 @@
-"""Count a step's work, in figures that are identical whenever the same code runs on the same kind of machine."""
+"""Count a step's work. The counts are identical whenever the same code runs on the same kind of machine."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import found
 from perfnb.trace_names import KERNELS
 
-#: The steps before the counted ones: the first ones allocate memory that stays, such as the state of optimizers.
+#: The number of steps before the counted ones. The first steps allocate memory that is kept, such as optimizer state.
 WARMUP = 3
-#: Operators that bring a result to the host: on a GPU, this waits. Others, such as ``item``, call the first.
+#: Operators that copy a result to the host, which means waiting for the GPU. Others, such as ``item``, call the first
+#: one.
 _READS = ("aten::_local_scalar_dense", "aten::nonzero")
 
 
 def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, int | None], str]:
-    """Count the work of one step, and describe what the figures depend on.
+    """Count the work of one step, and describe the environment on which the counts depend.
 
     Returns
     -------
     dict of str to int or None, str
-        ``peak_bytes``, ``flops``, ``ops``, ``kernels``, ``synchronisations`` and ``graph_breaks`` of one step
-        (``kernels`` is ``None`` without a GPU); and torch's version, the device and the number of threads.
+        The ``peak_bytes``, ``flops``, ``ops``, ``kernels``, ``synchronisations`` and ``graph_breaks`` of one step
+        (``kernels`` is ``None`` without a GPU), and a description of torch's version, the device and the number of
+        threads.
     """
     from perfnb.step.checks import require_steps
     from perfnb.step.device import random_state, set_random_state
@@ -50,7 +52,7 @@ def counts_of(step: Callable[..., Any], batches: Any = None) -> tuple[dict[str, 
 
 
 def environment_of(facts: Mapping[str, Any]) -> str:
-    """Describe what a step's counts depend on apart from its code."""
+    """Describe the environment that a step's counts depend on, in addition to the step's code."""
     device = ", ".join(facts["gpus"]) or f"CPU ({facts['machine']})"
     return f"torch {facts['torch']}, {device}, {fmt.counted(facts['threads'], 'thread')}"
 
@@ -73,9 +75,9 @@ def _figures(recording: Recording) -> dict[str, int | None]:
 
 
 def peak_bytes(watched: Watched) -> int:
-    """Return the step's peak memory on one device, including the memory that it already used before.
+    """Return the step's peak memory on one device, including the memory that it used before the step started.
 
-    Earlier memory that does not belong to the step is excluded, because other tests in the process may use it.
+    Other memory that was allocated earlier is excluded, because it may belong to other tests in the same process.
     """
     blocks = watched.counted
     blocks = blocks[~((blocks["start"] == BEFORE) & (blocks["category"] == "other"))]
@@ -85,6 +87,6 @@ def peak_bytes(watched: Watched) -> int:
 def _peak(blocks: pd.DataFrame) -> int:
     times = np.concatenate([blocks["start"], blocks["end"]])
     changes = np.concatenate([blocks["bytes"], -blocks["bytes"]])
-    # Memory that is freed and made at the same time was never there together.
+    # Memory that is freed and memory that is allocated at the same time never existed together.
     order = np.lexsort((changes, times))
     return int(np.cumsum(changes[order]).max(initial=0))

@@ -1,6 +1,6 @@
-"""`Perf`: the object that the fixture provides to tests.
+"""Define `Perf`, the object that the fixture provides to tests.
 
-It counts a step and compares it with its record, and with another revision.
+It counts the work of a step and compares the counts with a record, and the step's time with another revision.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatedStep:
-    """The results of a step.
+    """The results for a gated step.
 
     Attributes
     ----------
     counts : mapping of str to int or None
-        The work of one step; ``None`` for figures that do not exist on its device.
+        The work of one step. Counts that do not exist on its device are ``None``.
     environment : str
-        What the counts depend on apart from the code.
+        A description of the environment. Counts depend on it as well as on the code.
     times : PairedTimes or None
-        With ``--perf-against``, the working tree's step compared with the other revision's.
+        With ``--perf-against``, the comparison of the working tree's step with the other revision's step.
     """
 
     counts: Counts
@@ -41,7 +41,7 @@ class GatedStep:
 
 
 class Perf:
-    """Gates a test's steps. The fixture ``perf`` is a `Perf` object.
+    """A gate for a test's steps. The fixture ``perf`` is a `Perf` object.
 
     Parameters
     ----------
@@ -53,10 +53,10 @@ class Perf:
         self._item, self._config = item, item.config
 
     def step(self, step: Callable[..., Any], batches: Iterable[Any] | None = None, *, name: str = "") -> GatedStep:
-        """Fail if a step's work differs from the record of its test file, or if the step takes longer than before.
+        """Fail if a step's work differs from the record next to its test file, or if the step takes longer than before.
 
         The step runs a few times in this process while its peak memory, FLOPs, ops, GPU kernels, synchronisations and
-        graph breaks are counted. These counts must equal the recorded ones exactly. If they were recorded only for
+        graph breaks are counted. These counts must equal the recorded ones exactly. If counts were recorded only for
         another environment, they are not compared and the test is skipped.
 
         With ``--perf-against REV``, the test also runs in two new processes, one in the working tree and one at that
@@ -67,9 +67,9 @@ class Perf:
         step : callable
             ``step()``, or ``step(batch)`` with `batches`.
         batches : iterable, or callable returning one, optional
-            Restarted when exhausted. The time spent waiting for a batch does not count.
+            The batches, which are restarted when they are exhausted. The time spent waiting for a batch does not count.
         name : str
-            Distinguishes the steps, if a test has several.
+            A name that distinguishes the steps of a test that has several.
 
         Returns
         -------
@@ -90,8 +90,8 @@ class Perf:
             else:
                 if slower:
                     failures.append(f"the step takes {time_words(times)}, all of which is above {self._limit:g}.")
-                # Figures that could not be counted are listed at the end.
-                skips = [] if times.ratio_ci else [f"{len(times.a_ms)} pairs are too few: raise --perf-budget"]
+                # List counts that could not be determined at the end.
+                skips = [] if times.ratio_ci else [f"{len(times.a_ms)} pairs are too few: increase --perf-budget"]
                 facts |= {"time": time_words(times), "seen": seen_words(times, self._limit), "ms": list(times.b_ms)}
         elif self._config.getoption("--perf-json") is not None:
             from perfnb.bench.timing import time_step
@@ -112,7 +112,7 @@ class Perf:
     def _counted(
         self, test: str, counts: Counts, environment: str, step: Callable[..., Any], batches: Any
     ) -> tuple[list[str], list[str], str]:
-        """Check a step's counts. Return failures, the reason why nothing was compared, and what was done."""
+        """Check a step's counts. Return the failures, the reason why nothing was compared, and what was done."""
         file = file_of(self._item.path)
         if self._config.getoption("--perf-update"):
             kept, vary = stable(counts, counts_of(step, batches)[0])
@@ -120,7 +120,7 @@ class Perf:
             return [], [], f"recorded, without {', '.join(vary)}, which vary" if vary else "recorded"
         records = read_records(file)
         if test not in records:
-            words = f"no counts are recorded in {file.name}: run pytest --perf-update, and commit that file."
+            words = f"no counts are recorded in {file.name}: run pytest --perf-update, and commit the file."
             return [words], [], "not recorded"
         if (reason := missing(records, test, environment)) is not None:
             return [], [reason], f"not compared: {reason}"
@@ -135,9 +135,9 @@ class Perf:
 
 
 def confirmed(measure: Callable[[], PairedTimes], limit: float) -> tuple[PairedTimes, bool]:
-    """Measure, and if the result is too slow, measure again in new processes. Return whether both were too slow.
+    """Measure a step, and if it is too slow, measure it again in new processes. Return whether both were too slow.
 
-    The addresses of a process's memory can make all its steps faster or slower, regardless of how many are measured.
+    The memory addresses of a process can make all of its steps faster or slower, no matter how many are measured.
     """
     for _ in range(2):
         times = measure()

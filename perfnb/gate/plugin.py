@@ -1,6 +1,7 @@
-"""The pytest plugin: the fixture `perf`, its options, and its reports.
+"""Define the pytest plugin, with the fixture `perf`, the plugin's options, and its reports.
 
-Every pytest run in an environment with perfnb loads it, so slow imports are deferred until the fixture is used.
+The plugin is loaded by every pytest run in an environment with perfnb, so slow imports are deferred until the fixture
+is used.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ if TYPE_CHECKING:
 
 #: The other revision, if there is one.
 REVISION: pytest.StashKey[Revision] = pytest.StashKey()
-#: Name of the property of a test's report that holds the facts of a gated step.
+#: The name of the property of a test report that contains the facts about a gated step.
 PROPERTY = "perf"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
+    """Add the plugin's options."""
     add = parser.getgroup("perf", "steps that must not become slower (perfnb)").addoption
     add("--perf-update", action="store_true", help="Record the counts of steps in the files next to their tests.")
     add(
         "--perf-against",
         metavar="REV",
-        help="Also compare the time of steps with that of this revision, in interleaved pairs.",
+        help="Also compare the step times with this revision, in interleaved pairs.",
     )
     add(
         "--perf-limit",
         metavar="RATIO",
         type=float,
         default=1.03,
-        help="Fail if the interval of the ratio of times is above this (default: 1.03).",
+        help="Fail if the whole interval of the time ratio is above this limit (default: 1.03).",
     )
     add(
         "--perf-budget",
         metavar="S",
         type=float,
         default=60.0,
-        help="Most seconds for the comparison of a step (default: 60).",
+        help="Maximum number of seconds for comparing a step (default: 60).",
     )
-    add("--perf-json", metavar="FILE", help="Write times and counts in the layout of pytest-benchmark.")
+    add("--perf-json", metavar="FILE", help="Write times and counts in pytest-benchmark's JSON format.")
     add(
         "--perf-summary",
         metavar="FILE",
@@ -89,7 +90,7 @@ def _default_termination() -> None:
 
 
 def _end_on_termination(config: pytest.Config) -> None:
-    """Make a termination signal end the tests like an interrupt, so that everything is removed."""
+    """Make a termination signal end the tests in the same way as an interrupt, so that everything is cleaned up."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         config.add_cleanup(_default_termination)
@@ -108,14 +109,14 @@ def perf(request: pytest.FixtureRequest) -> Perf:
 
 
 class Reports:
-    """Collects the results and writes them at the end."""
+    """Collector of the results, which are written at the end of the test run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._steps: list[dict[str, Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect a test's steps, even if it ran in another process."""
+        """Collect the steps of a test, even if it ran in another process."""
         if report.when == "call":
             self._steps += [facts for name, facts in report.user_properties if name == PROPERTY]  # type: ignore[misc]
 

@@ -1,8 +1,8 @@
-"""Store step counts that are recorded in a repository.
+"""Store the counts of steps in files that are committed to a repository.
 
-Each test file has one record file next to it, so both move together. The file is JSON with one line per figure, so that
-a change's effect is visible in its diff. A record belongs to a test and an environment, so one machine's figures never
-replace another's.
+Each test file has one record file next to it, so the two files can be moved together. The file is JSON with one line
+per count, which makes the effect of a change visible in its diff. Each record belongs to a test and an environment.
+Recording on one machine therefore does not replace counts from a different kind of machine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from perfnb.files import read_regular, write_text
 _VERSION = 1
 _MOST_BYTES = 10_000_000
 
-#: A step's counts by name; ``None`` for a figure that its device lacks.
+#: The counts of a step by name. A count that does not exist on the device is ``None``.
 Counts = Mapping[str, int | None]
-#: Counts by test and environment.
+#: The counts by test and environment.
 Records = dict[str, dict[str, dict[str, int | None]]]
 
 
@@ -30,7 +30,7 @@ def file_of(test_file: Path) -> Path:
 
 
 def read_records(file: Path) -> Records:
-    """Read the counts from a file; empty if the file does not exist.
+    """Read the counts from a file. If the file does not exist, the result is empty.
 
     Raises
     ------
@@ -46,14 +46,14 @@ def read_records(file: Path) -> Records:
         for of_test in held["tests"].values():
             for counts in of_test.values():
                 if not all(value is None or type(value) is int for value in counts.values()):
-                    raise TypeError("a count is no whole number")
+                    raise TypeError("a count is not a whole number")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordingError(f"{file} is damaged ({error}): delete it and run pytest --perf-update.") from error
     return dict(held["tests"])
 
 
 def update_record(file: Path, test: str, environment: str, counts: Counts) -> None:
-    """Record a test's counts in an environment; all other records are kept.
+    """Record the counts of a test in an environment. All other records are kept.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def update_record(file: Path, test: str, environment: str, counts: Counts) -> No
 def differences(recorded: Counts, counted: Counts) -> list[str]:
     """Describe the differences between two sets of counts.
 
-    Figures that vary were not recorded, and are not compared.
+    Counts that vary are not recorded, and are therefore not compared.
     """
     words = []
     for name, before in recorded.items():
@@ -92,8 +92,8 @@ def stable(first: Counts, second: Counts) -> tuple[dict[str, int | None], list[s
 
 
 def missing(records: Mapping[str, Mapping[str, Counts]], test: str, environment: str) -> str | None:
-    """Return the reason why a test's counts cannot be compared in this environment; ``None`` if they can."""
+    """Return the reason why a test's counts cannot be compared in this environment, or ``None`` if they can be."""
     if environment in records.get(test, {}):
         return None
     known = "; ".join(sorted(records[test]))
-    return f"its counts are recorded for another environment ({known}), and this is {environment}"
+    return f"its counts are recorded for another environment ({known}), but this one is {environment}"

@@ -1,6 +1,7 @@
 """Report the results of gated steps.
 
-The formats are a line for the terminal, Markdown for a CI job's page, and pytest-benchmark's JSON.
+The results are reported as a line in the terminal, as Markdown for the page of a CI job, and as JSON in
+pytest-benchmark's format.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-#: Version of the layout of pytest-benchmark.
+#: The version of pytest-benchmark's JSON format.
 _LAYOUT = "5.2.0"
 
 Facts = Mapping[str, Any]
 
 
 def time_words(times: Any) -> str:
-    """Describe a comparison's ratio with its interval, and its basis."""
+    """Describe the ratio in a comparison, its interval, and the number of pairs."""
     low, high = times.ratio_ci or (float("nan"), float("nan"))
     interval = f" [{low:.3f}, {high:.3f}]" if times.ratio_ci else ""
     return f"{times.ratio:.3f} ×{interval} the time of {times.a_name}, in {len(times.a_ms)} pairs"
@@ -28,11 +29,11 @@ def time_words(times: Any) -> str:
 def seen_words(times: Any, limit: float) -> str:
     """Describe the smallest slowdown that would have made the comparison fail."""
     least = limit * (1 + times.smallest_detectable) - 1
-    return f"9 of 10 such runs fail from a slowdown of {least:.1%}".replace("%", " %")
+    return f"9 of 10 such runs would detect a slowdown of {least:.1%}".replace("%", " %")
 
 
 def line(facts: Facts) -> str:
-    """Return one line for the terminal."""
+    """Return a line for the terminal that describes a step's results."""
     return f"{_name(facts)}: {'; '.join(_parts(facts))}"
 
 
@@ -45,7 +46,7 @@ def _name(facts: Facts) -> str:
 
 
 def markdown(steps: Sequence[Facts]) -> str:
-    """Return a table with a row for each step."""
+    """Return a Markdown table with one row for each step."""
     rows = ["## Steps", "", "| | step | counts | time | would have been seen |", "|---|---|---|---|---|"]
     for facts in steps:
         mark = "❌" if facts["failures"] else "⏭️" if facts["skips"] else "✅"
@@ -55,9 +56,9 @@ def markdown(steps: Sequence[Facts]) -> str:
 
 
 def benchmark_json(steps: Sequence[Facts]) -> str:
-    """Return the timed steps' times and counts in pytest-benchmark's layout.
+    """Return the times and counts of timed steps in pytest-benchmark's JSON format.
 
-    Services that track performance over time can read this layout.
+    Services that track performance over time can read this format.
     """
     made = {
         "machine_info": {

@@ -1,4 +1,4 @@
-"""Check out another revision for the duration of a test run, and run the same step of both in processes."""
+"""Check out another revision for the duration of a test run, and run the same step from both in new processes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from perfnb.errors import PerfnbError
 if TYPE_CHECKING:
     import pytest
 
-#: Least duration of the counted part of a turn, most steps in it, and the share of them that run before.
+#: The minimum duration of the counted part of a turn, the maximum number of steps in it, and the share of additional
+#: steps that run first.
 _TURN_MS, _MOST_STEPS, _LEAD = 40.0, 10_000, 0.25
-#: The turns of each process that the steps of later turns are planned from.
+#: The number of turns per process from which the number of steps in later turns is planned.
 _FIRST = 3
-#: The probability of finding a step that is slower than the limit by as much as the limit allows.
+#: The probability of detecting a step whose slowdown exceeds the limit by as much as the limit allows.
 _POWER = 0.95
-#: The seconds that a process has to tidy up.
+#: The number of seconds that a process has to clean up.
 _PATIENCE_S = 10.0
-#: Plugins of pytest that its process does without; its fixture is a different one.
+#: The pytest plugins that are disabled in the process, which has its own fixture.
 _LEFT_OUT = ("cacheprovider", "perfnb", "perfnb.gate.plugin")
 #: Variables that belong only to this test run.
 _NOT_PASSED_ON = ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTEST_XDIST")
@@ -43,12 +44,12 @@ class MissingTestError(PerfnbError):
 
 
 class Revision:
-    """Another revision of the repository that a folder belongs to.
+    """Another revision of the repository to which a folder belongs.
 
     Parameters
     ----------
     name : str
-        The name given by the user: ``origin/main``, ``HEAD~1`` or a commit.
+        The name given by the user, such as ``origin/main``, ``HEAD~1`` or a commit.
     folder : Path
 
     Raises
@@ -59,11 +60,11 @@ class Revision:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
-        self.top = Path(_git(folder, "rev-parse", "--show-toplevel", wrong=f"{folder} is in no git repository"))
+        self.top = Path(_git(folder, "rev-parse", "--show-toplevel", wrong=f"{folder} is not in a git repository"))
         self.commit = _git(
             self.top,
             *("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"),
-            wrong=f"{name} is not a revision of the repository {self.top}; a shallow clone needs its history "
+            wrong=f"{name} is not a revision of the repository {self.top}. A shallow clone must include its history "
             "(actions/checkout: fetch-depth: 0)",
         )
         self._made = ExitStack()
@@ -95,7 +96,7 @@ class Revision:
             _git(self.top, "worktree", "prune", wrong="")
 
     def moved(self, path: str | Path) -> Path:
-        """Return the path in this revision for a path in the working tree, or the path itself if there is none."""
+        """Return the corresponding path in this revision, or the path itself if it is outside the working tree."""
         try:
             there = self.tree / Path(path).resolve().relative_to(self.top.resolve())
         except ValueError:
@@ -104,7 +105,7 @@ class Revision:
 
 
 def _git(folder: Path, *words: str, wrong: str) -> str:
-    # A hook sets variables that name another repository.
+    # A git hook sets variables that refer to another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-c", "core.fsmonitor=false", *words]
     try:
@@ -120,7 +121,7 @@ def _git(folder: Path, *words: str, wrong: str) -> str:
 
 
 class StepProcess:
-    """A process that runs a test's step on request, in the working tree or at another revision.
+    """A process that runs a test's step on request, either in the working tree or at another revision.
 
     Parameters
     ----------
@@ -135,7 +136,7 @@ class StepProcess:
     MissingTestError
         If the revision does not have this step.
     PerfnbError
-        If the test fails, or if its code comes from elsewhere.
+        If the test fails, or if it imports code from the other side.
     """
 
     def __init__(self, item: pytest.Item, name: str, revision: Revision | None = None) -> None:
@@ -155,7 +156,7 @@ class StepProcess:
                     stdout=self._log,
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # an interrupt reaches only this process, which ends the other
+                    start_new_session=True,  # an interrupt reaches only this process, which ends the other one
                 )
             stack.callback(self._end)
             self._stack = stack.pop_all()
@@ -172,7 +173,7 @@ class StepProcess:
             )
 
     def turn(self, lead: int, steps: int) -> float:
-        """Run steps back to back, and return milliseconds per step."""
+        """Run steps back to back, and return the milliseconds per step."""
         with suppress(BrokenPipeError):
             self._channel.write(json.dumps({"lead": lead, "steps": steps}) + "\n")
             self._channel.flush()
@@ -182,7 +183,7 @@ class StepProcess:
         return float(answer["ms"])
 
     def close(self) -> None:
-        """Make the process end its test; if it does not, terminate it."""
+        """Ask the process to end its test. If it does not, terminate the process."""
         self._stack.close()
 
     def _answer(self) -> dict[str, Any]:
@@ -195,7 +196,7 @@ class StepProcess:
     def _failed(self, answer: Mapping[str, Any]) -> PerfnbError:
         code = answer.get("ended")
         if code == 0:
-            return MissingTestError(f"the test does not come to this step at {self._where}")
+            return MissingTestError(f"the test does not reach this step at {self._where}")
         self._end()
         self._log.seek(0)
         lines = [line for line in self._log.read().decode("utf-8", "replace").splitlines() if line.strip()]
@@ -205,9 +206,9 @@ class StepProcess:
         return PerfnbError(f"The test fails at {self._where}: {[*lines[-1:], *errors[:1]][-1]}")
 
     def _hang_up(self) -> None:
-        with suppress(OSError):  # what was still to be written
+        with suppress(OSError):  # any output that has not been written yet
             self._channel.close()
-        self._socket.close()  # only then does the other side notice
+        self._socket.close()  # the other side only notices after this
 
     def _end(self) -> None:
         self._hang_up()
@@ -216,7 +217,7 @@ class StepProcess:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            with suppress(ProcessLookupError, PermissionError):  # and its own children
+            with suppress(ProcessLookupError, PermissionError):  # also terminate its child processes
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
@@ -226,9 +227,9 @@ def _moved(path: str | Path, revision: Revision | None) -> str:
 
 
 def _order(item: pytest.Item, revision: Revision | None) -> dict[str, Any]:
-    """Return pytest's arguments, the import path, and the folder that nothing may be imported from."""
+    """Return the arguments for pytest, the import path, and the folder from which nothing may be imported."""
     config, file = item.config, item.path
-    if revision is not None:  # even if it is not there
+    if revision is not None:  # even if it does not exist
         file = revision.tree / file.resolve().relative_to(revision.top.resolve())
     arguments = ["-q", "-o", "addopts=", f"--import-mode={config.getoption('importmode')}"]
     arguments += [word for name in _LEFT_OUT for word in ("-p", f"no:{name}")]
@@ -253,7 +254,7 @@ def _environment(revision: Revision | None) -> dict[str, str]:
 
 
 class StepPair:
-    """Two processes that take turns running the same step, for the experiments in `perfnb.bench.design`."""
+    """A pair of processes that take turns running the same step, for the experiments in `perfnb.bench.design`."""
 
     count = 2
 
@@ -262,7 +263,7 @@ class StepPair:
         first = [side.turn(0, 1) for _ in range(_FIRST) for side in self._sides]
         self._steps = min(math.ceil(_TURN_MS / max(min(first), 1e-6)), _MOST_STEPS)
         self._lead = int(_LEAD * self._steps)
-        self.results: list[Any] = []  # nothing is kept
+        self.results: list[Any] = []  # return values are not kept
 
     def rounds(
         self,
@@ -273,9 +274,9 @@ class StepPair:
         until: float | None = None,
         keep_results: bool = False,
     ) -> Any:
-        """Run rounds, like `perfnb.bench.rounds.Bench`.
+        """Run rounds in the same way as `perfnb.bench.rounds.Bench`.
 
-        Return milliseconds, with a row per side and a column per round.
+        Return the milliseconds, with a row per side and a column per round.
         """
         import numpy as np
 
@@ -289,7 +290,7 @@ class StepPair:
 
 
 def paired(baseline: Any, candidate: Any, names: tuple[str, str], limit: float, budget_s: float) -> Any:
-    """Compare two sides in enough interleaved pairs to detect a step that exceeds the limit by the limit's own margin.
+    """Compare two sides in interleaved pairs, enough to detect a step that exceeds the limit by the limit's own margin.
 
     Returns
     -------
@@ -315,16 +316,16 @@ def paired(baseline: Any, candidate: Any, names: tuple[str, str], limit: float, 
 
 
 def compare_revisions(item: pytest.Item, name: str, revision: Revision, limit: float, budget_s: float) -> Any:
-    """Compare a test's step in the working tree with another revision's; raises the same errors as `StepProcess`.
+    """Compare a test's step in the working tree with another revision. Raises the same errors as `StepProcess`.
 
     Returns
     -------
     PairedTimes
-        The revision is the baseline.
+        The comparison. The revision is the baseline.
     """
     with ExitStack() as stack:
         sides = []
-        for of in (revision, None):  # they start side by side
+        for of in (revision, None):  # both start at the same time
             sides.append(StepProcess(item, name, of))
             stack.callback(sides[-1].close)
         for side in sides:

@@ -1,7 +1,7 @@
-"""Compute the roofline: how close each layer and operator comes to the machine's limits, and which limit applies.
+"""Compute the roofline, which shows how close each layer and operator comes to the limits of the machine.
 
-A machine has two ceilings: peak arithmetic and memory bandwidth. Work with few operations per byte is limited by memory
-bandwidth.
+A machine has two limits: peak arithmetic and memory bandwidth. Work with few operations per byte is limited by memory
+bandwidth, and all other work by peak arithmetic.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
 
 COMPUTE, MEMORY = "compute", "memory"
-#: Hardware counters of GPUs in ``samples``, with the one for how busy a GPU is first.
+#: The columns of GPU hardware counters in ``samples``. The first one shows how busy a GPU is.
 COUNTERS = ("sm_active_percent", "tensor_active_percent", "dram_active_percent")
-#: Share of a ceiling above which the ceiling was measured too low.
+#: If a part of the step reaches more than this share of a ceiling, the ceiling was measured too low.
 _TOO_LOW = 1.02
-#: Share of the time of all layers, or of all operators, below which a rate is too uncertain to refute a ceiling.
+#: If a layer or operator takes less than this share of the total time, its rate is too uncertain to refute a ceiling.
 _COUNTS = 0.01
-#: Share of the CPUs used by other programs above which a measured ceiling is doubted.
+#: If other programs used more than this share of the CPUs, a measured ceiling is doubted.
 _MANY_OTHERS = 0.1
 
-#: Columns of `Roofline.points` and their types.
+#: The columns of `Roofline.points`, with their types.
 POINTS: Mapping[str, Any] = MappingProxyType(
     dict.fromkeys(("kind", "name", "bound", "dtype"), TEXT)
     | dict.fromkeys(("flops", "bytes"), "Int64")
@@ -45,43 +45,44 @@ POINTS: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class RooflineLevels:
-    """The machine's ceilings, and the parts of a step relative to them."""
+    """The machine's ceilings, and how close the parts of a step come to them."""
 
-    #: Name of the device.
+    #: The name of the device.
     device: str
-    #: FLOP/s by dtype: as measured, or as reached by a part of this step if that is more.
+    #: The FLOP/s by dtype, as measured or, if that is more, as reached by a part of this step.
     peaks: Mapping[str, float]
-    #: Measured bytes/s.
+    #: The measured bytes/s.
     bandwidth: float | None
-    #: One row per layer or operator that moves bytes, see `POINTS`.
+    #: One row per layer or operator that moves bytes; see `POINTS`.
     points: pd.DataFrame
-    #: Model FLOPs utilisation: the model's arithmetic, without recomputation, as a share of what the machine could have
-    #: done in the same time.
+    #: The model FLOPs utilisation, which is the model's arithmetic, without recomputation, as a share of the arithmetic
+    #: that the machine could have performed in the same time.
     utilisation: float | None
-    #: FLOPs per step, including recomputation.
+    #: The number of FLOPs per step, including recomputation.
     flops: int | None
-    #: Operators without a formula: ``op``, ``calls``, ``ms``, ``share``; heaviest first.
+    #: The operators without a formula, with the heaviest first. The columns are ``op``, ``calls``, ``ms`` and
+    #: ``share``.
     uncounted: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["op", "calls", "ms", "share"]))
-    #: Share of the CPUs that other programs used while the ceilings were measured, 0 to 1.
+    #: The share of the CPUs that other programs used while the ceilings were measured, from 0 to 1.
     others: float = 0.0
-    #: The dtype whose ceiling `utilisation` is a share of.
+    #: The dtype to whose ceiling `utilisation` refers.
     dtype: str | None = None
-    #: Measured FLOP/s of the dtypes where part of this step computed faster. Its rate then replaces the peak: how
-    #: much faster large products would be is unknown.
+    #: The measured FLOP/s of those dtypes where part of this step was faster. The rate of that part then replaces the
+    #: peak, because it is unknown how much faster large products would be.
     refuted: Mapping[str, float] = field(default_factory=dict)
-    #: Means of a watched GPU's hardware counters over the timed steps, 0 to 1, by column of ``samples``.
+    #: The means of a watched GPU's hardware counters over the timed steps, from 0 to 1, by column of ``samples``.
     counters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parts(self) -> pd.DataFrame:
-        """The points for the layers, or for the ops if no layer has a roof."""
+        """The points of the layers, or the points of the ops if no layer has a roof."""
         is_op = self.points["kind"] == "op"
         layers = self.points[~is_op]
         return layers if layers["efficiency"].notna().any() else self.points[is_op]
 
     @property
     def reached(self) -> float | None:
-        """The share of their roofs that the `parts` reach, weighted by their time, or ``None`` if no roof is known."""
+        """The share of their roofs that `parts` reach, weighted by time, or ``None`` if no roof is known."""
         known = self.parts[self.parts["efficiency"].notna()]
         took = float(known["ms"].sum())
         return float((known["efficiency"] * known["ms"]).sum()) / took if took else None
@@ -95,16 +96,16 @@ class RooflineLevels:
 def step_roofline(
     recording: Recording, attribution: Attribution, counted: pd.DataFrame, step_ms: float | None
 ) -> RooflineLevels:
-    """Return a profile's roofline, using the work in the counted step and the times in the traced steps.
+    """Return a profile's roofline, using the work counted in one step and the times from the traced steps.
 
     Parameters
     ----------
     recording, attribution
-        The recording of the traced steps, and its attribution.
+        The recording of the traced steps, and the attribution of its events.
     counted : DataFrame
         The result of `counted_ops`.
     step_ms : float or None
-        A step's duration without the profiler.
+        The duration of a step without the profiler.
     """
     on_gpu = bool(attribution.cells["kernels"].sum())
     ceilings, time = recording.meta.get("ceilings"), "gpu_ms" if on_gpu else "ms"
@@ -156,23 +157,23 @@ def roofline_of(
     main_dtype: str | None = None,
     step_ms: float | None = None,
 ) -> RooflineLevels:
-    """Return a step's roofline.
+    """Return a step's roofline, given its work and the machine's ceilings.
 
     Parameters
     ----------
     layers, ops : DataFrame
-        Indexed by name: ``flops``, ``bytes``, ``uncounted`` and ``dtype`` from `work_by`, and
-        the ``ms`` that they took per step.
+        The columns ``flops``, ``bytes``, ``uncounted`` and ``dtype`` from `work_by`, and ``ms`` per step, indexed by
+        name.
     uncounted : DataFrame
-        The operators that have no formula.
+        The operators without a formula.
     ceilings : mapping or None
         ``device``, ``flops_per_s`` by dtype, and ``bytes_per_s``, or ``None`` if they were not measured.
     flops, recompute_flops : int
-        FLOPs per step, and how many of them repeated forward work.
+        The number of FLOPs per step, and how many of them repeat forward work.
     main_dtype : str or None
         The dtype whose ceiling is used for the utilisation.
     step_ms : float or None
-        A step's duration without the profiler.
+        The duration of a step without the profiler.
     """
     ceilings = ceilings or {}
     peaks = {str(name): float(rate) for name, rate in (ceilings.get("flops_per_s") or {}).items()}
@@ -188,7 +189,7 @@ def roofline_of(
     utilisation, peak = None, peaks.get(main_dtype or "")
     if peak and step_ms and flops is not None:
         utilisation = (flops - recompute_flops) / (step_ms / 1e3 * peak)
-        if utilisation > 1:  # the peak is not that of this step's arithmetic
+        if utilisation > 1:  # the peak does not apply to this step's arithmetic
             utilisation = None
     return RooflineLevels(
         device=str(ceilings.get("device", "")),
@@ -205,7 +206,7 @@ def roofline_of(
 
 
 def _reached(points: pd.DataFrame) -> dict[str, float]:
-    """Return the highest FLOP/s for each dtype, among parts that take long enough for their rate to be certain."""
+    """Return the highest FLOP/s for each dtype among the parts that take long enough for a reliable rate."""
     whole = points.groupby("kind")["ms"].transform("sum")
     sure = points[(points["ms"] >= _COUNTS * whole).fillna(False).to_numpy(dtype=bool)]
     best = sure.groupby("dtype")["achieved_flops_per_s"].max().dropna()
@@ -213,7 +214,7 @@ def _reached(points: pd.DataFrame) -> dict[str, float]:
 
 
 def _points(work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | None) -> pd.DataFrame:
-    """Return the point for each part of the step.
+    """Return one point for each part of the step.
 
     Parts that move no bytes, such as layers that only call other layers, do not have a point.
     """
@@ -222,7 +223,7 @@ def _points(work: pd.DataFrame, peaks: Mapping[str, float], bandwidth: float | N
     intensity = flops / moved
     achieved = flops / (ms.where(ms > 0) / 1e3)
     peak = pd.Series(work["dtype"].map(dict(peaks)), index=work.index).astype("Float64")
-    # Work that only moves data is memory-bound; without a formula the bound is unknown.
+    # Work that only moves data is memory-bound. Without a formula, the bound is unknown.
     roof = pd.Series(pd.NA, index=work.index, dtype="Float64")
     bound = pd.Series(pd.NA, index=work.index, dtype="object")
     if bandwidth is not None:

@@ -1,4 +1,4 @@
-"""Show the roofline tab: how close a step's layers and ops come to the machine's limits."""
+"""Create the roofline tab, which shows how close a step's layers and ops come to the machine's limits."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from perfnb.draw.tab import Tab
 if TYPE_CHECKING:
     from perfnb.roofline.levels import RooflineLevels
 
-#: Most layers and ops in the view, heaviest first.
+#: The maximum number of layers and ops in the view. The heaviest ones are shown.
 MOST_LAYERS, MOST_OPS = 400, 100
-#: Shares of the roofs below which layers are far below them, and above which they are close to one.
+#: The share of a roof below which layers count as far below it, and the share above which they count as close to it.
 _FAR, _CLOSE = 0.1, 0.5
-#: Arithmetic is blue, moving bytes has the colour of copies.
+#: Arithmetic is blue, and moving bytes has the colour of copies.
 _BOUNDS = {
     "compute": Mark("compute-bound", BLUE, "█", "solid"),
     "memory": Mark("memory-bound", SKY, "≡", "rows"),
     "": Mark("unknown bound", GREY, "·", "none"),
 }
-#: How far a roof reaches beyond the points, as a factor.
+#: The factor by which a roof extends beyond the points.
 _SPARE = 2.0
 _COUNTED = {
     "sm_active_percent": "multiprocessors active",
@@ -36,7 +36,7 @@ _COUNTED = {
 
 
 def roofline_document(roofline: RooflineLevels) -> Document:
-    """Return the document that shows how close the step, and each layer and op, comes to the machine's ceilings."""
+    """Return a document that shows how close the step and its layers and ops come to the machine's ceilings."""
     counters = roofline.counters
     read = ", ".join(f"{word} {fmt.share(counters[name])}" for name, word in _COUNTED.items() if name in counters)
     return Document(
@@ -51,11 +51,11 @@ def roofline_document(roofline: RooflineLevels) -> Document:
 
 
 def roofline_verdict(roofline: RooflineLevels) -> Verdict:
-    """Return whether arithmetic or memory bandwidth limits the layers."""
+    """Return a verdict on whether arithmetic or memory bandwidth limits the layers."""
     reached, parts = roofline.reached, roofline.parts
     if reached is None:
-        known = "Nothing that was counted has a roof" if roofline.peaks else "The machine's ceilings are not known"
-        return Verdict("open", f"{known}, so how close the step comes to the machine's limits is unknown.")
+        known = "Nothing that was counted has a roof" if roofline.peaks else "The machine's ceilings are unknown"
+        return Verdict("open", f"{known}, so it is unknown how close the step comes to the machine's limits.")
     who = "ops" if (parts["kind"] == "op").all() else "layers"
     what = f"the {who} reach {fmt.share(reached)} of what the machine allows"
     if reached < _FAR:
@@ -113,7 +113,7 @@ def _sections(roofline: RooflineLevels) -> Iterator[Section]:
 
 
 def _roofs(roofline: RooflineLevels, across: list[float]) -> Iterator[tuple[Mark, tuple[tuple[float, float], ...]]]:
-    """Yield, for each dtype, the slope of the memory bandwidth up to the ceiling of its arithmetic."""
+    """Yield the roof for each dtype, which rises with the memory bandwidth up to the ceiling of the arithmetic."""
     bandwidth = roofline.bandwidth
     peaks = {dtype: peak for dtype, peak in roofline.peaks.items() if peak > 0}
     ridges = [peak / bandwidth for peak in peaks.values()] if bandwidth else []
@@ -123,14 +123,14 @@ def _roofs(roofline: RooflineLevels, across: list[float]) -> Iterator[tuple[Mark
         yield Mark(f"{dtype}: {words(peak, 'flops/s')}", colour, "─", "none"), (*slope, (right, peak))
 
 
-#: The sections where a row selects the row of its name.
+#: The sections where a row selects the row of the same name.
 _SHOWN = {"layer": (("layers", "Show in the layers"),), "op": (("ops", "Show in the ops"),)}
 
 
 def _table(title: str, points: pd.DataFrame, most: int, budget: Budget, noun: str, key: str = "") -> Table:
     columns = {
         "name": Column(noun),
-        "bound": Column("bound", help="What its roof is: right of the ridge arithmetic, left of it memory bandwidth"),
+        "bound": Column("bound", help="The limit: arithmetic to the right of the ridge, memory bandwidth to the left"),
         "dtype": Column("dtype", live=True),
         "ms": Column("time", "ms", priority=1, help="Per step"),
         "flops": Column("FLOPs", "flops", priority=4, help="Arithmetic per step"),
@@ -142,7 +142,7 @@ def _table(title: str, points: pd.DataFrame, most: int, budget: Budget, noun: st
     }
     shown, left = points.head(most), max(0, len(points) - most)
     marks = [replace(_BOUNDS[bound], word=bound) if (bound := _bound(row)) else "" for row in _rows(shown)]
-    more = f"; {left:,} with less time are not listed" if left else ""
+    more = f"; {left:,} shorter ones are not listed" if left else ""
     named = f"{title} by time{more}"
     shown = shown.assign(bound=pd.Series(marks, shown.index, dtype=object))
     return Table.of(named, shown, columns, budget=budget, noun=noun, selects=_SHOWN[noun], key=key)
@@ -159,10 +159,10 @@ def _bound(row: Any) -> str:
 def _notes(roofline: RooflineLevels) -> Iterator[str]:
     for dtype, peak in roofline.refuted.items():
         low = f"The measured {dtype} ceiling ({fmt.flops(peak)}/s) was too low"
-        yield f"{low}: part of this step ran faster, and its rate is used instead."
+        yield f"{low}. Part of this step ran faster, so its rate is used instead."
     if roofline.ceilings_doubted:
         used = fmt.share(roofline.others)
-        yield f"Other programs used {used} of the CPUs while the ceilings were measured: they may be too low."
+        yield f"Other programs used {used} of the CPUs while the ceilings were measured. The ceilings may be too low."
     if len(roofline.uncounted):
         share = fmt.share(roofline.uncounted["share"].sum())
         yield f"Ops without a formula take {share} of the traced step; these figures exclude their arithmetic."

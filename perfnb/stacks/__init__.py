@@ -1,1 +1,1 @@
-"""Stacks of calls: read other tools' profiles from files, and compute the time of each function."""
+"""Read call stacks from other tools' profiles, and compute the time spent in each function."""

@@ -1,4 +1,4 @@
-"""Approximate the stacks of a profile that only records which function called which, such as a cProfile profile."""
+"""Approximate the stacks of a profile that records only which functions call each other, such as cProfile's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from perfnb.recording.nesting import NONE, Floats
 from perfnb.stacks.tree import CallTree, Function
 
-#: The most calls in a tree, and the least share of the whole that is drawn as a call: the same function occurs in many
-#: stacks, so all of them could be endless.
+#: The maximum number of calls in a tree, and the minimum share of the whole that is drawn as a call. Without these
+#: limits, the number of stacks could be endless, because the same function may occur in many of them.
 _MOST_CALLS, _LEAST = 5_000, 1 / 20_000
 
 
@@ -22,15 +22,15 @@ def tree_of_callers(
     """Divide each function's time among its callers, assuming that all of its calls behave in the same way.
 
     A function's time inside a caller is the time of the calls between the two, divided by the caller's total time. It
-    is divided among the function itself and its callees in the same proportions as the function's total time. A
-    function inside itself is left out, and a short function's time remains in its caller. The result is ``None`` if no
-    times are known.
+    is divided among the function itself and its callees in the same proportions as the function's total time. Recursive
+    calls are left out, and the time of short functions remains with their callers. The result is ``None`` if no times
+    are known.
 
     Parameters
     ----------
     functions : sequence of Function
     own, total : ndarray
-        Each function's time, without and with its callees.
+        The time of each function, excluding and including its callees.
     edges : mapping of (int, int) to float
         The total time of the calls from one function to another.
     """
@@ -45,7 +45,7 @@ def tree_of_callers(
             called[caller].append((value, callee))
             inside[callee] += value
     outside = np.maximum(0.0, total - inside)
-    if not outside.any():  # all of them call each other
+    if not outside.any():  # all functions call each other
         outside[total.argmax()] = whole
     for callees in called.values():
         callees.sort(reverse=True)

@@ -1,4 +1,4 @@
-"""Read collapsed stacks, ``a;b;c 12``: ``prof.export_stacks``, ``py-spy record -f raw``, FlameGraph's stackcollapse."""
+"""Read collapsed stacks (``a;b;c 12``) from torch's ``export_stacks``, ``py-spy record -f raw`` and FlameGraph."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from perfnb.stacks.tree import Function, TreeBuilder
 from perfnb.trace.trace_file import Limits, lines_of_file
 from perfnb.trace_names import without_address
 
-#: Frames of py-spy, ``function (file.py:12)``, and of torch's export_stacks, ``file.py(12):_function``, which writes an
-#: underscore for each space.
+#: Frames written by py-spy, ``function (file.py:12)``, and by torch's export_stacks, ``file.py(12):_function``, which
+#: replaces each space with an underscore.
 _PY_SPY = re.compile(r"([^()]{1,300}) \(([^()]{1,1000}?)(?::(\d{1,9}))?\)")
 _TORCH = re.compile(r"(.{1,1000})\((\d{1,9})\):[ _](.{1,300})")
 _NATIVE = ("<built-in", "nn.Module:")
@@ -27,7 +27,7 @@ _KNOWN_LINES = 50
 def recognised(head: bytes) -> bool:
     """Return whether this is the start of a file with collapsed stacks.
 
-    Most lines must be stacks with a count, and at least one of them must have several calls.
+    Most lines must contain a stack and a count, and at least one stack must have several calls.
     """
     text = text_of(head)
     if text.startswith(("{", "[")) or "\0" in text:
@@ -64,7 +64,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
         stacks[frames] = stacks.get(frames, 0.0) + value
         whole += value
     if not stacks or not math.isfinite(whole) or whole > 2**62:
-        raise TraceError(f"{path} cannot be read as collapsed stacks: it has no stack with a count above 0.")
+        raise TraceError(f"{path} cannot be read as collapsed stacks: no stack has a count above 0.")
     of_python = [name for name in number if not name.startswith(_NATIVE)]
     in_us = 2 * sum(_TORCH.fullmatch(name) is not None for name in of_python) > len(of_python)
     functions = [builder.function(_function(name, in_us)) for name in number]
@@ -72,15 +72,15 @@ def read(path: Path, limits: Limits) -> HostRecord:
         samples = 0 if in_us else round(value)
         builder.add([functions[place] for place in frames], value / 1e3 if in_us else value, samples)
     notes = [
-        "The file does not name the unit of its counts. They are read as microseconds, because the calls are named "
-        "as by torch's export_stacks."
+        "The file does not specify the unit of its counts. They are read as microseconds, because calls are named "
+        "as in torch's export_stacks."
         if in_us
-        else "The file does not name the unit of its counts. They are read as samples of unknown length."
+        else "The file does not specify the unit of its counts. They are read as samples of unknown length."
     ]
     if 0 < idle < 2**62:
-        notes.append(f"{idle:,.0f} counts without a stack, as py-spy writes for an idle thread: left out.")
+        notes.append(f"Left out {idle:,.0f} counts without a stack, which py-spy writes for idle threads.")
     if bad:
-        notes.append(f"{counted(bad, 'line')} without a stack and a count: skipped.")
+        notes.append(f"Skipped {counted(bad, 'line')} without a stack and a count.")
     tree, told = builder.tree(), tuple(notes)
     if in_us:
         return HostRecord(path.name, "collapsed stacks", "ms", tree, notes=told)
@@ -88,7 +88,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
 
 
 def _number(text: str) -> float | None:
-    """Return a count if it is above 0."""
+    """Return the count as a number if it is above 0, and ``None`` otherwise."""
     if not re.fullmatch(r"\d{1,18}(\.\d{1,9})?", text, re.ASCII):
         return None
     return float(text) or None

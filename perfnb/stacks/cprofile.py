@@ -1,8 +1,8 @@
-"""Read cProfile's ``.prof`` files, which use Python's marshal format. Only a few plain types are accepted.
+"""Read cProfile's ``.prof`` files, which are in Python's marshal format. Only a few plain types are accepted.
 
-A crafted file can crash an interpreter that reads it with ``marshal.loads``. This reader refuses code objects and
-everything else that statistics do not need, and checks lengths against the file. Only names may be referenced again,
-because nested references could expand endlessly.
+A crafted file can crash an interpreter that reads it with ``marshal.loads``. This reader rejects code objects and
+everything else that does not occur in statistics, and it checks all lengths against the size of the file. Only names
+may be referenced more than once, because nested references could expand endlessly.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from perfnb.stacks.tree import Function
 from perfnb.trace.trace_file import MOST_TEXT_BYTES, Kept, Limits, cut, whole_file
 from perfnb.trace_names import without_address
 
-#: Statistics are a dict of tuples with a dict of tuples.
+#: The maximum nesting depth. Statistics are a dict of tuples, each of which contains a dict of tuples.
 _DEEPEST = 5
 _SCALARS = (str, int, float, type(None))
-#: Types by their codes: those of Python 2's dumps too. How a number is packed, the length of a text and its encoding,
-#: and the length of a tuple.
+#: The types by their codes, including those written by Python 2: how numbers are packed, how the length and the
+#: encoding of strings are stored, and how the length of tuples is stored.
 _NUMBERS = {"i": "<i", "I": "<q", "g": "<d"}
 _TEXTS = {
     **dict.fromkeys("zZ", ("<B", "latin-1")),
@@ -36,32 +36,32 @@ _TEXTS = {
 }
 _TUPLES = {"(": "<I", ")": "<B"}
 _APPROXIMATE = (
-    "The file has no stacks, so the flame graph is approximate: it divides each function's time among its callers by "
+    "The file has no stacks, so the flame graph is approximate. It divides each function's time among its callers by "
     "the time of the calls between them, and leaves out recursive calls. The table of functions is exact."
 )
 _NOTES = (
     _APPROXIMATE,
-    "cProfile's own cost per call is in the times: functions that call many short ones look slower than they are.",
+    "The times include cProfile's overhead per call. Functions with many short calls look slower than they are.",
 )
-#: The longest time that is believed, in seconds.
+#: The longest plausible time, in seconds.
 _LONGEST_S = 1e12
-#: The number that sampling profilers, such as pyinstrument, write for the calls they did not count.
+#: The number of calls that sampling profilers such as pyinstrument write, because they do not count calls.
 _UNCOUNTED = -1
 _NOTES_OF_SAMPLES = (
-    "The file has times without numbers of calls, as sampling profilers write it: calls are n/a.",
+    "The file contains times but no call counts, which is typical of sampling profilers. Calls are n/a.",
     _APPROXIMATE,
 )
 
 
 class _Bad(ValueError):
-    """Raised with a description of the fault in the data."""
+    """Raised if the data is invalid. The message describes the problem."""
 
 
 class _MarshalReader:
-    """Reads values of marshal, versions 0 (Python 2) to 5."""
+    """Reader of marshalled values, for versions 0 (Python 2) to 5 of the format."""
 
     def __init__(self, data: bytearray, kept: Kept) -> None:
-        self.at = 0  # how much was read
+        self.at = 0  # the number of bytes that have been read
         self._data, self._kept = data, kept
         self._refs: list[Any] = []
         self._interned: list[str] = []
@@ -69,11 +69,11 @@ class _MarshalReader:
     def value(self, depth: int = 0) -> Any:
         """Return the next value."""
         if depth > _DEEPEST:
-            raise _Bad("it nests deeper than statistics do")
+            raise _Bad("its values are nested more deeply than in statistics")
         self._kept.add()
         code = self._take(1)[0]
         kind, kept = chr(code & 0x7F), bool(code & 0x80)
-        if kind in "rR":  # the latter in Python 2
+        if kind in "rR":  # "R" is used by Python 2
             return self._known(self._refs if kind == "r" else self._interned, self._number("<I"))
         place = len(self._refs)
         if kept:
@@ -101,7 +101,7 @@ class _MarshalReader:
         if kind == "l":
             return self._long()
         word = "a code object" if kind == "c" else f"a value of type {kind!a}"
-        raise _Bad(f"it holds {word}, which statistics never do")
+        raise _Bad(f"it contains {word}, which does not occur in statistics")
 
     def _dict(self, depth: int) -> dict[Any, Any]:
         found = {}
@@ -123,7 +123,7 @@ class _MarshalReader:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def _long(self) -> int:
-        """Return an integer that is stored in 15-bit digits."""
+        """Read an integer that is stored in 15-bit digits."""
         count: int = self._number("<i")
         if abs(count) > 5:
             raise _Bad("a number is far too large")
@@ -133,10 +133,10 @@ class _MarshalReader:
 
     def _known(self, values: list[Any], place: int) -> Any:
         if place >= len(values) or values[place] is _Bad:
-            raise _Bad("it refers to a value that is not there")
+            raise _Bad("it refers to a value that does not exist")
         found = values[place]
         if not (isinstance(found, _SCALARS) or (isinstance(found, tuple) and _is_flat(found))):
-            raise _Bad("it refers to a value inside another, which statistics never do")
+            raise _Bad("it refers to a value inside another value, which does not occur in statistics")
         return found
 
 
@@ -151,11 +151,11 @@ def read(path: Path, limits: Limits) -> HostRecord:
     try:
         found = reader.value()
         if not isinstance(found, dict) or reader.at < len(data):
-            raise _Bad("something follows the statistics" if isinstance(found, dict) else "it holds no statistics")
+            raise _Bad("something follows the statistics" if isinstance(found, dict) else "it contains no statistics")
         rows = [_row(key, value) for key, value in found.items()]
     except _Bad as error:
         why = f"{error} (byte {reader.at:,})"
-        raise TraceError(f"{path} cannot be read as statistics of cProfile: {why}.") from error
+        raise TraceError(f"{path} cannot be read as cProfile statistics: {why}.") from error
     calls = np.array([row[1] for row in rows], dtype=np.int64)
     table = pd.DataFrame(
         {
@@ -171,7 +171,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
 
 
 def _edges(found: dict[Any, Any]) -> dict[tuple[int, int], float]:
-    """Return the times of calls from one function to another in milliseconds, and the indices of both functions."""
+    """Return the milliseconds spent in calls from one function to another, by the indices of both functions."""
     places = {key: place for place, key in enumerate(found)}
     edges = {}
     for place, (_, _, _, _, callers) in enumerate(found.values()):
@@ -183,11 +183,11 @@ def _edges(found: dict[Any, Any]) -> dict[tuple[int, int], float]:
 
 
 def _row(key: Any, value: Any) -> tuple[Function, int, float, float]:
-    """Return a function, its number of calls, and the seconds in the function itself and including its callees."""
+    """Return a function, its number of calls, and its seconds excluding and including its callees."""
     if len(key) != 3 or not (isinstance(key[0], str) and _is_whole(key[1]) and isinstance(key[2], str)):
         raise _Bad("a key is not a function")
     if not (isinstance(value, tuple) and len(value) == 5 and isinstance(value[4], dict)):
-        raise _Bad("a function's figures are not those of cProfile")
+        raise _Bad("a function's figures are not in cProfile's format")
     primitive, calls, own, total = value[:4]
     counted = _is_whole(primitive) and _is_whole(calls) and 0 <= primitive <= calls < 2**62
     if not counted and (primitive, calls) != (_UNCOUNTED, _UNCOUNTED):
@@ -197,7 +197,7 @@ def _row(key: Any, value: Any) -> tuple[Function, int, float, float]:
     ):
         raise _Bad("a time is out of range")
     file, line, name = key
-    # Built-in functions have line 0 and the file "~", or "<built-in>" in the files of pyinstrument.
+    # Built-in functions have line 0 and the file "~", or "<built-in>" in pyinstrument's files.
     built_in = file in ("~", "<built-in>")
     place = int(line) if 0 <= line < 2**31 and not built_in else NONE
     return Function(without_address(name), "" if built_in else file, place), calls, float(own), float(total)
@@ -220,4 +220,4 @@ def recognised(head: bytes) -> bool:
     return (kind == ord("(") and rest == b"\x03\0\0\0") or (kind == ord(")") and rest[:1] == b"\x03")
 
 
-FORMAT = Format("statistics of cProfile (.prof)", recognised, read)
+FORMAT = Format("cProfile statistics (.prof)", recognised, read)

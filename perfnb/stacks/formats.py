@@ -1,4 +1,4 @@
-"""The formats of host profiles that perfnb reads. Each is a module in this room, and is recognised by its content."""
+"""Define the host profile formats that perfnb reads. Each format is a module and is recognised by its content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pandas as pd
 from perfnb.stacks.tree import CallTree, Function
 from perfnb.trace.trace_file import LIMITS, Limits, head_of
 
-#: The formats in the order of recognition: put a specific format before a general one.
+#: The formats, in the order of recognition. A specific format must precede a general one.
 FORMATS = (
     "perfnb.stacks.cprofile:FORMAT",
     "perfnb.stacks.speedscope:FORMAT",
@@ -37,13 +37,13 @@ class HostRecord:
     tree : CallTree or None
         The stacks as a tree of calls. It is ``None`` if the stacks are unknown, and approximate if there are `calls`.
     calls : DataFrame or None
-        For a format without stacks, one row per function: ``calls``, ``self_ms``, ``total_ms``, with `functions`.
+        For a format without stacks, one row for each of the `functions`, with ``calls``, ``self_ms`` and ``total_ms``.
     functions : tuple of Function
         The functions in `calls`.
     samples : int or None
         The number of samples.
     notes : tuple of str
-        Notes on data that is missing from the file.
+        Notes about data that is missing from the file.
     """
 
     name: str
@@ -63,11 +63,12 @@ class Format:
     Attributes
     ----------
     what : str
-        The name of the format, such as ``collapsed stacks``.
+        The name of the format, for example ``collapsed stacks``.
     recognise : callable
-        Returns whether a file has this format, given the first bytes of its uncompressed content.
+        A function that returns whether a file has this format, given the first bytes of its uncompressed content.
     read : callable
-        Reads a file, given its path and `Limits`. Raises `TraceError` if it is damaged or exceeds a limit.
+        A function that reads a file, given its path and `Limits`. It raises `TraceError` if the file is damaged or
+        exceeds a limit.
     """
 
     what: str
@@ -77,7 +78,7 @@ class Format:
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """Return all formats, in the order they are tried."""
+    """Return all formats, in the order of recognition."""
     return tuple(resolve_name(name) for name in FORMATS)
 
 
@@ -88,7 +89,7 @@ def format_of(path: Path) -> Format | None:
 
 
 def read_record(path: Path, limits: Limits = LIMITS) -> HostRecord:
-    """Read a host profile that another program wrote.
+    """Read a host profile that was written by another program.
 
     Raises
     ------
@@ -96,12 +97,12 @@ def read_record(path: Path, limits: Limits = LIMITS) -> HostRecord:
         If the file cannot be read.
     """
     found = format_of(path)
-    assert found is not None  # asked before
+    assert found is not None  # the caller has already checked this
     return found.read(path, limits.whole())
 
 
 def text_of(data: bytes) -> str:
-    """Return the characters at the start of a text. PowerShell's redirection writes UTF-16."""
+    """Decode the start of a text file. Files that were redirected in PowerShell are encoded as UTF-16."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", "replace")
     return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Read the output of ``perf script``: Linux perf samples, with the innermost call first."""
+"""Read the output of ``perf script``, which lists Linux perf samples with the innermost call first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb.stacks.formats import Format, HostRecord, text_of
 from perfnb.stacks.tree import DEEPEST, Function, TreeBuilder
 from perfnb.trace.trace_file import Limits, lines_of_file
 
-#: ``command pid[/tid] [cpu] seconds: [period] event:``; a command's name may contain spaces.
+#: ``command pid[/tid] [cpu] seconds: [period] event:``. The command may contain spaces.
 _SAMPLE = re.compile(
     r"(?P<command>\S.{0,63}?)\s{1,16}(?P<pid>-?\d{1,10})(?:/\s?\d{1,10})?\s{1,16}(?:\[\d{1,6}\]\s{1,16})?\d{1,12}\.\d{3,9}:"
     r"\s{1,32}(?:\d{1,20}\s{1,16})?(?P<event>[\w./=,:*-]{1,200}?):(?:\s.*)?",
@@ -24,7 +24,7 @@ _LONGEST = 4_096
 
 
 def recognised(head: bytes) -> bool:
-    """Return whether this is the start of such a text: comments, followed by a sample and its calls."""
+    """Return whether this is the start of ``perf script`` output: comments, followed by a sample and its calls."""
     lines = [line for line in text_of(head).split("\n") if line.strip() and not line.startswith("#")]
     if not lines or not _SAMPLE.fullmatch(lines[0].rstrip()[:_LONGEST]):
         return False
@@ -64,14 +64,14 @@ def read(path: Path, limits: Limits) -> HostRecord:
             else:
                 header = (start["command"].strip(), start["event"])
     if not samples:
-        raise TraceError(f"{path} cannot be read as text of perf script: it has no sample.")
+        raise TraceError(f"{path} cannot be read as perf script output: it contains no samples.")
     events = {event for _, event, _ in samples}
     for (command, event, stack), count in samples.items():
         outer = [Function(event), Function(command)] if len(events) > 1 else [Function(command)]
         builder.add([*map(builder.function, outer), *stack], float(count), count)
-    notes = ["Each sample counts once, whatever its period; how much time it represents is n/a."]
+    notes = ["Each sample counts once, regardless of its period. The time that a sample represents is n/a."]
     if len(events) > 1:
-        notes.append("Several events were sampled: their samples appear side by side under the event's name.")
+        notes.append("Several events were sampled. Their samples appear side by side under the names of the events.")
     if bad:
         notes.append(f"{bad:,} line{'s' * (bad != 1)} could not be read and {'were' if bad != 1 else 'was'} skipped.")
     whole = sum(samples.values())
@@ -79,7 +79,7 @@ def read(path: Path, limits: Limits) -> HostRecord:
 
 
 def _frame(line: str) -> Function | None:
-    """Return a call, ``addr symbol+0x12 (library)``."""
+    """Parse a call in the form ``addr symbol+0x12 (library)``."""
     _, _, rest = line.strip().partition(" ")
     symbol, _, library = rest.strip().rpartition(" (")
     if not symbol:
@@ -87,4 +87,4 @@ def _frame(line: str) -> Function | None:
     return Function(_OFFSET.sub("", symbol[:_LONGEST]), library.removesuffix(")")[:_LONGEST])
 
 
-FORMAT = Format("text of perf script", recognised, read)
+FORMAT = Format("perf script output", recognised, read)

@@ -1,4 +1,4 @@
-"""Save and load a host profile as a folder of Parquet files and one JSON file."""
+"""Save and load a host profile as a folder with Parquet files and a JSON file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIGURES = {
 
 
 class HostFacts(TypedDict):
-    """The contents of a saved host profile, apart from its tables."""
+    """The contents of a saved host profile, except its tables."""
 
     name: str
     format: str
@@ -47,9 +47,9 @@ HOST = SavedKind(
 
 
 def save_record(record: HostRecord, path: str | Path) -> Path:
-    """Write a host profile to the folder `path`, completely or not at all.
+    """Save a host profile to the folder `path`, either completely or not at all.
 
-    An earlier profile in the folder is replaced.
+    Any profile that was saved in the folder before is replaced.
     """
     facts = {name: getattr(record, name) for name in HostFacts.__annotations__}
     frames: dict[str, pd.DataFrame] = {}
@@ -62,12 +62,12 @@ def save_record(record: HostRecord, path: str | Path) -> Path:
 
 
 def load_record(path: str | Path) -> HostRecord:
-    """Read a host profile that `save_record` wrote.
+    """Load a host profile that was saved with `save_record`.
 
     Raises
     ------
     RecordingError
-        If there is no host profile, or it is damaged or was saved by a newer version.
+        If there is no host profile, or if it is damaged or was saved by a newer version.
     """
     saved = SavedFolder(HOST, path)
     facts: dict[str, Any] = {name: saved.facts[name] for name in HostFacts.__annotations__}

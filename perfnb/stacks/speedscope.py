@@ -1,4 +1,4 @@
-"""Read speedscope's JSON, which py-spy, memray, pyinstrument and rbspy write. Profiles can be sampled or evented."""
+"""Read speedscope's JSON format, which is written by py-spy, memray, pyinstrument and rbspy, among others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _SpeedscopeFile(msgspec.Struct):
 
 
 def read(path: Path, limits: Limits) -> HostRecord:
-    """Read a speedscope file. Profiles of several threads are placed side by side."""
+    """Read a speedscope file with sampled or evented profiles. Profiles of several threads are placed side by side."""
     data = whole_file(path, limits)
     refuse_many_values(data, str(path), limits)
     try:
@@ -60,10 +60,10 @@ def read(path: Path, limits: Limits) -> HostRecord:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _bad(path, str(error)[:200]) from error
     if not file.profiles:
-        raise _bad(path, "it has no profile")
+        raise _bad(path, "it contains no profiles")
     unit = file.profiles[0].unit
     if unit not in (*MS, "bytes", "none"):
-        raise _bad(path, "its unit is not one of speedscope's")
+        raise _bad(path, "its unit is not supported by speedscope")
     del data
     builder = TreeBuilder(str(path), limits)
     frames = [builder.function(_function(frame)) for frame in file.shared.frames]
@@ -84,17 +84,17 @@ def read(path: Path, limits: Limits) -> HostRecord:
     if idle:
         worth = f" ({duration(idle_value)})" if unit in MS else ""
         notes.append(
-            f"{counted(idle, 'sample')}{worth} without a stack, as py-spy writes for an idle thread: left out."
+            f"Left out {counted(idle, 'sample')}{worth} without a stack, which py-spy writes for idle threads."
         )
     if left := len(file.profiles) - len(chosen):
-        notes.append(f"{left:,} of its {len(file.profiles):,} profiles are in another unit and were left out.")
+        notes.append(f"{left:,} of the {len(file.profiles):,} profiles are in another unit and were left out.")
     if not is_sampled:
-        notes.append("It holds calls, not samples, so the number of samples is n/a.")
+        notes.append("The file contains calls instead of samples, so the number of samples is n/a.")
     if unit == "none":
-        notes.append("The file does not specify the unit of its values: times are n/a, and only shares are known.")
+        notes.append("The file does not specify the unit of its values. Times are n/a, and only shares are known.")
     tree = builder.tree()
     if not math.isfinite(float(tree.self.sum())):
-        raise _bad(path, "its values add up to more than any profile's")
+        raise _bad(path, "the sum of its values is implausibly large")
     kind = "ms" if unit in MS else unit
     return HostRecord(path.name, "speedscope", kind, tree, samples=samples if is_sampled else None, notes=tuple(notes))
 
@@ -139,7 +139,7 @@ def _evented(
 
 def _one(path: Path, frames: list[int], place: int) -> int:
     if not 0 <= place < len(frames):
-        raise _bad(path, "it refers to a frame that it does not have")
+        raise _bad(path, "it refers to a frame that does not exist")
     return frames[place]
 
 
@@ -161,7 +161,7 @@ FORMAT = Format(
 
 
 def _has_shape(head: bytes) -> bool:
-    """Return whether the start of a file names the schema.
+    """Return whether the start of a file contains the name of the schema.
 
     The name can be anywhere in the first bytes, because keys can be in any order.
     """

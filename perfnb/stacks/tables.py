@@ -11,14 +11,14 @@ from perfnb.recording.schema import conform
 from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tree import CallTree, Function, function_frame, numbers_of, sums_by
 
-#: The most letters of all stacks together.
+#: The maximum number of characters in all stacks together.
 MOST_LETTERS = 2**28
-#: The columns of the tree's values in each unit; none for values without a unit.
+#: The columns for the tree's values in each unit. There are none for values without a unit.
 _COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}
 
 
 def function_table(record: HostRecord) -> pd.DataFrame:
-    """Return one row per function, in descending order of own time. Recursion counts once in the totals."""
+    """Return one row per function, in descending order of own time. Recursive calls count once in the totals."""
     if record.calls is None:
         assert record.tree is not None
         return _of_tree(record, record.tree)
@@ -30,12 +30,12 @@ def function_table(record: HostRecord) -> pd.DataFrame:
 
 
 def stack_table(record: HostRecord) -> pd.DataFrame:
-    """Return one row per distinct stack, heaviest first.
+    """Return one row per distinct stack, with the heaviest stacks first.
 
     Raises
     ------
     TraceError
-        If the stacks would need too much memory as text, because each repeats the names of the calls around it.
+        If the stacks would need too much memory as text, because each stack repeats the names of the outer calls.
     """
     tree = record.tree
     if tree is None or record.calls is not None:
@@ -45,8 +45,8 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
     letters = tree.with_outer([len(each.name) + 1 for each in tree.functions])
     if int(letters[ends].sum()) > MOST_LETTERS:
         raise TraceError(
-            f"{record.name} has {len(ends):,} stacks with more than {MOST_LETTERS:,} letters in all: its functions and "
-            "its flame graph show them."
+            f"{record.name} has {len(ends):,} stacks with more than {MOST_LETTERS:,} characters in total. "
+            "Use its functions or its flame graph instead."
         )
     table = pd.DataFrame({"stack": [tree.text(node) for node in ends.tolist()]})
     if record.samples is not None:
@@ -58,9 +58,9 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
 
 
 def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
-    """Return the functions by name and file, and each call's function number.
+    """Group functions by name and file. Return the functions, and the number of each call's function.
 
-    The lines within a function differ between samples. A function's line is only known if all samples agree on it.
+    The line within a function differs between samples. A function's line is only known if all samples agree on it.
     """
     number = numbers_of((each.name, each.file, each.kind) for each in tree.functions)
     known: dict[int, Function] = {}

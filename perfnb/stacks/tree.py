@@ -1,4 +1,4 @@
-"""Merge stacks into a tree of calls, and compute the time of each function."""
+"""Merge stacks into a call tree, and compute the time of each function."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from perfnb.trace.trace_file import LIMITS, Kept, Limits, cut
 
 Floats = npt.NDArray[np.float64]
 
-#: The most calls inside calls: Python's own limit is 1,000.
+#: The maximum depth of nested calls. Python's own limit is 1,000.
 DEEPEST = 5_000
-#: Bits of a function's number.
+#: The number of bits in a function's number.
 _BITS = 31
-#: The scale of each unit of time, and the units of the columns.
+#: The factor that converts each unit of time to milliseconds, and the units of the columns.
 MS = {"nanoseconds": 1e-6, "microseconds": 1e-3, "milliseconds": 1.0, "seconds": 1e3}
 
 
 class Function(NamedTuple):
-    """A function as named in a profile. If the profile does not contain them, `file` is empty and `line` is -1.
+    """A function in a profile. If the profile does not specify them, `file` is empty and `line` is -1.
 
-    In the stacks of a step, calls with a `kind` (``phase`` or ``layer``) enclose functions.
+    In the stacks of a step, functions are inside calls with a `kind` (``phase`` or ``layer``).
     """
 
     name: str
@@ -41,15 +41,15 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True)
 class CallTree:
-    """Stacks whose common beginnings are merged. Parents precede their children.
+    """A tree of calls that merges the common beginnings of stacks. Parents precede their children.
 
     Attributes
     ----------
     functions : tuple of Function
     parent, function : ndarray
-        For each call, the call around it (-1 if there is none), and its function's index in `functions`.
+        For each call, the call that encloses it (-1 if there is none), and the index of its function in `functions`.
     self : ndarray
-        Each call's time, without the calls inside it.
+        The time of each call, excluding the calls inside it.
     samples : ndarray
         The number of samples that ended in each call.
     """
@@ -65,28 +65,28 @@ class CallTree:
 
     @cached_property
     def levels(self) -> list[Ints]:
-        """The calls at each depth, outermost first."""
+        """The calls at each depth, from the outermost depth inwards."""
         depth = self.depth
         order = np.argsort(depth, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(depth[order])) + 1) if len(order) else []
 
     @cached_property
     def depth(self) -> Ints:
-        """The number of calls around each call."""
+        """The number of calls that enclose each call."""
         depth: list[int] = []
         for parent in self.parent.tolist():
             depth.append(0 if parent == NONE else depth[parent] + 1)
         return np.array(depth, dtype=np.int64)
 
     def with_inner(self, values: npt.NDArray[np.generic]) -> Floats:
-        """Return the sum of `values` over each call and all calls inside it."""
+        """Return, for each call, the sum of `values` over the call and all calls inside it."""
         total = np.asarray(values, dtype=np.float64).copy()
         for level in reversed(self.levels[1:]):
             np.add.at(total, self.parent[level], total[level])
         return total
 
     def with_outer(self, values: Sequence[int]) -> Ints:
-        """Sum `values`, which has one entry per function, over each call and all calls around it."""
+        """Return, for each call, the sum of its function's entry in `values` and those of all enclosing calls."""
         total = np.array(values, dtype=np.int64)[self.function] if len(self) else self.function.copy()
         for level in self.levels[1:]:
             total[level] += total[self.parent[level]]
@@ -94,13 +94,13 @@ class CallTree:
 
     @cached_property
     def total(self) -> Floats:
-        """Each call's time, including the calls inside it."""
+        """The time of each call, including the calls inside it."""
         return self.with_inner(self.self)
 
     def order(self, keys: Sequence[npt.NDArray[np.generic]]) -> Ints:
-        """Return the calls so that each precedes the calls inside it.
+        """Sort the calls so that each call precedes the calls inside it.
 
-        Siblings are ordered by `keys`, where the last key is the most important.
+        Siblings are sorted by `keys`, of which the last key is the most important.
         """
         count = self.with_inner(np.ones(len(self)))
         place = np.zeros(len(self), dtype=np.int64)
@@ -117,16 +117,16 @@ class CallTree:
         return order
 
     def outermost(self, group: Ints) -> Bools:
-        """Return, for each call, whether no call around it belongs to the same group.
+        """Return whether each call is the outermost call of its group.
 
-        The result is used to count recursion only once. A group is, for example, a function.
+        A group is, for example, a function. This is used to count recursive calls only once.
         """
         order = self.order([])
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
         end = place + self.with_inner(np.ones(len(self))).astype(np.int64)
         ranked = np.lexsort((place, group))
-        # Groups one after the other: the ends of an earlier one are below everything of a later one.
+        # Place the groups one after another, so that all ends in a group are below everything in later groups.
         _, number = np.unique(group[ranked], return_inverse=True)
         shift = number * (len(self) + 1)
         reached = np.maximum.accumulate(end[ranked] + shift)
@@ -135,7 +135,7 @@ class CallTree:
         return outermost
 
     def text(self, node: int) -> str:
-        """Return a call's stack in the notation of collapsed stacks, outermost call first."""
+        """Return a call's stack in the format of collapsed stacks, with the outermost call first."""
         names: list[str] = []
         while node != NONE:
             names.append(self.functions[self.function[node]].name)
@@ -145,7 +145,7 @@ class CallTree:
 
 @dataclass
 class TreeBuilder:
-    """Merges stacks as they arrive.
+    """Builder of a call tree, which merges stacks one at a time.
 
     Parameters
     ----------
@@ -158,8 +158,8 @@ class TreeBuilder:
     source: str
     limits: Limits = LIMITS
     _functions: dict[Function, int] = field(default_factory=dict)
-    #: Numbers of calls by the number of the call around it, from 1, and that of its function: pairs would take twice
-    #: the memory.
+    #: The number of each call, by the number of the enclosing call (from 1) combined with the number of its function.
+    #: Using pairs would need twice as much memory.
     _nodes: dict[int, int] = field(default_factory=dict)
     _self: array[float] = field(default_factory=lambda: array("d"))
     _samples: array[int] = field(default_factory=lambda: array("q"))
@@ -168,14 +168,14 @@ class TreeBuilder:
         self.kept = Kept(self.source, self.limits)
 
     def function(self, function: Function) -> int:
-        """Return a function's number. A name that is too long is cut."""
+        """Return the number of a function. Names that are too long are cut off."""
         if function not in self._functions:
             self.kept.add(2)
             function = function._replace(name=cut(function.name), file=cut(function.file))
         return self._functions.setdefault(function, len(self._functions))
 
     def inside(self, parent: int, function: int) -> int:
-        """Return a function's call inside another call."""
+        """Return the call to a function inside another call."""
         node = self._nodes.setdefault((parent + 1) << _BITS | function, len(self._nodes))
         if node == len(self._self):
             self.kept.add()
@@ -184,7 +184,7 @@ class TreeBuilder:
         return node
 
     def add(self, stack: Sequence[int], value: float, samples: int = 1) -> None:
-        """Add a stack of functions, outermost first."""
+        """Add a stack of functions, with the outermost function first."""
         if len(stack) > DEEPEST:
             raise TraceError(f"{self.source} was not read: a stack has {len(stack):,} calls, more than {DEEPEST:,}.")
         node = NONE
@@ -194,7 +194,7 @@ class TreeBuilder:
             self.count(node, value, samples)
 
     def count(self, node: int, value: float, samples: int = 0) -> None:
-        """Add to the time of a call itself."""
+        """Add a value to a call's own time."""
         self._self[node] += value
         self._samples[node] += samples
 
@@ -211,13 +211,13 @@ class TreeBuilder:
 
 
 def numbers_of(things: Iterable[Hashable]) -> Ints:
-    """Number things in the order of their first appearance, with the same number for equal things."""
+    """Assign a number to each object, in order of first appearance. Equal objects have the same number."""
     seen: dict[Hashable, int] = {}
     return np.array([seen.setdefault(thing, len(seen)) for thing in things], dtype=np.int64)
 
 
 def sums_by(tree: CallTree, group: Ints, count: int, values: Mapping[str, npt.NDArray[np.generic]]) -> pd.DataFrame:
-    """Return ``self_<name>`` and ``total_<name>`` of the values for each group of calls. Recursion counts once."""
+    """Return ``self_<name>`` and ``total_<name>`` for each group of calls. Recursive calls count only once."""
     known = group != NONE
     first = tree.outermost(group) & known
     columns = {}
@@ -230,7 +230,7 @@ def sums_by(tree: CallTree, group: Ints, count: int, values: Mapping[str, npt.ND
 
 
 def function_frame(functions: Sequence[Function]) -> pd.DataFrame:
-    """Return the columns that name functions."""
+    """Return the columns that identify functions."""
     line = np.array([each.line for each in functions], dtype=np.int64)
     return pd.DataFrame(
         {

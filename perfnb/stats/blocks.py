@@ -1,4 +1,4 @@
-"""Compute intervals for a long run's figures from contiguous blocks of steps, which autocorrelation hardly affects.
+"""Compute intervals for a long run from contiguous blocks of steps, which makes them robust to autocorrelation.
 
 Neighbouring steps depend on each other: the machine is busy for a while, a cache fills, a loader delivers in bursts. If
 the blocks are much longer than these effects, their figures are nearly independent (method of batch means; Law,
@@ -17,18 +17,18 @@ import numpy as np
 from perfnb.stats.change_points import change_points
 from perfnb.stats.intervals import Centre, Floats, Samples, lag1
 
-#: The number of blocks of a run, the fewest for an interval, and the fewest steps in each.
+#: The number of blocks in a run, the minimum number for an interval, and the minimum number of steps per block.
 BLOCKS, FEWEST_BLOCKS, SHORTEST = 20, 6, 5
-#: The number of blocks among which changes are searched.
+#: The number of blocks that are searched for changes.
 FINE_BLOCKS = 60
-#: A change that chance gives more often than this does not count.
+#: A change is ignored if chance alone would produce it more often than this.
 _LEVEL = 0.01
-#: Fewest blocks on either side of a change, and most changes that are separated.
+#: The minimum number of blocks on either side of a change, and the maximum number of changes.
 _FEWEST_ASIDE, _MOST_CHANGES = 3, 3
 
 
 def in_blocks(*series: Samples, most: int = BLOCKS) -> list[tuple[np.ndarray[Any, Any], ...]]:
-    """Cut series of equal length into the same contiguous blocks of at least `SHORTEST` values.
+    """Split series of equal length into the same contiguous blocks of at least `SHORTEST` values.
 
     The result is empty if the series are too short.
     """
@@ -39,7 +39,7 @@ def in_blocks(*series: Samples, most: int = BLOCKS) -> list[tuple[np.ndarray[Any
 
 
 def mean_of_blocks(values: Samples) -> Centre:
-    """Return the mean of the blocks' figures with its 95 % t interval.
+    """Return the mean of the block values with its 95 % t interval.
 
     The interval is wider if neighbouring blocks are correlated.
 
@@ -60,11 +60,11 @@ def mean_of_blocks(values: Samples) -> Centre:
 
 
 def ratio_of_sums(parts: Samples, wholes: Samples) -> Centre:
-    """Return one sum's share of another, such as waits in steps, with its interval over blocks."""
+    """Return the ratio of two sums, such as waiting time and total time, with its interval over blocks."""
     blocks = in_blocks(parts, wholes)
     whole = float(np.sum(wholes))
     share = float(np.sum(parts)) / whole if whole > 0 else math.nan
-    # The delta method: how far the part of each block is from what its whole would have at the overall share.
+    # The delta method: the difference between each block's part and the part expected from the overall share.
     off = [float(part.sum() - share * every.sum()) for part, every in blocks]
     if not blocks or not whole > 0:
         return Centre(share, -math.inf, math.inf)
@@ -74,10 +74,10 @@ def ratio_of_sums(parts: Samples, wholes: Samples) -> Centre:
 
 
 def difference(a: Centre, b: Centre) -> Centre:
-    """Return b minus a for two independent figures.
+    """Return b minus a for two independent estimates.
 
-    Each end of the interval is at a distance that is the square root of the sum of the two squared distances to the
-    figures' own ends (method of variance estimates recovery; Zou and Donner, Statistics in Medicine 27, 2008).
+    The distance from the difference to each end of its interval is the square root of the sum of the squared distances
+    for the two estimates (method of variance estimates recovery; Zou and Donner, Statistics in Medicine 27, 2008).
     """
     centre = b.estimate - a.estimate
     down = math.hypot(b.estimate - b.low, a.high - a.estimate)
@@ -86,7 +86,7 @@ def difference(a: Centre, b: Centre) -> Centre:
 
 
 def log_median_of_blocks(times: Samples) -> Centre:
-    """Return the mean logarithm of the medians of blocks of step times, which must all be above 0."""
+    """Return the mean logarithm of the block medians of step times, which must all be greater than 0."""
     blocks = in_blocks(times)
     if not blocks:
         return Centre(float(np.log(np.median(times))) if len(times) else math.nan, -math.inf, math.inf)
@@ -95,7 +95,7 @@ def log_median_of_blocks(times: Samples) -> Centre:
 
 @dataclass(frozen=True)
 class Changes:
-    """How a figure changed over a run.
+    """The changes in a measured quantity over a run.
 
     Attributes
     ----------
@@ -104,10 +104,10 @@ class Changes:
     places : tuple of int
         The indices of the first sample after each jump. It is empty if there are no jumps.
     levels : tuple of float
-        For jumps, the geometric means of the blocks' medians before, between and after them. For a drift, the levels at
-        its start and end. If steady, the median of all samples.
+        For jumps, the geometric means of the block medians before, between and after the jumps. For a drift, the levels
+        at its start and end. For a steady series, the median of all samples.
     ratio : Centre
-        The last level divided by the first, with its 95 % interval. It is 1 if steady.
+        The last level divided by the first, with its 95 % interval. It is 1 for a steady series.
     """
 
     kind: str
@@ -117,10 +117,10 @@ class Changes:
 
 
 def changes_in(times: Samples) -> Changes | None:
-    """Return whether step times jumped or drifted, or ``None`` if there are too few.
+    """Determine whether step times jumped or drifted. Return ``None`` if there are too few of them.
 
     `change_points` looks for jumps among the medians of blocks, and only the clearest jumps count. If a straight line
-    describes the blocks better than the jumps, the change is a drift (Theil and Sen's slope).
+    describes the blocks better than jumps do, the change is a drift (Theil and Sen's slope).
     """
     from scipy.stats import theilslopes
 
@@ -143,7 +143,7 @@ def changes_in(times: Samples) -> Changes | None:
     if float(np.abs(logs - line).sum()) <= steps_off and (slowest > 0 or fastest < 0):
         ratio = Centre(*(math.exp(growth * (len(logs) - 1)) for growth in (slope, slowest, fastest)))
         return Changes("drift", (), (math.exp(line[0]), math.exp(line[-1])), ratio)
-    # Means, because the interval of their ratio is about means: medians of uneven levels can lie outside it.
+    # These are means because the interval of their ratio refers to means. Medians of uneven levels can lie outside it.
     levels = tuple(math.exp(float(np.mean(logs[part]))) for part in parts)
     apart = difference(mean_of_blocks(logs[parts[0]]), mean_of_blocks(logs[parts[-1]]))
     ratio = Centre(levels[-1] / levels[0], *(math.exp(min(700.0, edge)) for edge in apart[1:]))
@@ -152,9 +152,9 @@ def changes_in(times: Samples) -> Changes | None:
 
 
 def _edge(values: Floats, ends: Any, place: int, before: float, after: float) -> int:
-    """Return the sample nearest to a jump between blocks, which is the one that splits the neighbouring blocks best."""
+    """Return the sample near a jump between blocks at which the neighbouring blocks are best divided."""
     low = int(ends[place - 2]) if place > 1 else 0
     high = int(ends[min(place, len(ends) - 1)])
-    # The amount that a sample adds to the misfit if it counts to the level before, rather than the one after.
+    # The increase in the misfit if a sample is assigned to the level before the jump rather than to the level after it.
     off = np.abs(values[low:high] - before) - np.abs(values[low:high] - after)
     return low + int(np.argmin(np.concatenate([[0.0], np.cumsum(off)])))

@@ -12,12 +12,12 @@ import numpy as np
 
 from perfnb.stats.intervals import CORRELATED, Floats, Samples, lag1, ranks_of
 
-#: Fewest values on either side of a change, by default.
+#: The default minimum number of values on either side of a change.
 FEWEST_ASIDE = 5
 
 
 class ChangePoint(NamedTuple):
-    """A change of level: the index of the first value after it, and how often chance produces one as clear."""
+    """A change of level, with the index of the first value after it and the p-value of the change."""
 
     place: int
     p_value: float
@@ -26,12 +26,12 @@ class ChangePoint(NamedTuple):
 def change_points(
     values: Samples, level: float = 0.05, comparisons: int = 1, fewest: int = FEWEST_ASIDE
 ) -> list[ChangePoint]:
-    """Find the places where a sequence changes its level, in order.
+    """Find the places where the level of a sequence changes, in order.
 
     The sums of ranks before and after each place are compared (Wilcoxon), and the place where they differ the most is
     tested (Lausen and Schumacher, Biometrics 48, 1992). Each side of a change is then searched with half of the level.
     The probability of finding a change in a sequence without changes is therefore at most `level`, and the same applies
-    to each further false change. Outliers only count by their rank.
+    to each further false change. Outliers have little influence because only their ranks are used.
 
     If neighbouring values are correlated, as when a machine is slow for days, the statistic is divided by the square
     root of (1 + rho) / (1 - rho) (Bayley and Hammersley, 1946).
@@ -43,7 +43,7 @@ def change_points(
     level : float
         The probability of finding a change among all sequences without changes.
     comparisons : int
-        The number of sequences that are searched (Bonferroni).
+        The number of sequences that are searched, for the Bonferroni correction.
     fewest : int
         The smallest number of values on either side of a change.
 
@@ -79,11 +79,13 @@ def _found(values: Floats, offset: int, level: float, times: int, fewest: int) -
 
 
 def _nearest(values: Floats, place: int, fewest: int) -> int:
-    """Return the place near a change that best splits its sides, with the smallest distances from the medians of
-    both.
+    """Return the place near a change that best separates its two sides.
+
+    The best place has the smallest total distance of the values from the median of their side.
     """
     before, after = np.median(values[:place]), np.median(values[place:])
-    # The amount that a value adds to the misfit if it counts to the level before, rather than to the one after.
+    # The increase in the misfit if a value is assigned to the level before the change rather than to the level after
+    # it.
     misfit = np.concatenate([[0.0], np.cumsum(np.abs(values - before) - np.abs(values - after))])
     return int(np.argmin(misfit[fewest : len(values) - fewest + 1])) + fewest
 
@@ -102,7 +104,7 @@ def _p_of_largest(largest: float, margin: float) -> float:
 
 
 def _inflation(values: Floats, place: int) -> float:
-    """Return how much correlation increases the variance of sums, or 1 if no correlation exceeds chance.
+    """Return the factor by which correlation increases the variance of sums, or 1 if it does not exceed chance.
 
     This is the smaller of two estimates, neither of which mistakes changes for correlation. One is the correlation of
     the values without the change at `place`. The other is -(1 - rho) / 2, the correlation of neighbouring differences

@@ -1,4 +1,4 @@
-"""Judge whether b is faster than a, slower or the same, or whether the measurements cannot show this.
+"""Determine whether b is faster than a, slower or equally fast, or whether the measurements are inconclusive.
 
 Measurements can be compared in pairs, unpaired, or many at once.
 """
@@ -17,9 +17,9 @@ from perfnb.stats.blocks import difference
 from perfnb.stats.intervals import CORRELATED, Centre, Floats, Samples, hodges_lehmann, lag1, signed_rank_p, spread
 from perfnb.stats.planning import smallest_detectable
 
-#: Above this, pairs are merged into blocks: the number of Walsh averages grows with the square.
+#: If there are more pairs, they are merged into blocks, because the number of Walsh averages grows quadratically.
 _MOST = 1000
-#: The ratio of the 90 % to the 95 % normal quantile, by which the equivalence interval is narrower.
+#: The ratio of the 90 % to the 95 % normal quantile. The equivalence interval is narrower by this factor.
 _INNER = 1.6449 / 1.9600
 
 Bounds = tuple[float, float]
@@ -78,11 +78,11 @@ def within_band(ratio_ci: tuple[float, float], equal_within: float) -> bool:
 
 
 def judge(ratio_ci: Bounds | None, ratio: float, equivalent: bool, significant: bool = False) -> str:
-    """Return the verdict, which depends on equivalence first, and then on the sign of the difference.
+    """Return the verdict. Equivalence is checked first, and then the sign of the difference.
 
-    A difference is shown if the interval excludes 1, or if another test finds it `significant`. If the difference is
-    shown to be within the band, the verdict is "same", because it does not matter by the user's own standard. If it may
-    exceed the band, the verdict is "faster" or "slower". In all other cases, the verdict is "inconclusive".
+    There is a difference if the interval excludes 1, or if another test finds it `significant`. If the difference is
+    known to be within the band, the verdict is "same", because the user has declared such differences irrelevant. If it
+    may exceed the band, the verdict is "faster" or "slower". In all other cases, the verdict is "inconclusive".
     """
     if ratio_ci is None:
         return "inconclusive"
@@ -93,14 +93,15 @@ def judge(ratio_ci: Bounds | None, ratio: float, equivalent: bool, significant: 
 
 
 def compare_pairs(log_ratios: Samples, equal_within: float = 0.02, confidence: float = 0.95) -> PairedComparison:
-    """Judge pairs measured in random order within each pair.
+    """Compare two steps that were measured in pairs, in random order within each pair.
 
-    The ratio is the Hodges-Lehmann estimate, and its interval and p-value come from Wilcoxon's signed ranks. Because
-    the order is random, drift is as likely to add as to subtract. Without a difference, the log ratios are therefore
-    symmetric around 0, as the test requires, and heavy tails do not matter. (A BCa bootstrap interval of the mean
-    covers the truth in about 75 of 100 experiments of 6 to 20 pairs if some pairs stall.) If neighbouring log ratios
-    are still autocorrelated, for example because a load slows one of the two more than the other, the interval is
-    widened to the width for n (1 - rho) / (1 + rho) independent pairs (Bayley and Hammersley, 1946).
+    The ratio is the Hodges-Lehmann estimate, and its interval and p-value come from Wilcoxon's signed-rank test.
+    Because the order is random, drift is as likely to increase a log ratio as to decrease it. If there is no
+    difference, the log ratios are therefore symmetric around 0, as the test requires, and heavy tails do not matter. (A
+    BCa bootstrap interval of the mean covers the truth in about 75 of 100 experiments of 6 to 20 pairs if some pairs
+    stall.) If neighbouring log ratios are still autocorrelated, for example because a load slows one of the two more
+    than the other, the interval is widened to the width for n (1 - rho) / (1 + rho) independent pairs (Bayley and
+    Hammersley, 1946).
 
     Parameters
     ----------
@@ -109,13 +110,13 @@ def compare_pairs(log_ratios: Samples, equal_within: float = 0.02, confidence: f
     equal_within : float
         The largest relative difference that does not matter, or 0 if every difference matters.
     confidence : float
-        The confidence level of the ratio's interval. The equivalence interval leaves out twice as much.
+        The confidence level of the ratio's interval. The equivalence interval excludes twice as much probability.
     """
     if not 0 <= equal_within < 1:
         raise ValueError(f"equal_within must be between 0 and 1, not {equal_within!r}.")
     values = np.asarray(log_ratios, dtype=float)
     if len(values) == 0 or not np.isfinite(values).all():
-        raise ValueError("Log ratios must be given and finite, because every step takes some time.")
+        raise ValueError("There must be at least one log ratio, and all log ratios must be finite.")
     values = _joined(values)
     n, rho = len(values), _correlation(values)
     independent = n if rho == 0 else max(3.0, n * (1 - rho) / (1 + rho))
@@ -156,7 +157,7 @@ def _correlation(values: Floats) -> float:
 
 
 def _widening(n: int, independent: float) -> float:
-    """Return the factor by which the interval of n values widens if they are equivalent to fewer independent values."""
+    """Return how many times wider the interval of n values is if they are worth fewer independent values."""
     from scipy.special import stdtrit
 
     if independent >= n:
@@ -170,7 +171,7 @@ def _widened(centre: Centre, wider: float) -> Centre:
 
 
 def _weakened(p_value: float, wider: float) -> float:
-    """Return the p-value after dividing its normal deviate by the factor by which the interval widens."""
+    """Return the p-value after dividing its normal deviate by `wider`, the factor by which the interval widens."""
     from scipy.special import ndtr, ndtri
 
     return float(2 * ndtr(ndtri(p_value / 2) / wider))
@@ -185,8 +186,8 @@ class UnpairedComparison:
     ratio : float
         b divided by a. If it is below 1, b is faster.
     ratio_ci : tuple of float or None
-        The ratio's 95 % interval. It only covers the noise within each measurement, and not changes on the machine
-        between them. It is ``None`` if either median has no interval.
+        The ratio's 95 % interval. It covers the noise within each measurement, but not changes on the machine between
+        the two measurements. It is ``None`` if either median has no interval.
     verdict : str
         "faster", "slower", "same" or "inconclusive", for b compared with a, as for pairs.
     """
@@ -213,9 +214,9 @@ def compare_medians(
 
 
 def holm(p_values: Samples) -> Floats:
-    """Return adjusted p-values.
+    """Adjust p-values for multiple comparisons.
 
-    They keep the chance of any false positive among all comparisons at the level of a single comparison.
+    The adjusted values keep the probability of any false positive among all comparisons at the level of one comparison.
 
     The k-th smallest of m p-values is multiplied by m - k + 1, and no p-value is below the one before it (Holm,
     Scandinavian Journal of Statistics 6, 1979).
@@ -231,7 +232,7 @@ def holm(p_values: Samples) -> Floats:
 def compare_all(
     times: Mapping[str, Samples], equal_within: float = 0.02, confidence: float = 0.95
 ) -> dict[tuple[str, str], PairedComparison]:
-    """Compare each pair of names, in the order given. The first name in a pair is the baseline.
+    """Compare every pair of names, in the order given. The first name in each pair is the baseline.
 
     Parameters
     ----------
@@ -242,27 +243,27 @@ def compare_all(
     -------
     dict
         The comparisons by (baseline, candidate). ``ratio_ci`` and ``equivalence_ci`` are simultaneous (Bonferroni):
-        each of m comparisons leaves out an m-th part of 5 % (or 10 %). ``p_value`` is Holm's, which rejects more often
-        than these intervals. A difference counts if either method finds it, so an interval can just include 1 although
-        the verdict is "faster" or "slower".
+        each of m comparisons excludes 5 % (or 10 %) divided by m. ``p_value`` is adjusted by Holm's method, which finds
+        more differences than these intervals do. A difference counts if either method finds it, so an interval may just
+        include 1 even though the verdict is "faster" or "slower".
     """
     logs = {name: np.log(np.asarray(samples, dtype=float)) for name, samples in times.items()}
     if len({len(values) for values in logs.values()}) > 1:
-        raise ValueError("Every name must have run in every round.")
+        raise ValueError("Every name must have one time for each round.")
     pairs = list(combinations(logs, 2))
     found = _compare_together([logs[b] - logs[a] for a, b in pairs], equal_within, confidence)
     return dict(zip(pairs, found, strict=True))
 
 
 def compare_with_first(*groups_ms: Floats, equal_within: float = 0.02) -> list[PairedComparison]:
-    """Compare each row of times with the first row of its group, as in `compare_all`, with all groups together."""
+    """Compare each row of times with the first row in its group, as `compare_all` does, over all groups together."""
     return _compare_together([np.log(row) - np.log(group[0]) for group in groups_ms for row in group[1:]], equal_within)
 
 
 def _compare_together(
     log_ratios: Sequence[Floats], equal_within: float, confidence: float = 0.95
 ) -> list[PairedComparison]:
-    """Compare several sets of pairs, with simultaneous intervals and with Holm's p-values over all of them."""
+    """Compare several sets of pairs, with simultaneous intervals and Holm's p-values across all sets."""
     each = 1 - (1 - confidence) / max(1, len(log_ratios))
     comparisons = [compare_pairs(values, equal_within, each) for values in log_ratios]
     adjusted = holm([one.p_value for one in comparisons]).tolist()

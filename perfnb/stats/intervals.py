@@ -12,9 +12,9 @@ import numpy as np
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Samples: TypeAlias = Sequence[float] | np.ndarray[Any, Any]
 
-#: Above this lag-1 autocorrelation, samples do not count as independent.
+#: Samples are treated as independent up to this lag-1 autocorrelation.
 CORRELATED = 0.2
-#: Fewest samples for an autocorrelation.
+#: The minimum number of samples for estimating an autocorrelation.
 FEWEST_FOR_LAG = 8
 
 ORDER_STATISTICS = "order statistics"
@@ -31,16 +31,16 @@ class Interval(NamedTuple):
 
 
 def interval_of_median(samples: Samples, confidence: float = 0.95) -> Interval | None:
-    """Return the confidence interval of the median of samples in order.
+    """Return a confidence interval for the median of consecutive samples.
 
     Return ``None`` for fewer than 6 samples, which are too few for 95 %.
 
-    This is the same as `quantile_interval` unless the samples are autocorrelated. The number of samples below the
-    median of a stationary sequence has mean n/2 and variance V n/4, where V = n / `effective_size`. The interval then
-    ends at the order statistics where a normal distribution with that variance leaves out as much as `confidence`
-    allows (Sen, 1968, for dependent processes). If these ranks are outside the sample, the range is returned, and
-    ``method`` names it. A moving-block bootstrap with blocks of n^(1/3) is slower and covers less: with autocorrelation
-    0.6 and n = 50, in 85 of 100 cases instead of 95.
+    Unless the samples are autocorrelated, the result is the same as that of `quantile_interval`. The number of samples
+    below the median of a stationary sequence has mean n/2 and variance V n/4, where V = n / `effective_size`. The ranks
+    of the interval's ends are therefore taken from a normal distribution with this mean and variance (Sen, 1968, for
+    dependent processes). If these ranks are outside the sample, the range of the sample is returned, and ``method`` is
+    `RANGE`. A moving-block bootstrap with blocks of n^(1/3) is slower and covers less: with autocorrelation 0.6 and n =
+    50, in 85 of 100 cases instead of 95.
     """
     from scipy.special import ndtri
 
@@ -58,10 +58,10 @@ def interval_of_median(samples: Samples, confidence: float = 0.95) -> Interval |
 
 
 def lag1(samples: Samples) -> float:
-    """Return the lag-1 autocorrelation of ranks, so that a stall neither creates nor hides it.
+    """Return the lag-1 autocorrelation of the samples' ranks. Ranks prevent a stall from creating or hiding it.
 
-    The result is 0 if all samples are equal. The estimate from n values is too small by about (1 + 3 rho) / (n - 1)
-    (Kendall, 1954), so this is corrected. For fewer than 8 samples, the result is 0.
+    The result is 0 if all samples are equal or if there are fewer than 8. The estimate from n values is too small by
+    about (1 + 3 rho) / (n - 1) (Kendall, 1954), and this bias is corrected.
     """
     n = len(samples)
     if n < FEWEST_FOR_LAG:
@@ -75,7 +75,7 @@ def lag1(samples: Samples) -> float:
 
 
 def ranks_of(samples: Samples) -> Floats:
-    """Return ranks starting at 1, where ties share their mean rank.
+    """Return the rank of each sample, starting at 1. Tied samples receive their mean rank.
 
     This is equivalent to `scipy.stats.rankdata`, which is slow to import.
     """
@@ -87,9 +87,9 @@ def ranks_of(samples: Samples) -> Floats:
 def effective_size(samples: Samples) -> float:
     """Return the number of independent samples that would determine the median equally well.
 
-    It is n itself if `lag1` is at most 0.2.
+    The result is n if `lag1` is at most 0.2.
 
-    The result is n divided by the sum, over all lags, of the autocorrelations of being above or below the median. Of
+    Otherwise it is n divided by the sum, over all lags, of the autocorrelations of being above or below the median. Of
     two estimates of this sum, the larger is used. One models the sequence as a first-order autoregression, where normal
     values with a correlation r have signs with a correlation of 2/pi arcsin(r) (Sheppard, 1899). The other sums the
     measured autocorrelations as long as the sums of pairs are positive and do not grow (Geyer, 1992, initial monotone
@@ -107,7 +107,7 @@ def _sum_of_autocorrelations(values: Floats) -> float:
     signs = np.sign(values - np.median(values))
     signs = signs - signs.mean()
     n = len(signs)
-    # By Fourier transform, padded so that the end does not wrap around to the start.
+    # Use a Fourier transform, with padding so that the end does not wrap around to the start.
     spectrum = np.fft.rfft(signs, 2 * n)
     correlations = np.fft.irfft(np.abs(spectrum) ** 2)[: n // 2 * 2]
     if correlations[0] <= 0:
@@ -117,14 +117,14 @@ def _sum_of_autocorrelations(values: Floats) -> float:
     return max(1.0, 2 * float(np.minimum.accumulate(positive).sum()) - 1) if len(positive) else 1.0
 
 
-#: Fewest differences that can be significant at 95 %: the smallest two-sided p-value of n is 2 / 2^n.
+#: The minimum number of differences for significance at 95 %. With n differences, the smallest p-value is 2 / 2^n.
 FEWEST_PAIRS = 6
-#: Up to this number of differences the null distribution is exact, above it normal.
+#: The exact null distribution is used up to this number of differences, and a normal distribution above it.
 _EXACT = 150
 
 
 class Centre(NamedTuple):
-    """An estimate of the centre with its interval, which is infinite if there are too few differences."""
+    """An estimate of the centre and its interval, which is infinite if there are too few differences."""
 
     estimate: float
     low: float
@@ -147,12 +147,12 @@ def walsh_averages(differences: Samples) -> Floats:
 
 
 def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
-    """Return the centre of symmetric differences.
+    """Estimate the centre of differences that are distributed symmetrically.
 
-    It is the median of their Walsh averages, with the interval from Wilcoxon's test. The interval from the k-th
-    smallest to the k-th largest Walsh average covers the centre with probability 1 - 2 P(W < k), where W is the
-    signed-rank statistic under the null hypothesis (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods,
-    sections 3.2 and 3.3).
+    The estimate is the median of their Walsh averages, and its interval comes from Wilcoxon's test. The interval from
+    the k-th smallest to the k-th largest Walsh average covers the centre with probability 1 - 2 P(W < k), where W is
+    the signed-rank statistic under the null hypothesis (Hollander, Wolfe and Chicken, Nonparametric Statistical
+    Methods, sections 3.2 and 3.3).
     """
     averages = walsh_averages(differences)
     if len(averages) == 0:
@@ -164,10 +164,11 @@ def hodges_lehmann(differences: Samples, confidence: float = 0.95) -> Centre:
 
 
 def signed_rank_p(differences: Samples) -> float:
-    """Return the two-sided p-value of Wilcoxon's signed-rank test that the centre is 0.
+    """Return the two-sided p-value of Wilcoxon's signed-rank test for a centre of 0.
 
-    It agrees with `hodges_lehmann`. Without ties and zeros, `scipy.stats.wilcoxon` returns the same result, but with
-    them, it switches its method and warns. In this function, one half of a Walsh average of 0 counts towards each side.
+    The p-value is consistent with the interval of `hodges_lehmann`. `scipy.stats.wilcoxon` returns the same result if
+    there are no ties or zeros. Otherwise, it switches to another method and warns, whereas this function counts half of
+    each Walsh average of 0 towards each side.
     """
     averages = walsh_averages(differences)
     n = len(differences)
@@ -178,11 +179,11 @@ def signed_rank_p(differences: Samples) -> float:
 
 
 def spread(differences: Samples) -> float:
-    """Return the standard deviation of normal differences with an interval of the same width.
+    """Return the standard deviation of normally distributed differences that would have an interval of the same width.
 
-    It is robust against stalls. The result is the half-width of the interval, divided by t with n - 1 degrees of
-    freedom and multiplied by the square root of n. If there are too few differences for an interval, it is the sample
-    standard deviation.
+    This estimate is robust to stalls. It is the half-width of the interval, divided by t with n - 1 degrees of freedom
+    and multiplied by the square root of n. If there are too few differences for an interval, it is the sample standard
+    deviation.
     """
     from scipy.special import stdtrit
 
@@ -190,7 +191,7 @@ def spread(differences: Samples) -> float:
     n = len(values)
     if n < 2:
         return np.nan
-    # The exact confidence of the ranks, which for few differences is well above the nominal one.
+    # The exact confidence of the ranks is well above the nominal confidence if there are few differences.
     k = _rank(n, 0.95)
     if k < 1:
         return float(values.std(ddof=1))
@@ -199,12 +200,12 @@ def spread(differences: Samples) -> float:
 
 
 def _rank(n: int, confidence: float) -> int:
-    """Return the largest k with P(W < k) at most half of what `confidence` leaves out, or 0 if there is none."""
+    """Return the largest k such that P(W < k) is at most (1 - `confidence`) / 2, or 0 if there is none."""
     from scipy.special import ndtri
 
     tail = (1 - confidence) / 2
     if n <= _EXACT:
-        # A rounding error of the sums must not cost a rank.
+        # A rounding error in the sums must not change the rank.
         return int(np.searchsorted(_distribution(n), tail * (1 + 1e-9), side="right"))
     mean, deviation = _moments(n)
     return int(np.floor(mean + 0.5 + float(ndtri(tail)) * deviation))
@@ -237,7 +238,7 @@ def _distribution(n: int) -> Floats:
 
 
 def steps_for_quantile(q: float, confidence: float = 0.95) -> int:
-    """Return the smallest number of samples that supports a quantile.
+    """Return the smallest number of samples from which a quantile can be estimated.
 
     The largest of n samples is above the quantile with probability 1 - q^n. This is the distribution-free one-sided
     bound for independent samples (Hahn and Meeker, Statistical Intervals, on one-sided bounds). For a quantile below
@@ -256,11 +257,11 @@ def quantile(samples: Samples, q: float) -> float | None:
 
 
 def quantile_interval(samples: Samples, q: float, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Return the confidence interval of a quantile of independent samples, or ``None`` if there are too few.
+    """Return a confidence interval for a quantile of independent samples, or ``None`` if there are too few samples.
 
-    The quantile is below the k-th smallest of n with probability ``P(Binomial(n, q) < k)``; each end leaves out half of
-    what `confidence` allows (David and Nagaraja, Order Statistics, section 7.1). At 95 %, the median needs 6 samples
-    and the 95th percentile needs 72.
+    The quantile is below the k-th smallest of n with probability ``P(Binomial(n, q) < k)``; each end excludes (1 -
+    `confidence`) / 2 (David and Nagaraja, Order Statistics, section 7.1). At 95 %, the median needs 6 samples and the
+    95th percentile needs 72.
     """
     from scipy.special import bdtr
 
@@ -278,8 +279,9 @@ def quantile_interval(samples: Samples, q: float, confidence: float = 0.95) -> t
 def relative_standard_error(samples: Samples) -> float | None:
     """Return the relative standard error of the median.
 
-    Return ``None`` if there is no interval, or if a sample is 0. The error follows from the width of the 95 % interval
-    on the log scale, so it is large if half of the steps stall, regardless of which half the median is in.
+    Return ``None`` if there is no interval, or if a sample is 0. The error is computed from the width of the 95 %
+    interval on the log scale. It is therefore large if half of the steps stall, whether or not the median is among
+    them.
     """
     interval = interval_of_median(samples)
     if interval is None or interval.low <= 0:

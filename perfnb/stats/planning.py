@@ -1,6 +1,4 @@
-"""Plan how many steps or pairs of steps a measurement needs. The number is determined by a pilot and fixed in
-advance.
-"""
+"""Plan how many steps or pairs a measurement needs. A pilot determines the number, which is then fixed."""
 
 from __future__ import annotations
 
@@ -11,18 +9,20 @@ import numpy as np
 
 from perfnb.stats.intervals import FEWEST_PAIRS, Samples, effective_size, interval_of_median, spread
 
-#: The upper confidence limit used for a pilot's standard deviation, because half of all pilots underestimate it.
+#: The confidence level of the upper limit that is used for a pilot's standard deviation, because half of all pilots
+#: underestimate it.
 PILOT_CONFIDENCE = 0.8
-#: The fewest pairs that tolerate one disturbed pair, however large: of the 2**12 sums of signed ranks 2 × 70, 3.4 %,
-#: are as extreme as with the sign of the largest flipped; with 11 pairs it would be 5.4 %.
+#: The minimum number of pairs that tolerates one disturbed pair, however large the disturbance. If the sign of the
+#: largest difference is flipped, 2 × 70 of the 2**12 sums of signed ranks, or 3.4 %, are as extreme. With 11 pairs, it
+#: would be 5.4 %.
 STURDY_PAIRS = 12
-#: Target half-width of a step time's interval, relative to the median.
+#: The target half-width of a step time's interval, relative to the median.
 AIM = 0.02
-#: Steps shorter than the first are timed in blocks at least as long as the second: reading the clock takes about a
-#: tenth of a microsecond.
+#: Steps shorter than the first duration are timed in blocks of at least the second duration, because reading the clock
+#: takes about a tenth of a microsecond.
 SHORT_STEP_S, BLOCK_S = 1e-4, 1e-3
 _MOST_IN_BLOCK = 10_000
-#: Counting stops here: it means this many or more.
+#: The largest number that is computed. It means "this many or more".
 MOST_NEEDED = 100_000
 
 
@@ -56,7 +56,7 @@ def plan_steps(
     fewest: int = 20,
     most: int = 1000,
 ) -> Planned:
-    """Return how many steps a median interval with the relative half-width `half_width` needs (0.02 is 2 %).
+    """Return the number of steps needed for a median interval of relative half-width `half_width` (0.02 is 2 %).
 
     The standard error of a normal sample's median is 1.2533 standard deviations divided by the square root of n (David
     and Nagaraja, Order Statistics, on asymptotic quantiles). The standard deviation is estimated from the quartiles of
@@ -74,17 +74,17 @@ def plan_steps(
 
 
 def steps_in_block(step_s: float) -> int:
-    """Return how many steps of this duration are timed as one block, which is 1 unless they are very short."""
+    """Return how many steps of this duration to time as one block. The result is 1 unless steps are very short."""
     if step_s >= SHORT_STEP_S:
         return 1
     return _MOST_IN_BLOCK if step_s <= 0 else min(_MOST_IN_BLOCK, math.ceil(BLOCK_S / step_s))
 
 
 def still_needed(samples: Samples, *, half_width: float = AIM) -> int:
-    """Return how many more samples a median interval with the relative half-width `half_width` needs.
+    """Return how many more samples are needed for a median interval of relative half-width `half_width`.
 
-    It is 0 if no more are needed. The interval shrinks with the square root of the number of samples. The result is at
-    most the number of samples so far, because their spread may be misleading.
+    The result is 0 if there are enough samples. It assumes that the interval shrinks with the square root of the number
+    of samples. It never exceeds the number of samples so far, because their spread may be misleading.
     """
     count, found = len(samples), interval_of_median(samples)
     if found is None:
@@ -134,7 +134,7 @@ def plan_pairs(
 
 
 def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
-    """Return as many pairs as the budget allows, for a pilot of one pair, which only shows how long a pair takes."""
+    """Plan as many pairs as the budget allows, for a pilot of a single pair, which only shows how long a pair takes."""
     count = _within(most, budget_s, pair_s, most, least=FEWEST_PAIRS).count
     return Planned(count, count)
 
@@ -142,12 +142,12 @@ def plan_pairs_blindly(*, budget_s: float, pair_s: float, most: int) -> Planned:
 def pairs_needed(
     deviation: float, effect: float, *, power: float = 0.9, confidence: float = 0.95, most: int = MOST_NEEDED
 ) -> int:
-    """Return the smallest number of pairs whose tests detect `effect`, or show that there is no effect of that size.
+    """Return the smallest number of pairs that can detect `effect`, or show that there is no effect of that size.
 
-    The tests are the t-test and two one-sided tests, both on the log scale. The power of the paired t-test follows from
-    the noncentral t distribution with noncentrality effect / deviation * sqrt(n) (Cohen, Statistical Power Analysis,
-    chapter 2). Each of the two one-sided tests of equivalence must reject with probability (1 + power) / 2 for both to
-    do so without a difference (Julious, Statistics in Medicine 23, 2004).
+    Effects are detected by a t-test and ruled out by two one-sided tests, all on the log scale. The power of the paired
+    t-test follows from the noncentral t distribution with noncentrality effect / deviation * sqrt(n) (Cohen,
+    Statistical Power Analysis, chapter 2). Each of the two one-sided tests of equivalence must reject with probability
+    (1 + power) / 2 for both to do so without a difference (Julious, Statistics in Medicine 23, 2004).
     """
     from scipy.special import stdtrit
     from scipy.stats import nct
@@ -159,7 +159,7 @@ def pairs_needed(
 
     def suffices(n: int) -> bool:
         shift = effect / deviation * math.sqrt(n)
-        # Far out the power is 1, and the integral would be cut off.
+        # The power is 1 for such large effects, where the integral would be truncated.
         if shift > 30:
             return True
         finds = float(nct.sf(stdtrit(n - 1, 1 - tail), n - 1, shift))

@@ -1,4 +1,4 @@
-"""Fit how a cost grows with size: a power law, its predictions, and whether a single law holds over all sizes."""
+"""Fit a power law to the growth of a cost with size, predict costs, and check whether one law fits all sizes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pandas as pd
 
 from perfnb.stats.intervals import Floats, Samples
 
-#: The scatter allowed per size on top of the measured noise, because sizes differ in alignment and padding.
+#: The scatter that is allowed for each size in addition to the measured noise, for example because of padding.
 _GRANTED = 0.03
-#: Even an exact law gets this much scatter: no prediction is better.
+#: The minimum scatter, even for an exact law, because no prediction is more accurate than this.
 _LEAST_SCATTER = 1e-9
-#: The weights depend on the residuals and the residuals on the weights; a few rounds settle both.
+#: The weights depend on the residuals, and the residuals depend on the weights. Both converge within a few rounds.
 _ROUNDS = 4
-#: A constant is added below this p-value, and from this many sizes on.
+#: A constant is added if the p-value is below the first number and there are at least as many sizes as the second.
 _CONSTANT, _FEWEST_FOR_CONSTANT = 0.01, 5
-#: A break is reported below this p-value, if it moves some prediction by more than this share.
+#: A break is reported if its p-value is below the first number and it changes a prediction by more than the second.
 _BREAK, _RELEVANT = 0.05, 0.05
-#: Fewest sizes on each side of a break.
+#: The minimum number of sizes on each side of a break.
 _SIDE = 2
-#: Keeps ratios finite where a law fits to the last digit, and jumps between lines that are far apart.
+#: Keeps ratios finite if a law fits exactly, and jumps finite if lines are far apart.
 _LEAST_SQUARES, _GREATEST_RISE = 1e-200, 700.0
 
 
@@ -38,7 +38,7 @@ class PredictedCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Break:
-    """A change of the law between two neighbouring sizes.
+    """A change in the law between two neighbouring sizes.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Break:
 
     def __str__(self) -> str:
         return (
-            f"One law does not hold: the exponent is {self.exponent_below:.2g} up to size {self.below:.4g} and "
+            f"A single law does not fit: the exponent is {self.exponent_below:.2g} up to size {self.below:.4g} and "
             f"{self.exponent_above:.2g} from {self.above:.4g}, with a jump of {100 * self.jump:+.0f} % in between."
         )
 
@@ -80,7 +80,7 @@ class PowerLaw:
     exponent_ci : tuple of float or None
         The exponent's 95 % interval, or ``None`` if there are too few sizes.
     broken : Break or None
-        Where the law changes, if a single law does not hold.
+        The place where the law changes, or ``None`` if a single law fits all sizes.
     """
 
     sizes: tuple[float, ...]
@@ -94,7 +94,7 @@ class PowerLaw:
 
     @property
     def warning(self) -> str | None:
-        """A sentence about where a single law does not hold, or ``None`` if it holds everywhere."""
+        """A warning that describes where the law changes, or ``None`` if a single law fits all sizes."""
         return None if self.broken is None else str(self.broken)
 
     @cached_property
@@ -105,11 +105,11 @@ class PowerLaw:
         return rows.assign(residual=rows["measured"] / rows["predicted"] - 1).astype("float64")
 
     def predict(self, size: float, confidence: float = 0.95) -> PredictedCost:
-        """Return the cost at a size, with an interval for a new median at that size.
+        """Predict the cost at a size, with an interval for a new median at that size.
 
         The interval becomes wider outside the measured range. The t interval of a prediction by (weighted) least
         squares (Draper and Smith, Applied Regression Analysis) combines the scatter of single sizes around the law with
-        the uncertainty of the law at this size. It is infinite if there are no more sizes than unknowns.
+        the uncertainty of the law at this size. The interval is infinite if there are no more sizes than unknowns.
         """
         if not size > 0:
             raise ValueError(f"A size must be above 0, not {size!r}.")
@@ -124,7 +124,7 @@ class PowerLaw:
 
 
 def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, confidence: float = 0.95) -> PowerLaw:
-    """Fit a power law by least squares of the logarithms, so that each size counts according to its relative deviation.
+    """Fit a power law by least squares on the logarithms, which weights each size by its relative deviation.
 
     A constant overhead is added if it improves the fit by more than chance would in 99 of 100 cases (F test of nested
     models).
@@ -145,11 +145,11 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
     fit = _fitted(x, y, errors)
     broken = _find_break(x, y, fit, errors)
     if len(x) >= _FEWEST_FOR_CONSTANT and fit.unknowns[1] > 0 and _bends_upwards(x, fit):
-        # Starts from a constant of a third of the least cost.
+        # The fit starts with a constant of one third of the smallest cost.
         richer = _fitted(x, y, errors, np.append(fit.unknowns, y.min() - 1.0))
         left = float(np.sum((richer.residuals / fit.sigma) ** 2))
         gain = max(0.0, fit.squares - left) / max(left / richer.freedom, _LEAST_SQUARES)
-        # A constant below a thousandth of the least cost does not count, and next to a falling cost it means nothing.
+        # A constant below a thousandth of the smallest cost is ignored, and so is a constant if the cost decreases.
         there = richer.unknowns[2] >= y.min() - math.log(1000) and richer.unknowns[1] > 0
         if there and fdtrc(1, richer.freedom, gain) < _CONSTANT and _find_break(x, y, richer, errors) is None:
             fit, broken = richer, None
@@ -171,10 +171,10 @@ def fit_power_law(sizes: Samples, costs: Samples, noise: Samples | None = None, 
 
 
 def _bends_upwards(x: Floats, fit: _Fit) -> bool:
-    """Return whether the residuals curve in the same way as if a constant had been added to the power."""
+    """Return whether the residuals have the curvature that a constant added to the power would cause."""
     if len(np.unique(x)) < 3:
         return False
-    # Divided by the spread, so that no power is too small next to the others.
+    # Dividing by the spread keeps each power from being negligible compared with the others.
     place = (x - fit.centre) / x.std()
     return bool(np.polyfit(place, fit.residuals, 2, w=1 / fit.sigma)[0] > 0)
 
@@ -183,16 +183,16 @@ def _bends_upwards(x: Floats, fit: _Fit) -> bool:
 class _Fit:
     """A law fitted to logarithms."""
 
-    #: The mean of the log sizes; it makes the unknowns independent and keeps the sums well conditioned.
+    #: The mean of the log sizes. Subtracting it makes the unknowns independent and the sums well conditioned.
     centre: float
     #: The log of the power's cost at the centre, the exponent, and the log of the constant if there is one.
     unknowns: Floats
-    #: Standard deviation of each log cost; all 1 if not known.
+    #: The standard deviation of each log cost, or 1 for all of them if it is unknown.
     sigma: Floats
     residuals: Floats
     #: The covariance of the unknowns.
     covariance: Floats
-    #: Standard deviation of single sizes around the law.
+    #: The standard deviation of individual sizes around the law.
     scatter: float
 
     @property
@@ -205,11 +205,11 @@ class _Fit:
         return float(np.sum((self.residuals / self.sigma) ** 2))
 
     def logs(self, x: Floats) -> Floats:
-        """Return the log cost at log sizes."""
+        """Return the log cost at the given log sizes."""
         return _logs(self.unknowns, x - self.centre)
 
     def slopes(self, x: Floats) -> Floats:
-        """Return the derivatives of the log cost by the unknowns, one row per log size."""
+        """Return the derivatives of the log cost with respect to the unknowns, with one row per log size."""
         return _slopes(self.unknowns, x - self.centre)
 
     def deviation(self, x: Floats) -> Floats:
@@ -229,7 +229,7 @@ def _slopes(unknowns: Floats, x: Floats) -> Floats:
 
 
 def _fitted(x: Floats, y: Floats, errors: Floats | None, start: Floats | None = None) -> _Fit:
-    """Fit a straight line through the logarithms, or if `start` is given, a power plus a constant.
+    """Fit a straight line to the logarithms or, if `start` is given, a power plus a constant.
 
     If the errors of the log costs are known, sizes are weighted by these errors and by the scatter that they do not
     explain.
@@ -245,7 +245,7 @@ def _fitted(x: Floats, y: Floats, errors: Floats | None, start: Floats | None = 
     residuals = y - _logs(unknowns, x - centre)
     rows = _slopes(unknowns, x - centre) / sigma[:, None]
     freedom = len(x) - len(unknowns)
-    # Known errors are a lower bound; without them the residuals are all there is.
+    # Known errors are a lower bound. Without them, only the residuals are available.
     variance = float(np.sum((residuals / sigma) ** 2)) / freedom if freedom > 0 else 0.0
     variance = variance if errors is None else max(1.0, variance)
     scatter = max(_LEAST_SCATTER, float(np.sqrt(variance) * np.median(sigma)))
@@ -267,7 +267,7 @@ def _solved(x: Floats, y: Floats, sigma: Floats, start: Floats | None) -> Floats
 
 
 def _with_scatter(residuals: Floats, unknowns: int, errors: Floats) -> Floats:
-    """Return each size's standard deviation.
+    """Return the standard deviation of each size.
 
     It is the measurement error plus a scatter around the law that is the same for all sizes. The scatter is chosen so
     that the weighted squares equal the degrees of freedom (Mandel and Paule, Analytical Chemistry 42, 1970).
@@ -285,7 +285,7 @@ def _with_scatter(residuals: Floats, unknowns: int, errors: Floats) -> Floats:
 
 
 def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break | None:
-    """Return the place where two laws fit better than one by more than chance (Chow, Econometrica 28, 1960).
+    """Return the place where two laws fit significantly better than one (Chow, Econometrica 28, 1960).
 
     The result is ``None`` if there is no such place. At each place with at least two different sizes on both sides, a
     step and a change of slope are added to the law. The best place is tested at a level divided by the number of places
@@ -317,7 +317,7 @@ def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break
         return None
     below, above = np.polyfit(x[:place], y[:place], 1), np.polyfit(x[place:], y[place:], 1)
     middle = (x[place - 1] + x[place]) / 2
-    # Lines through two points can be further apart than a float reaches.
+    # The distance between lines through two points may overflow a float.
     rise = min(float(np.polyval(above, middle) - np.polyval(below, middle)), _GREATEST_RISE)
     sizes = np.exp(x[place - 1 : place + 1])
     return Break(float(sizes[0]), float(sizes[1]), math.expm1(rise), float(below[0]), float(above[0]), p_value)
@@ -326,9 +326,9 @@ def _find_break(x: Floats, y: Floats, fit: _Fit, errors: Floats | None) -> Break
 def _p_of_two(gained: Floats, whole: Floats, freedom: int, known: bool) -> float:
     """Return the p-value of two additional unknowns that explain `gained` of the residuals `whole`.
 
-    Both are in standard deviations. If the standard deviation is unknown, this is the F test. If a lower bound of it is
-    known, the gain is divided by at least 1. In that case, the p-value averages, in closed form, over whether chi
-    squared divided by its degrees of freedom is below 1.
+    Both arguments are in units of the standard deviation. If the standard deviation is unknown, this is the F test. If
+    a lower bound is known, the gain is divided by at least 1. The p-value is then averaged, in closed form, over the
+    cases where chi squared divided by its degrees of freedom is below 1 and where it is not.
     """
     from scipy.special import gammainc, gammaincc
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-#: Fewest steps for an interval: below, a block of steps has no middle.
+#: The minimum number of steps for an interval. With fewer steps, a block has no middle.
 FEWEST_STEPS = 15
-#: Blocks of steps whose growth is compared.
+#: The number of blocks of steps between which growth is computed.
 _BLOCKS = 5
-#: How far a change of the rate is extrapolated, in halves of the measured steps.
+#: How far a change in the rate is extrapolated, in units of half the measured steps.
 _AHEAD = 1.5
 
 METHOD = "Theil-Sen slope; 95 % interval over single steps, blocks of steps, and the change between both halves"
@@ -55,15 +55,15 @@ class Slope:
 def memory_slope(
     bytes_per_step: Sequence[Any] | np.ndarray[Any, Any], steps: Sequence[int] | np.ndarray[Any, Any] | None = None
 ) -> Slope | None:
-    """Return the slope of memory readings after each step, excluding warm-up.
+    """Return the slope of memory readings that were taken after each step, excluding warm-up.
 
     Return ``None`` if there are fewer than two known readings.
 
-    Levels of successive steps are autocorrelated: memory stays constant, jumps once, fills a cache ever more slowly, or
-    drops at each garbage collection. The Theil-Sen interval assumes independence and excludes 0 in most random walks.
-    It is therefore combined with two other intervals. One is the t interval of the mean growth between blocks of steps,
-    which a single jump cannot raise above 0. The other is the future rate, assuming that it continues to change as it
-    did from the first half of the steps to the second. This rate reaches 0 if growth levels off.
+    The levels of successive steps are autocorrelated: memory stays constant, jumps once, fills a cache ever more
+    slowly, or drops at each garbage collection. The Theil-Sen interval assumes independence and excludes 0 in most
+    random walks. It is therefore combined with two other intervals. One is the t interval of the mean growth between
+    blocks of steps, which a single jump cannot raise above 0. The other is the future rate, assuming that it continues
+    to change as it did from the first half of the steps to the second. This rate reaches 0 if growth levels off.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def memory_slope(
 
 
 def _relative(readings: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the readings minus the first known reading, so that no digits are lost to the initial level.
+    """Subtract the first known reading from all readings, so that a high initial level does not cost precision.
 
     Unknown readings are ``nan``.
     """

@@ -1,4 +1,4 @@
-"""Step times: their median and its precision, throughput, and outliers."""
+"""Summarise step times: the median and its precision, throughput, and outliers."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Outliers:
 
 
 def classify_outliers(samples: Samples) -> Outliers:
-    """Classify samples by Tukey's fences.
+    """Classify samples using Tukey's fences.
 
     Outliers are mild beyond 1.5 interquartile ranges from the quartiles, and severe beyond 3.
 
-    See Tukey, Exploratory Data Analysis. If more than half of the samples are equal, the fences are at that value, and
+    See Tukey, Exploratory Data Analysis. If more than half of the samples are equal, both fences are at that value, and
     all other samples are severe outliers. If there are fewer than 4 samples, there are no outliers.
     """
     values = np.asarray(samples, dtype=float)
@@ -135,7 +135,7 @@ class StepTimes:
 
     @property
     def ci_ms(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of the median, or ``None`` for fewer than 6 steps, which are too few.
+        """The median's 95 % confidence interval, or ``None`` if there are fewer than 6 steps.
 
         It is based on order statistics. If steps are autocorrelated, it uses the ranks for their effective number. (A
         moving-block bootstrap of the median covers it in 85 to 89 of 100 such runs, and this interval in 94.)
@@ -144,12 +144,12 @@ class StepTimes:
 
     @property
     def ci_method(self) -> str | None:
-        """The method of `ci_ms`."""
+        """The method by which `ci_ms` was computed, or ``None`` if there is no interval."""
         return None if self._interval is None else self._interval.method
 
     @property
     def basis(self) -> str:
-        """A description of what the step time is based on: how many steps, and whether there is an interval."""
+        """A description of how the step time was measured: the number of steps, and whether there is an interval."""
         if not self.steps:
             return "no timed step"
         count = len(self.samples_ms)
@@ -171,7 +171,7 @@ class StepTimes:
     def throughput_per_s(self) -> float | None:
         """The number of samples per second, or ``None`` if it is unknown.
 
-        It is computed from the median step time, or if batches differ, over all steps.
+        It is computed from the median step time, or over all steps if batches differ in size.
         """
         if self.median_ms is None:
             return None
@@ -190,7 +190,7 @@ class StepTimes:
 
 
 def timing_of_batches(samples_ms: list[float], sizes: list[int | None], **rest: Any) -> StepTimes:
-    """Return the timing of steps with the given batch sizes."""
+    """Create `StepTimes` for steps with the given batch sizes."""
     known = [size for size in sizes if size is not None]
     whole = len(known) == len(sizes) and len(known) > 0
     return StepTimes(

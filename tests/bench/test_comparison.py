@@ -110,7 +110,7 @@ def test_results_that_differ_stand_before_the_verdict() -> None:
     right = perfnb.ab_test(lambda: x * 2, lambda: x + x, budget_s=0.3, check=1e-6)
 
     assert wrong.check == "the result differs by up to 0.5 times the largest value"
-    assert "Reject: the results are not good enough, whatever the speed: the result differs by up" in str(wrong)
+    assert "Reject: the results are not good enough, regardless of speed: the result differs by up" in str(wrong)
     assert right.check == ""
     assert "results agree" in str(right)
 
@@ -136,7 +136,7 @@ def test_steps_that_return_nothing_are_not_said_to_agree(busy: Busy) -> None:
     test = perfnb.ab_test(busy(0.1), lambda: None, budget_s=0.2, check=1e-5)
 
     assert test.check is not None
-    assert test.check == "a step returns no tensor or number"
+    assert test.check == "a step does not return any tensor or number"
     assert "The results agree" not in str(test)
 
 
@@ -206,7 +206,7 @@ def test_two_profiles_are_set_side_by_side(tmp_path: Path) -> None:
 
 
 def test_what_judges_the_results_is_said_once(busy: Busy) -> None:
-    with pytest.raises(TypeError, match="check and quality both judge the results"):
+    with pytest.raises(TypeError, match="check and quality cannot be combined"):
         perfnb.ab_test(busy(1), busy(1), check=1e-5, quality=lambda: {"loss": 1.0})
     with pytest.raises(TypeError, match="resolution must be True, False or a step, not 3"):
         perfnb.system_check(resolution=3)  # type: ignore[arg-type]

@@ -153,7 +153,7 @@ def test_results_without_numbers_are_not_compared(first: Any, second: Any) -> No
     worst = worst_difference(first, second)
 
     assert not worst.known
-    assert worst.words == "a step returns no tensor or number"
+    assert worst.words == "a step does not return any tensor or number"
 
 
 def test_a_masked_place_hides_no_distance_from_the_truth() -> None:

@@ -245,7 +245,7 @@ def test_a_step_that_is_compiled_as_a_whole_is_refused_for_what_it_is() -> None:
 def test_what_cannot_be_tried_is_refused_in_a_sentence() -> None:
     model, other = nn.Linear(8, 2), nn.Linear(8, 2)
     batches = [torch.ones(2, 8)]
-    with pytest.raises(CaptureError, match="calls neither the given model nor a module inside it"):
+    with pytest.raises(CaptureError, match="calls neither the given model nor any module inside it"):
         perfnb.confirm_input_bound(lambda x: model(x), batches, other, budget_s=1)
     with pytest.raises(BatchesExhaustedError, match="is empty"):
         perfnb.confirm_input_bound(lambda x: model(x), [], model, budget_s=1)

@@ -445,7 +445,7 @@ def test_one_tensor_that_cannot_be_put_back_does_not_keep_others_from_it(monkeyp
             second.weight += 1
 
     monkeypatch.setattr(restored, "_refill", refused)
-    with pytest.raises(CaptureError, match="cannot be put back: read-only"):
+    with pytest.raises(CaptureError, match="cannot be restored: read-only"):
         stepped()
 
     assert torch.equal(second.weight, weight)

@@ -41,7 +41,7 @@ def test_the_trend_alone_and_a_page(folder: Path, tmp_path: Path) -> None:
 def test_wrong_use(folder: Path) -> None:
     for words, said in (
         ((folder / "nowhere",), f"perfnb journal: {folder / 'nowhere'} is not a folder."),
-        ((folder, "--across", "x"), "perfnb journal: across must name some of name, kind"),
+        ((folder, "--across", "x"), "perfnb journal: across must be one or more of name, kind"),
     ):
         done = called("journal", *words)
         assert (done.returncode, done.stdout) == (2, "")

@@ -104,7 +104,7 @@ def test_a_contradiction_is_a_note_in_the_hands_of_a_user(kind: str, monkeypatch
     parts, complaint = CONTRADICTIONS[kind]
     monkeypatch.setattr(document, "strict", False)
     shown = Document("profile", **parts, notes=("Another note.",))
-    assert shown.notes == (f"These figures disagree, which is a fault of perfnb: {complaint}.", "Another note.")
+    assert shown.notes == (f"These figures disagree, which is a bug in perfnb: {complaint}.", "Another note.")
     assert complaint.split(": ")[-1][:20] in " ".join(document_text(shown, 160).split())
     assert document_html(shown)
     assert document_data(shown)["notes"][1] == "Another note."

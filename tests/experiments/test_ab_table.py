@@ -72,7 +72,7 @@ def test_utilisations_of_two_ceilings_have_no_ratio_and_flops_per_second_do() ->
     assert table.loc["flops_per_s", "ratio"] == pytest.approx(1 / ab.comparison.ratio)
     assert table.loc["flops_per_s", "ci_high"] < 1
     said = " ".join(ab_document(found).notes)
-    assert "relative to the float32 ceiling, the candidate's to the bfloat16 ceiling: compare FLOP" in said
+    assert "float32 ceiling for the baseline, and to the bfloat16 ceiling for the candidate. Compare FLOP" in said
     under_one = judged(ab, SAME, {}, [profiles[0], profiles[0]]).table
     assert "flops_per_s" not in under_one.index
 

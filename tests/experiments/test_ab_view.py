@@ -65,7 +65,7 @@ def test_the_decision_and_its_reason_come_first(name: str) -> None:
         (1.3, 60, 0.01, "bad", "The candidate is slower: 1.3"),
         (1.0, 60, 0.01, "none", "Baseline and candidate take the same time within 2.0 %: "),
         (1.0, 12, 0.3, "open", "Neither a difference nor equality within 2.0 % was shown: "),
-        (0.5, 5, 0.01, "open", "Too few pairs for a verdict: 5 of the 6 that an interval needs"),
+        (0.5, 5, 0.01, "open", "Too few pairs for a verdict: 5 of the 6 that an interval requires"),
     ],
 )
 def test_without_a_decision_the_verdict_comes_first(
@@ -132,7 +132,7 @@ def test_what_so_many_pairs_detect(pairs: int, noise: float, words: str) -> None
 
 def test_more_pairs_are_asked_for_only_where_they_would_help() -> None:
     few = replace(experiment(1.0, 12, 0.3), needed=5000)
-    assert "5,000 pairs, more than the budget allows" in " ".join(ABTest(**vars(few))._document().notes)
+    assert "5,000 pairs, which is more than the budget allows" in " ".join(ABTest(**vars(few))._document().notes)
     enough = replace(experiment(0.5), needed=5000)
     assert not any("budget" in note for note in ABTest(**vars(enough))._document().notes)
 
@@ -166,7 +166,7 @@ def test_effects_say_what_is_over_a_limit(name: str, metric: str, verdict: str) 
 
 
 FREE = "A loss without a limit may exceed the baseline's by 0.1 %."
-PROFILE = "Memory and utilisation were not measured; profile=True measures them."
+PROFILE = "Memory and utilisation were not measured. Pass profile=True to measure them."
 AUTOCORRELATED = "Successive pairs are autocorrelated, so the interval is wider."
 DRIFTING = paired_times(
     [10.0] * 80, [9.0 + 0.01 * place for place in range(80)], equal_within=0.02, a_name="a", b_name="b", planned=80,

@@ -112,7 +112,7 @@ def test_the_change_is_what_the_journal_says_first() -> None:
 
     assert slower.verdict.state == "bad"
     assert slower.verdict.sentence.startswith("Slower since entry 31 of train (2026-03-02): 10 % more time, 1.10 × [")
-    assert slower.verdict.why == "Nothing else that is recorded changed there."
+    assert slower.verdict.why == "No other recorded fact changed at that point."
     assert [section.title for section in slower.sections] == ["Step time by entry: train", "What changed", "Entries"]
     faster = shown(*(entry(place, ms / (1.1 if place >= 30 else 1)) for place, ms in enumerate(times)))
     assert faster.verdict.state == "good"
@@ -122,9 +122,9 @@ def test_the_change_is_what_the_journal_says_first() -> None:
     assert recovered.verdict.sentence.startswith("Faster since entry 61")
     assert [row[0] for row in recovered.sections[1].rows] == ["61", "31"]  # type: ignore[union-attr]
     steady = shown(*(entry(place, ms) for place, ms in enumerate(times)))
-    assert steady.verdict.sentence == "No change found in 1 series of 10 entries or more"
+    assert steady.verdict.sentence == "No change found in 1 series with at least 10 entries"
     short = shown(entry(0), entry(1))
-    assert short.verdict.sentence.startswith("No trend yet: it needs 10 entries of one series, and the longest has 2")
+    assert short.verdict.sentence.startswith("No trend yet: a series needs 10 entries, and the longest series has 2")
 
 
 def test_a_decision_after_a_change_comes_first() -> None:
@@ -140,7 +140,7 @@ def test_a_decision_after_a_change_comes_first() -> None:
     ("given", "words"),
     [
         ({"figure": "ms"}, "figure must be one of step_ms, peak_bytes, not 'ms'"),
-        ({"across": ["x"]}, "across must name"),
+        ({"across": ["x"]}, "across must be one or more"),
     ],
 )
 def test_a_trend_of_something_else_is_refused(tmp_path: Any, given: dict[str, Any], words: str) -> None:

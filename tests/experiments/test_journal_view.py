@@ -94,7 +94,7 @@ def test_notes_name_other_changes_other_machines_and_damage() -> None:
     notes = document(*TRIED).notes
     for words in (
         "More than one change at entry 6: besides the named change (no logging), torch 2.13.0 → 2.14.0 since entry 2;",
-        "Entry 7 is the first on its machine and batch size, so it is not compared with entry 2",
+        "Entry 7 is the first for its machine and batch size, so it is not compared with entry 2",
         "Entry 2026-0 is damaged and ignored: Input data was truncated.",
         "2 more entries are damaged and ignored.",
     ):

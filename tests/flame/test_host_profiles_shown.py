@@ -30,7 +30,7 @@ from tests.stacks.test_host_profiles import COLLAPSED, SPEEDSCOPE, figures, writ
         ),
         (
             json.dumps(SPEEDSCOPE).replace("milliseconds", "none"),
-            "main (train.py:1) takes most itself: 40 % of the whole",
+            "main (train.py:1) itself takes the most: 40 % of the whole",
         ),
         (marshal.dumps({}), "No function took any time"),
     ],
@@ -78,7 +78,7 @@ def test_profiles_in_other_units_are_compared_by_share(tmp_path: Path) -> None:
     assert document.verdict.sentence == "main (train.py) changed most: 0 % → 40 % of the whole"
     assert any("only shares of the whole" in note for note in document.notes)
     assert not any(isinstance(section, Picture) for section in document.sections)
-    assert a.compare(a)._document().verdict.sentence == "No function takes more or less"
+    assert a.compare(a)._document().verdict.sentence == "No function has changed"
 
 
 def test_profiles_with_little_in_common_are_told(tmp_path: Path) -> None:

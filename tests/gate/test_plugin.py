@@ -97,7 +97,7 @@ def test_counts_are_recorded_then_compared_exactly(runs: pytest.Pytester) -> Non
     test = runs.makepyfile(test_sum=SUM.format(size=100, step="x.sum()"))
     result = run(runs)
     result.assert_outcomes(failed=1)
-    says(result, "perf: no counts are recorded in test_sum.perf.json: run pytest --perf-update, and commit that file.")
+    says(result, "perf: no counts are recorded in test_sum.perf.json: run pytest --perf-update, and commit the file.")
 
     run(runs, "--perf-update").assert_outcomes(passed=1)
     ((environment, counts),) = json.loads((runs.path / "test_sum.perf.json").read_text())["tests"]["test_sum"].items()
@@ -115,7 +115,7 @@ def test_counts_are_recorded_then_compared_exactly(runs: pytest.Pytester) -> Non
     record.write_text(record.read_text().replace(environment, "torch 1.0, CPU (abacus), 1 thread"))
     result = run(runs, "-rs")
     result.assert_outcomes(skipped=1)
-    says(result, f"recorded for another environment (torch 1.0, CPU (abacus), 1 thread), and this is {environment}")
+    says(result, f"recorded for another environment (torch 1.0, CPU (abacus), 1 thread), but this one is {environment}")
 
 
 def test_a_figure_that_varies_is_not_recorded_and_the_other_ones_are(
@@ -173,7 +173,7 @@ def test_json_and_markdown(runs: pytest.Pytester, counted: dict[str, int | None]
 
 def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     for options, sentence in (
-        (("--perf-against=HEAD",), "--perf-against: * is in no git repository (*)."),
+        (("--perf-against=HEAD",), "--perf-against: * is not in a git repository (*)."),
         (("--perf-limit=0.9",), "ERROR: --perf-limit must be between 1 and 2 (1.03 is 3 % slower)."),
         (("--perf-budget=0",), "ERROR: --perf-budget must be a number of seconds above 0."),
     ):
@@ -185,7 +185,7 @@ def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.Mo
     result = run(runs, "--perf-against=elsewhere/main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: --perf-against: elsewhere/main is not a revision of the repository *; a shallow clone needs*"]
+        ["ERROR: --perf-against: elsewhere/main is not a revision of the repository *. A shallow clone must include*"]
     )
 
 
@@ -221,7 +221,7 @@ def test_a_step_is_compared_with_that_of_another_revision(
     result.assert_outcomes(**{outcome: 1})
     (found,) = re.findall(
         r"test_step: counts as recorded; (\S+) × \[(\S+), (\S+)\] the time of HEAD, in \d+ pairs; 9 of 10 such "
-        r"runs fail from a slowdown of 3\.\d %",
+        r"runs would detect a slowdown of 3\.\d %",
         result.stdout.str(),
     )
     ratio, low, high = map(float, found)
@@ -248,7 +248,7 @@ def test_what_the_other_revision_lacks_is_a_reason(runs: pytest.Pytester, counte
     says(
         result,
         "its time is not compared: the test does not exist at HEAD",
-        "its time is not compared: the test does not come to this step at HEAD",
+        "its time is not compared: the test does not reach this step at HEAD",
     )
     commit(runs.path)
     (runs.path / "package.py").write_text("import nowhere\n")

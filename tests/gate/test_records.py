@@ -59,5 +59,5 @@ def test_another_environment_is_no_comparison() -> None:
     records = {"test_a": {"torch 2, CPU": COUNTS}}
     assert missing(records, "test_a", "torch 2, CPU") is None
     assert missing(records, "test_a", "torch 3, CPU") == (
-        "its counts are recorded for another environment (torch 2, CPU), and this is torch 3, CPU"
+        "its counts are recorded for another environment (torch 2, CPU), but this one is torch 3, CPU"
     )

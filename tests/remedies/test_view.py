@@ -119,7 +119,7 @@ def test_a_journal_takes_an_entry_for_each_lever_that_was_tried(tmp_path: pathli
     assert set(history["hypothesis"]) == {"one of them helps"}
     assert not history["regression"].any(), "a lever that is slower was only tried"
     assert "Regression" not in str(journal)
-    with pytest.raises(TypeError, match="leave out change"):
+    with pytest.raises(TypeError, match="cannot be passed with trials"):
         journal.add(found(), change="mine")  # type: ignore[call-overload]
 
 

@@ -135,7 +135,7 @@ def test_what_computed_faster_than_a_ceiling_is_the_ceiling() -> None:
     assert known.loc["fast", "bound"] == "memory"
     assert made().refuted == {}
     assert roofline_document(lifted).notes[0] == (
-        "The measured float32 ceiling (1.00 kFLOP/s) was too low: part of this step ran faster, and its rate is used "
+        "The measured float32 ceiling (1.00 kFLOP/s) was too low. Part of this step ran faster, so its rate is used "
         "instead."
     )
 

@@ -53,7 +53,7 @@ def test_the_verdict_weighs_layers_by_their_time_and_leaves_out_ops() -> None:
 def test_without_ceilings_nothing_is_decided() -> None:
     shown = roofline_document(samples.unknown_roofline())
     assert shown.verdict.state == "open"
-    assert "ceilings are not known" in shown.verdict.sentence
+    assert "ceilings are unknown" in shown.verdict.sentence
     scatter, layers, _, _ = parts(shown)
     assert scatter.lines == ()
     assert len(scatter.dots) == len(layers.rows) - 1  # one layer has no intensity
@@ -93,7 +93,7 @@ def test_lighter_layers_are_counted() -> None:
     _, layers, _, _ = parts(roofline_document(made))
     assert len(layers.rows) == MOST_LAYERS
     left = int((made.points["kind"] == "layer").sum()) - MOST_LAYERS
-    assert f"{left:,} with less time" in layers.title
+    assert f"{left:,} shorter ones" in layers.title
 
 
 def test_changing_a_result_changes_nothing_else() -> None:

@@ -136,8 +136,8 @@ def test_values_without_a_unit_stay_as_they_were_written(tmp_path: Path) -> None
         written(tmp_path, json.dumps(SPEEDSCOPE | {"profiles": [evented, sampled | {"unit": "bytes"}]}))
     )
     notes = " ".join(profile.meta["notes"])
-    assert "1 of its 2 profiles are in another unit and were left out." in notes
-    assert "The file does not specify the unit of its values: times are n/a, and only shares are known." in notes
+    assert "1 of the 2 profiles are in another unit and were left out." in notes
+    assert "The file does not specify the unit of its values. Times are n/a, and only shares are known." in notes
 
 
 def test_samples_without_a_stack_are_left_out_and_told(tmp_path: Path) -> None:
@@ -147,20 +147,20 @@ def test_samples_without_a_stack_are_left_out_and_told(tmp_path: Path) -> None:
         assert profile.samples == 2 * len(threads)
         assert profile.functions["self_ms"].sum() == total
         assert profile.stacks["share"].sum() == pytest.approx(1)
-        told = f"{2 * len(threads)} samples ({4 * len(threads)}.00 s) without a stack"
+        told = f"Left out {2 * len(threads)} samples ({4 * len(threads)}.00 s) without a stack"
         assert any(note.startswith(told) for note in profile.meta["notes"])
     raw = perfnb.load(written(tmp_path, "main;step 60\nmain;load 10\n 360\n"))
     assert raw.samples == 70
-    assert any(note.startswith("360 counts without a stack") for note in raw.meta["notes"])
-    assert not any("skipped" in note for note in raw.meta["notes"])
+    assert any(note.startswith("Left out 360 counts without a stack") for note in raw.meta["notes"])
+    assert not any("Skipped" in note for note in raw.meta["notes"])
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         (lambda profile: profile["events"].pop(), "does not end"),
-        (lambda profile: profile["events"][0].update(frame=3), "frame that it does not have"),
-        (lambda profile: profile["events"][0].update(frame=-1), "frame that it does not have"),
+        (lambda profile: profile["events"][0].update(frame=3), "frame that does not exist"),
+        (lambda profile: profile["events"][0].update(frame=-1), "frame that does not exist"),
         (lambda profile: profile["events"][3].update(frame=1), "not the innermost"),
         (lambda profile: profile["events"][2].update(at=1), "chronological order"),
         (lambda profile: profile.update(type="sampled", samples=[[0]], weights=[]), "different number of weights"),
@@ -196,7 +196,7 @@ def test_statistics_of_a_sampling_profiler_have_no_numbers_of_calls(tmp_path: Pa
     assert profile.functions["calls"].isna().all()
     assert profile.functions.set_index("function").loc["sin", ["file", "line"]].isna().all()
     assert "-1" not in str(profile)
-    assert "calls are n/a" in str(profile)
+    assert "Calls are n/a" in str(profile)
     again = perfnb.load(profile.save(tmp_path / "saved"))
     assert again.functions.equals(profile.functions)
     wrong = {("train.py", 3, "step"): (-2, -1, 0.25, 1.0, {})}
@@ -280,14 +280,14 @@ class _Code:
 HOSTILE = {
     "code object": (marshal.dumps({("f", 1, "g"): compile("1", "f", "eval")}), "code object"),
     "code as key": (b"{\x29\x03" + marshal.dumps(compile("1", "f", "eval")), "code object"),
-    "endless reference": (b"\xfb" + _Code.key[:2] + b"r\0\0\0\0", "not there"),
-    "reference to itself": (b"\xfb" + _Code.key + b"\xa9\x01r\x03\0\0\0", "not there"),
-    "missing reference": (b"{" + _Code.key + b"r\xff\xff\xff\xff", "not there"),
+    "endless reference": (b"\xfb" + _Code.key[:2] + b"r\0\0\0\0", "does not exist"),
+    "reference to itself": (b"\xfb" + _Code.key + b"\xa9\x01r\x03\0\0\0", "does not exist"),
+    "missing reference": (b"{" + _Code.key + b"r\xff\xff\xff\xff", "does not exist"),
     "reference to a container": (b"{" + _Code.key + b"\x29\x02\xa9\x01\x29\x00r\x02\0\0\0", "inside another"),
     "huge text": (b"{\x29\x03u\xff\xff\xff\x7f", "too early"),
     "huge tuple": (b"{\x28\x03\0\0\0\x28\xff\xff\xff\x7f", "too early"),
     "huge number": (b"{\x29\x03l\xff\xff\xff\x7f", "too large"),
-    "deep": (b"{" + _Code.key + b"\x29\x01" * 5000, "deeper"),
+    "deep": (b"{" + _Code.key + b"\x29\x01" * 5000, "more deeply"),
     "list as key": (b"{\x29\x03\x29\x01\x29\x00NN", "not a function"),
     "set": (b"{" + _Code.key + b"<\x01\0\0\0N", "type"),
     "something behind": (b"{" + _Code.key + _Code.value + b"0N", "follows"),
@@ -315,7 +315,7 @@ def test_stacks_whose_text_would_fill_the_memory_are_an_error_and_the_rest_is_sh
     profile = perfnb.load(written(tmp_path, "".join(f"{deep};g{place} 1\n" for place in range(100))))
     assert profile.stacks["stack"].str.len().sum() == 100 * len(deep) + 100 + 290
     monkeypatch.setattr(tables, "MOST_LETTERS", 900_000)
-    with pytest.raises(TraceError, match=r"has 100 stacks with more than 900,000 letters in all: its functions and"):
+    with pytest.raises(TraceError, match=r"has 100 stacks with more than 900,000 characters in total. Use its"):
         profile.stacks  # noqa: B018
     assert len(profile.functions) == 200
     assert profile.to_html(tmp_path / "a.html").is_file()
@@ -384,8 +384,8 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 SAMPLES = {
     "collapsed stacks": COLLAPSED.encode(),
     "speedscope profiles": json.dumps(SPEEDSCOPE).encode(),
-    "statistics of cProfile (.prof)": statistics(),
-    "text of perf script": PERF.encode(),
+    "cProfile statistics (.prof)": statistics(),
+    "perf script output": PERF.encode(),
 }
 
 

@@ -90,6 +90,6 @@ def test_the_table_has_a_row_for_each_comparison() -> None:
 
 
 def test_every_name_must_have_run_in_every_round() -> None:
-    with pytest.raises(ValueError, match="every round"):
+    with pytest.raises(ValueError, match="each round"):
         compare_all({"a": [1.0] * 10, "b": [1.0] * 9})
     assert compare_all({"a": [1.0] * 10}) == {}

@@ -89,7 +89,7 @@ def test_the_warning_says_where_and_how_much() -> None:
 
     assert law.broken is not None
     assert law.warning == (
-        "One law does not hold: the exponent is 2 up to size 256 and 2 from 320, with a jump of +40 % in between."
+        "A single law does not fit: the exponent is 2 up to size 256 and 2 from 320, with a jump of +40 % in between."
     )
     assert fit_power_law(sizes, sizes**2, [0.01] * 9).warning is None
 

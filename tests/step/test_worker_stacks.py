@@ -115,7 +115,7 @@ def test_each_worker_is_a_root_of_its_own(profile: perfnb.Profile) -> None:
     assert not set(profile.python.functions["function"]) & {"loader worker 0", "data"}
     stacks = step_stacks(profile._recording)
     assert stacks is not None
-    assert any(note.startswith("Loader workers run next to the step") for note in stacks.record.notes)
+    assert any(note.startswith("Loader workers run alongside the step") for note in stacks.record.notes)
     assert "data (workers)" in str(profile)
 
 
@@ -190,7 +190,7 @@ def test_batches_that_were_made_before_are_told(profile: perfnb.Profile) -> None
         facts = {**recording.meta["python"], "steps": steps}
         stacks = step_stacks(replace(recording, meta={**recording.meta, "python": facts}))
         assert stacks is not None
-        assert any(f"keeps up to 4 batches ready: the {steps} steps" in note for note in stacks.record.notes) == told
+        assert any(f"keeps up to 4 batches ready. The {steps} steps" in note for note in stacks.record.notes) == told
 
 
 @pytest.fixture

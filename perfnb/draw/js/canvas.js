@@ -1,26 +1,26 @@
-// Views on a canvas: what the timeline and the flame graph share. Colours are numbers, because a canvas knows no CSS
-// variables, and frames show a visible range.
+// Code shared by the views on a canvas, which are the timeline and the flame graph. Colours are numbers, because a
+// canvas does not support CSS variables. Frames show a visible range.
 import { STROKES } from "./chart.js";
 import { freshId, h, searchInput } from "./dom.js";
 
-// Part of the first colour, the rest of the second.
+// Mixes a part of the first colour with the second colour.
 export const mixed = (a, b, part) => a.map((value, i) => value * part + b[i] * (1 - part));
 export const rgbOf = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 export const cssOf = (colour, alpha = 1) => `rgba(${colour.map(Math.round).join(",")},${alpha})`;
 
-// Boxes of one colour are shaded by name, so that neighbours differ; the one at PLAIN is not.
+// Boxes of the same colour are shaded by name, so that neighbours differ. The shade at PLAIN is the colour itself.
 export const SHADES = [-0.16, -0.07, 0, 0.12, 0.24];
 export const PLAIN = 2;
 export const shadeOf = (name) => (Math.imul(name, 0x9e3779b1) >>> 16) % SHADES.length;
 export const shaded = (colour) => SHADES.map((shade) => mixed(shade < 0 ? [0, 0, 0] : [255, 255, 255], colour, Math.abs(shade)));
 
-// Black or white, whichever reads better on a colour.
+// Black or white, whichever is more readable on the given colour.
 export function inkOn(colour) {
   const linear = colour.map((c) => (c / 255 <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.19 ? "#000" : "#fff";
 }
 
-// The strokes of a pattern, without a ground, as a fill of a canvas; nothing for a mark without a pattern.
+// The strokes of a pattern, without a background, as a canvas fill, or nothing for a mark without a pattern.
 export function canvasPattern(context, { pattern }) {
   if (!STROKES[pattern]) return null;
   const [side, path, width, shade] = STROKES[pattern];
@@ -35,7 +35,7 @@ export function canvasPattern(context, { pattern }) {
   return fill;
 }
 
-// The notebook's text colour, its ground and its font, where an element stands.
+// The notebook's text colour, background and font at the position of an element.
 export function canvasTheme(element) {
   const canvas = h("canvas", { width: 1, height: 1 });
   const context = canvas.getContext("2d", { willReadFrequently: true });
@@ -50,14 +50,14 @@ export function canvasTheme(element) {
   return { fg: paint(backgroundColor, color), bg: paint(backgroundColor), family: fontFamily };
 }
 
-// Call `recolour` when the notebook's theme changes, as long as the element is there.
+// Calls `recolour` when the notebook's theme changes, as long as the element exists.
 export function whenThemeChanges(element, recolour) {
   const watched = new MutationObserver(() => (element.isConnected ? recolour() : watched.disconnect()));
   for (const node of [document.body, document.documentElement]) watched.observe(node, { attributes: true });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 }
 
-// Gives a canvas a size on the page; returns how many of its own pixels are one of the page's.
+// Sets the size of a canvas on the page, and returns the number of canvas pixels per CSS pixel.
 export function resized(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
@@ -65,7 +65,8 @@ export function resized(canvas, width, height) {
   return ratio;
 }
 
-// The elements around a canvas of boxes: a search above it, a tip at the pointer, keys and details below it.
+// The elements around a canvas of boxes: a search box above it, a tooltip at the pointer, and keys and details below
+// it.
 export function canvasParts(label, words, keys) {
   const id = freshId("hint");
   const canvas = h("canvas", { class: "pf-canvas", tabindex: 0, role: "application", "aria-label": label, "aria-describedby": id });
@@ -78,7 +79,7 @@ export function canvasParts(label, words, keys) {
     spoken: h("p", { class: "pf-spoken", role: "status", "aria-live": "polite" }),
     panel: h("aside", { class: "pf-details", "aria-label": `${label} details` }),
     hints: h("p", { class: "pf-hints pf-quiet", id }, keys.map(([key, word]) => h("span", {}, h("kbd", {}, key), ` ${word}`))),
-    // Shows `content` in the tip next to the pointer, inside `shell`; nothing hides it.
+    // Shows `content` in a tooltip at the pointer, inside `shell`, or hides the tooltip.
     point(shell, event, content) {
       tip.hidden = !content;
       if (!content) return;
@@ -88,7 +89,7 @@ export function canvasParts(label, words, keys) {
       const left = x + 16 + tip.offsetWidth > box.width ? Math.max(0, x - tip.offsetWidth - 12) : x + 16;
       tip.style.transform = `translate(${Math.round(left)}px,${Math.round(y + 16)}px)`;
     },
-    // Calls `run` with what is searched for; Escape ends the search.
+    // Calls `run` with the search text. Escape ends the search.
     whenSearched(run, next = () => {}) {
       search.addEventListener("input", () => run(search.value.trim()));
       search.addEventListener("keydown", (event) => {
@@ -104,7 +105,7 @@ export function canvasParts(label, words, keys) {
   };
 }
 
-// Moves the range t0 to t1 of `state` into bounds, at once or over a few frames.
+// Moves the range from t0 to t1 of `state` into bounds, either immediately or over a few frames.
 export function moveTo(state, [low, high], least, t0, t1, now) {
   const span = Math.min(high - low, Math.max(least, t1 - t0));
   const wanted = t1 - t0 < least ? (t0 + t1 - span) / 2 : t0;
@@ -113,8 +114,8 @@ export function moveTo(state, [low, high], least, t0, t1, now) {
   if (now) [state.t0, state.t1, state.goal] = [from, from + span, null];
 }
 
-// Returns what asks for a frame: `draw` is called once in it, and again while the range t0 to t1 of `state` moves to its
-// goal; then `settled` is.
+// Returns a function that requests a frame. `draw` is called once in that frame, and again as long as the range from t0
+// to t1 of `state` moves to its goal. Then `settled` is called.
 export function framesOf(state, draw, settled = () => {}) {
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   let asked = false;

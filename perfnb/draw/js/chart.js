@@ -1,4 +1,4 @@
-// What charts share: patterns, ticks, a holder that redraws when its width changes.
+// Code shared by charts: patterns, ticks, and a holder that redraws its content when its width changes.
 import { drawn, freshId, h } from "./dom.js";
 import { significant } from "./format.js";
 
@@ -13,7 +13,7 @@ export const STROKES = {
   grid: [6, "M3,0 V6 M0,3 H6", 0.9, "light"],
 };
 
-// Patterns for marks ({colour, pattern}) and the fill to use for each.
+// Creates patterns for marks ({colour, pattern}), and returns the fill for each mark.
 export function patternFills(marks) {
   const defs = drawn("defs");
   const fills = marks.map(({ colour, pattern }) => {
@@ -30,7 +30,7 @@ export function patternFills(marks) {
   return { defs, fills };
 }
 
-// Round numbers from 0 to `most`, about `wanted` of them, in steps of 1, 2 or 5 of some unit.
+// Round numbers from 0 to `most`. There are about `wanted` of them, in steps of 1, 2 or 5 times a power of the base.
 export function niceTicks(most, wanted, base = 10) {
   if (!(most > 0)) return [0];
   let unit = 1;
@@ -41,13 +41,13 @@ export function niceTicks(most, wanted, base = 10) {
   return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
-// "0.5 GiB", "1 GiB": all in the unit of the largest one.
+// Formats sizes in the unit of the largest size: "0.5 GiB", "1 GiB".
 export function roundSize(value, most) {
   const power = Math.floor(Math.log2(Math.max(1, most)) / 10);
   return value ? `${significant(value / 1024 ** power, true)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}` : "0";
 }
 
-// Ticks from 10^low to 10^high: [value, its words, or false if it has no label].
+// Ticks from 10^low to 10^high: [value, label], where the label is false if there is none.
 export function logTicks(low, high, words) {
   const wide = high - low > 7 ? 2 : 1;
   const ticks = [];
@@ -61,7 +61,7 @@ export function logTicks(low, high, words) {
   return ticks;
 }
 
-// Rules of a grid with their labels, for ticks [value, text]: upright ones at x, or level ones at y.
+// The lines of a grid with their labels, for ticks [value, text]: vertical lines at x, or horizontal lines at y.
 export const uprightRules = (ticks, x, [top, bottom], low = 20) => ticks.map(([value, text]) => [
   drawn("line", { class: text ? "pf-rule" : "pf-rule pf-faint", x1: x(value), x2: x(value), y1: top, y2: bottom }),
   text && drawn("text", { x: x(value), y: bottom + low, "text-anchor": "middle" }, text)]);
@@ -71,10 +71,10 @@ export const levelRules = (ticks, y, [left, right]) => ticks.map(([value, text])
 
 export const roundNumber = (text) => text.replace(/(\.\d*?)0+(?= |$)/, "$1").replace(/\.(?= |$)/, "");
 
-// Approximate width of a text in pixels, at 11.5px.
+// The approximate width of a text in pixels, at a font size of 11.5px.
 export const textWidth = (text) => 6.3 * text.length;
 
-// Labels of at most `most` dots, next to or below them, where they cover nothing.
+// The labels of at most `most` dots, next to or below the dots, where they do not cover anything.
 export function namesBeside(dots, most, [left, right, top]) {
   const taken = dots.map(({ at: [x, y], radius }) => [x - radius, y - radius, x + radius, y + radius]);
   const labels = [];
@@ -95,7 +95,7 @@ export function namesBeside(dots, most, [left, right, top]) {
   return labels;
 }
 
-// Calls draw(width) whenever the holder's width changes; draws nothing while it is hidden.
+// Calls draw(width) whenever the holder's width changes. Nothing is drawn while the holder is hidden.
 export function drawnToFit(holder, draw) {
   let before = 0;
   const fit = () => {
@@ -113,5 +113,5 @@ export function drawnToFit(holder, draw) {
 
 export const swatch = (mark) => h("i", { class: `pf-key pf-${mark.pattern}`, style: `background-color:${mark.colour}`, "aria-hidden": "true" });
 
-// What the marks of a picture stand for.
+// A legend for the marks in a picture.
 export const legendOf = (marks, props) => h("ul", { class: "pf-legend", ...props }, marks.map((mark) => h("li", {}, swatch(mark), h("span", { class: "pf-word" }, mark.word))));

@@ -1,4 +1,4 @@
-// Any result as a live view, drawn from what perfnb.draw.as_json makes of its document.
+// Draws a live view of any result from the JSON that perfnb.draw.as_json creates from its document.
 import { codeBlock, fact, figure, h, linkTo, notesSection, pressedOne, saveButton, titled } from "./dom.js";
 import { grouped } from "./format.js";
 import { widgetOf } from "./notebook.js";
@@ -6,10 +6,10 @@ import { bars, effects, heat, scatter, series, strip, valueDots } from "./plots.
 import { tableSection } from "./table.js";
 import { tabs } from "./tabs.js";
 
-// By kind: draws a picture, the section that no other can show, from {data, section, model, reveal, has}. It returns an
-// element, or {element, reveal(name), shown()}.
+// By kind, the function that draws a picture from {data, section, model, reveal, has}. It returns an element, or
+// {element, reveal(name), shown()}.
 export const pictures = {};
-// By lever: what a card offers where its advice stands; see findings/js/try.js.
+// By lever, the content that a card shows in place of its advice; see findings/js/try.js.
 export const cardTools = { advice: null };
 
 export function verdictBox({ state, sentence, why, next, code, confidence }, more) {
@@ -25,7 +25,7 @@ const figureEntry = ({ label, value, unit, interval, words, basis, samples }, ma
     interval && h("span", { class: "pf-interval", title: "95 % confidence interval" }, words.replace(/^[^[]*/, "")), valueDots(samples, unit, interval)), basis && h("small", {}, basis)))
   : fact(label, figure(words), basis));
 
-// Whether a section of this key has such a row; sections other than tables are asked by times.
+// Whether the section with this key has such a row. Sections other than tables are asked by time.
 function isThere({ table, has }, key, name) {
   const { type, names, rows } = table(key) ?? {};
   return type === "table" ? (names ?? rows.map(([first]) => first)).includes(name) : has(key);
@@ -60,7 +60,7 @@ function cards(section, context) {
   return { element: h("ol", { class: "pf-findings" }, made), reveal, size: grouped(made.length) };
 }
 
-// Alternatives, of which one is shown at a time.
+// Alternatives that are shown one at a time.
 function choice(section, context) {
   const holder = h("div");
   const names = Object.keys(section.options);
@@ -76,7 +76,7 @@ const DRAWN = {
 };
 const OWN_TITLES = ["table", "picture"];
 
-// A picture without a script: its static form. Names in it are escaped; were one not, it would still be nothing but text.
+// The static form of a picture without a script. Names in it are escaped, and even an unescaped name would remain text.
 const STILL = new Set(["bdi", "br", "circle", "em", "g", "i", "p", "path", "rect", "span", "strong", "svg", "text", "title"]);
 function stillPicture({ title, still }) {
   const { body } = new DOMParser().parseFromString(still, "text/html");
@@ -87,7 +87,7 @@ function stillPicture({ title, still }) {
   return h("div", {}, title && h("h3", { class: "pf-section" }, title), h("div", { class: "pf-still" }, [...body.childNodes]));
 }
 
-// {element, reveal, shown, size} of a section; nothing if it has nothing to show.
+// {element, reveal, shown, size} of a section, or nothing if there is nothing to show.
 function sectionView(section, context) {
   const made = DRAWN[section.type]?.(section, context);
   if (!made) return null;
@@ -103,7 +103,7 @@ function headline(data) {
     data.facts.length > 0 && h("p", { class: "pf-quiet pf-more-facts" }, data.facts.join(" · "))];
 }
 
-// A document's page of tabs: what each is called, and its number of rows.
+// A tab of a document, with its title and number of rows.
 function tabEntry(tab, context) {
   const parts = tab.sections.map((section) => sectionView(section, context)).filter(Boolean);
   const element = h("div", { class: "pf-view" }, verdictBox(tab.verdict), headline(tab), parts.map((part) => part.element), notesSection(tab.notes));
@@ -134,7 +134,7 @@ export function documentView(data, model) {
     own.map((part) => part.element), views && [views.list, views.panels], notesSection(data.notes), pageButton(data, model));
 }
 
-// Saves a live view as a page of its own, from what the widget and its static twin hold; see perfnb.draw.live.
+// Saves a live view as a separate page, using the content of the widget and its static twin; see perfnb.draw.live.
 function pageButton(data, model) {
   if (!data.page) return null;
   const encoded = (bytes) => btoa(Array.from(new Uint8Array(bytes), (byte) => String.fromCharCode(byte)).join(""));

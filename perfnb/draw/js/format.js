@@ -1,4 +1,4 @@
-// Numbers as text, by the rules of perfnb.quantities.
+// Formats numbers according to the rules of perfnb.quantities.
 export const UNKNOWN = "n/a";
 export const NOT_MEASURED = "not measured in this run, or not applicable to this row";
 
@@ -60,7 +60,7 @@ export function share(fraction) {
   return Math.abs(tenths) < 10 ? `${tenths.toFixed(1)} %` : `${significant(Math.round(percent), true)} %`;
 }
 
-// Seconds since the start as a clock shows them: "0:42", "1:02:03".
+// Formats the seconds since the start as a clock would show them: "0:42", "1:02:03".
 export function clock(seconds, decimals = 0) {
   if (seconds == null) return UNKNOWN;
   const parts = 10 ** decimals;
@@ -72,7 +72,7 @@ export function clock(seconds, decimals = 0) {
   return `${seconds < 0 && ticks ? "-" : ""}${hours ? `${hours}:${two(minutes)}` : minutes}:${two(whole % 60)}${fraction}`;
 }
 
-// A reading of the telemetry, in the unit of its chart.
+// Formats a telemetry reading in the unit of its chart.
 export function reading(value, unit) {
   if (value == null) return UNKNOWN;
   if (unit === "percent") return share(value / 100);
@@ -88,7 +88,7 @@ const WRITTEN = {
   "bytes/s": (value) => (value == null ? UNKNOWN : `${byteSize(value)}/s`), "flops/s": flopRate, "/s": (value) => rate(value, ""),
 };
 
-// A number in a unit of perfnb.draw.document.
+// Formats a number in one of the units of perfnb.draw.document.
 export function inUnit(value, unit) {
   const written = WRITTEN[unit] ?? (unit.endsWith("/s") ? (number) => rate(number, unit.slice(0, -2)) : significant);
   return written(value).replace(/^-/, "−");

@@ -1,12 +1,12 @@
-// Tables: one of many rows, flat or nested, that sorts, filters, opens and closes, and draws only visible rows; its
-// columns, search and details; a small one of figures.
+// Tables. A grid has many rows, flat or nested, that can be sorted, filtered, opened and closed; only visible rows are
+// drawn. It can have a search box and a details panel. There is also a small table of figures.
 import { closeButton, columnHead, h, holdsFocus, searchInput } from "./dom.js";
 import { grouped } from "./format.js";
 
 const ROW_HEIGHT = 26;
 const DRAW_ALL_BELOW = 300;
 const SPARE_ROWS = 20;
-// A column without a width takes what the others leave, but at least so much.
+// A column without a width takes up the space left by the others, but at least this much.
 const LEAST_WIDTH = 190;
 
 export class Grid {
@@ -70,7 +70,7 @@ export class Grid {
     })));
   }
 
-  // First click: heaviest first (text: A first); second: reversed; third: the order of the model.
+  // The first click sorts heaviest first (text from A), the second reverses, the third restores the order.
   sortBy(column) {
     const first = column.text ? 1 : -1;
     if (this.sort?.column !== column) this.sort = { column, direction: first };
@@ -81,7 +81,7 @@ export class Grid {
     this.head.querySelectorAll("button")[at]?.focus();
   }
 
-  // Heaviest first, whatever it was before.
+  // Puts the heaviest rows first.
   sortDown(column) {
     if (!column) return;
     this.sort = { column, direction: -1 };
@@ -102,7 +102,7 @@ export class Grid {
     return [...siblings].sort(order);
   }
 
-  // Keeps the rows whose words contain `query`, their ancestors and everything inside them.
+  // Keeps the rows whose words contain `query`, their ancestors, and all rows inside them.
   search(query) {
     this.query = query.trim().toLowerCase();
     this.filter = null;
@@ -258,7 +258,7 @@ export class Grid {
 }
 
 // A grid with a search box that shows how many rows match, and a details panel beside or below it for the selected row.
-// Of the toolbar, `before` and `after` surround the box; `describe(i)` returns what the panel shows.
+// `before` and `after` are placed around the search box in the toolbar. `describe(i)` returns the panel's content.
 export function searchGrid({ words, size, noun, before, after, describe, unsearched = false, ...options }) {
   const grid = new Grid({ ...options, onSelect: (i) => show(i) });
   const status = h("span", { class: "pf-status", role: "status" });
@@ -283,7 +283,7 @@ export function searchGrid({ words, size, noun, before, after, describe, unsearc
   };
   panel.addEventListener("keydown", (event) => event.key === "Escape" && close());
   const toolbar = h("div", { class: "pf-toolbar" }, before, !unsearched && h("span", { class: "pf-search" }, input, status), after);
-  // Selects a row, whatever the search hides.
+  // Selects a row, even if the search hides it.
   const reveal = (i) => {
     if (input.value) {
       input.value = "";

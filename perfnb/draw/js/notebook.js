@@ -1,7 +1,7 @@
-// How a view lives in a notebook's page.
+// Embeds a view in a notebook's page.
 import { h } from "./dom.js";
 
-// Hides the static twin while the live report is there; it comes back when the report is removed.
+// Hides the static twin while the live report is displayed. The twin reappears when the report is removed.
 function hideTwin(id) {
   if (!/^[\w-]+$/.test(id)) return () => {};
   const twin = `.perfnb-static-${id}`;
@@ -10,8 +10,9 @@ function hideTwin(id) {
   return () => rule.remove();
 }
 
-// Notebooks take single keys as commands ("dd" deletes the cell). Listeners below the report never see our keys; those
-// that come first, as in JupyterLab, check the focused element for an attribute. Ctrl+S stays a command.
+// Notebooks interpret single keys as commands ("dd" deletes the cell). Keys pressed in the report do not propagate to
+// listeners outside it. Listeners that run first, as in JupyterLab, check the focused element for an attribute. Ctrl+S
+// remains a command.
 function keepKeys(root) {
   const isCommand = (event) => event.ctrlKey || event.metaKey;
   const mark = (event) => {
@@ -23,7 +24,7 @@ function keepKeys(root) {
   return () => window.removeEventListener("keydown", mark, true);
 }
 
-// Puts a view into the page; returns the function that removes it.
+// Inserts a view into the page, and returns a function that removes it.
 export function settle(root, id, el) {
   const freeKeys = keepKeys(root);
   el.replaceChildren(root);
@@ -34,7 +35,7 @@ export function settle(root, id, el) {
   };
 }
 
-// A widget that shows what `view(data, model)` returns.
+// A widget that displays the element returned by `view(data, model)`.
 export const widgetOf = (view) => ({
   render({ model, el }) {
     const data = JSON.parse(model.get("data"));

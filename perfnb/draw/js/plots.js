@@ -1,9 +1,9 @@
-// Bars, effects and charts of documents.
+// Draws the bars, effects and charts of documents.
 import { drawnToFit, legendOf, levelRules, logTicks, namesBeside, niceTicks, patternFills, roundNumber, swatch, textWidth, uprightRules } from "./chart.js";
 import { columnHead, drawn, figure, h } from "./dom.js";
 import { inUnit, share } from "./format.js";
 
-// Each measurement as a dot in its order, so that drift and outliers show.
+// Draws each measurement as a dot, in order, which makes drift and outliers visible.
 export function valueDots(samples, unit, interval) {
   const known = (samples ?? []).filter((value) => value != null);
   if (known.length < 3) return null;
@@ -15,8 +15,8 @@ export function valueDots(samples, unit, interval) {
     drawn("title", {}, words), band, known.map((value, i) => drawn("circle", { cx: 3 + (98 * i) / (known.length - 1), cy: y(value), r: 1.6 })));
 }
 
-// Bars of parts on one scale. A part under the pointer is highlighted with its word.
-// Where the layers have a column of the same name, a click sorts them by it.
+// Draws stacked bars on one scale. The part under the pointer is highlighted together with its word. If the table of
+// layers has a column with the same name, a click sorts the layers by that column.
 export function bars(section, context) {
   const totals = section.bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
   const longest = Math.max(...totals, 0);
@@ -45,7 +45,8 @@ export function bars(section, context) {
   return holder;
 }
 
-// Ratios as dots with their intervals, on a logarithmic scale with 1 × in the middle; as perfnb.draw.as_text.scale_of.
+// Draws ratios as dots with intervals, on a logarithmic scale with 1 × in the middle, like
+// perfnb.draw.as_text.scale_of.
 export function effects(section) {
   if (!section.rows.length) return null;
   const ends = section.rows.flatMap(({ ratio, interval }) => [ratio, ...(interval ?? [])]).filter((value) => value > 0).map(Math.log);
@@ -57,7 +58,7 @@ export function effects(section) {
     band && h("i", { class: "pf-same", style: `left:${band[0]}%;width:${band[1] - band[0]}%` }), h("i", { class: "pf-one" }),
     interval && h("i", { class: "pf-spread", style: `left:${at(Math.max(interval[0], 1e-9))}%;right:${100 - at(Math.max(interval[1], 1e-9))}%` }),
     h("i", { class: "pf-at", style: `left:${at(ratio)}%` }));
-  // Below the row, where no narrow page hides it.
+  // Below the row, a narrow page does not hide it.
   const detail = (words) => h("tr", { class: "pf-below" }, h("td", { colspan: 4, class: "pf-text pf-quiet pf-wraps" }, words));
   const row = (effect) => [h("tr", {},
     h("th", { scope: "row", class: "pf-text" }, h("span", { class: "pf-name", title: effect.label }, effect.label)),
@@ -71,7 +72,7 @@ export function effects(section) {
 
 const FRAME = { left: 78, right: 16, top: 22, height: 170, below: 40 };
 
-// Sizes on a logarithmic axis are powers of 2: 4 MiB, 64 MiB, 1 GiB.
+// Ticks for sizes on a logarithmic axis are powers of 2: 4 MiB, 64 MiB, 1 GiB.
 function sizeTicks(low, high, words) {
   const base = [2, 4].find((step) => (high - low) / Math.log10(step) < 6) ?? 16;
   const ticks = [];
@@ -79,7 +80,7 @@ function sizeTicks(low, high, words) {
   return ticks;
 }
 
-// The places of numbers on an axis: {at, ticks}.
+// Returns {at, ticks}: a function that places numbers on an axis, and the axis's ticks.
 function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
   const known = values.filter((value) => value != null && (!log || value > 0));
   if (log) {
@@ -95,7 +96,8 @@ function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
   return { at: (value) => from + ((to - from) * (value - low)) / span, ticks };
 }
 
-// A chart on two axes, redrawn to fit; `shapes` gets the places of numbers and returns what is drawn.
+// A chart with two axes, which is redrawn to fit. `shapes` is called with the functions that place numbers, and returns
+// the elements to draw.
 export function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, shapes) {
   const holder = h("div", { class: "pf-chart" });
   const lowest = FRAME.top + height;
@@ -116,7 +118,7 @@ const legend = (marks) => (marks.length > 1 || marks[0]?.word ? legendOf(marks) 
 const known = (values) => (values ?? []).filter((value) => value != null);
 const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
-// Lines that are stacked become areas between the sums.
+// Stacked lines become areas between the sums.
 export function stackedLines(at, lines) {
   let below = at.map(() => 0);
   return lines.map((line) => {
@@ -129,7 +131,7 @@ export function stackedLines(at, lines) {
 export const pointsOf = (at, values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
 export const areaOf = (at, line, x, y, props) => drawn("path", { ...props, d: `M${[...pointsOf(at, line.high, x, y), ...pointsOf(at, line.low, x, y).reverse()].join("L")}Z` });
 
-// What happened meanwhile, below a chart, with the words that have room.
+// Draws the events during a series below the chart, with a label if there is enough space for it.
 export function spansBelow(spans, x, lowest, fills, words = (mark) => mark.word) {
   let free = -Infinity;
   return spans.map(([mark, begin, end], i) => {

@@ -1,6 +1,6 @@
 // Binary search in sorted arrays.
 
-// The first index in [from, to) of sorted values with a value of at least `value`.
+// The first index in [from, to) at which the sorted values are at least `value`.
 export function placeOf(values, value, from, to) {
   while (from < to) {
     const middle = (from + to) >>> 1;
@@ -10,7 +10,7 @@ export function placeOf(values, value, from, to) {
   return from;
 }
 
-// The first index in [0, size) with a value above `value`.
+// The first index in [0, size) at which the sorted values are above `value`.
 export function placeAfter(values, value, size = values.length) {
   let [from, to] = [0, size];
   while (from < to) {

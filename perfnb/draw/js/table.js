@@ -1,14 +1,15 @@
-// Tables of documents: sorted, searched, opened and closed like any grid, copied, saved, and linked to other sections.
+// Tables of documents. They can be sorted, searched, opened and closed like any grid, copied, saved, and linked to
+// other sections.
 import { swatch } from "./chart.js";
 import { copyButton, factRows, figure, h, linkTo, marked, saveButton } from "./dom.js";
 import { grouped, inUnit } from "./format.js";
 import { searchGrid, smallTable } from "./grid.js";
 
-// Flat tables with fewer rows need no search.
+// Flat tables with fewer rows do not need a search box.
 const SEARCHED_FROM = 12;
 
 const isObject = (cell) => cell != null && typeof cell === "object";
-// What sorts a cell, a number or lower-case text, and how it reads.
+// The number by which a cell is sorted, and the text that it displays.
 export const numberIn = (cell) => (isObject(cell) ? cell.number ?? null : typeof cell === "number" ? cell : null);
 export function textIn(cell, unit) {
   if (isObject(cell)) return cell.word ?? cell.words ?? inUnit(cell.number, unit);
@@ -51,7 +52,7 @@ function gridColumn(section, c, most, searched) {
   };
 }
 
-// The rows of `inner` that belong to row `i`, or to any row of `within`; numbers of rows with the same texts are added up.
+// The rows of `inner` that belong to row `i` or to any row in `within`. Rows with the same texts are added up.
 function innerRows({ owner, rows, columns, names }, belongs) {
   const texts = columns.map(({ unit }) => unit === "text");
   const sums = new Map();
@@ -146,8 +147,7 @@ export function tableSection(section, context) {
     rows: { parent, words: (i, query) => `${query.includes(".") ? path(i) : textIn(rows[i][0], "text")}\n${columns[1]?.unit === "text" ? textIn(rows[i][1], "text") : ""}`, pinned: special },
   });
   if (nesting) view.grid.setOpen(nesting.path.length ? nesting.path.filter((i) => containers.includes(i)) : parent.flatMap((up, i) => (up < 0 ? [i] : [])));
-  // A name is a row's own, its path, or its number.
-  // Of rows with the same name, the first, which is the most important one, is selected.
+  // A name is a row's own name, its path, or its number. The first of several equal names is selected.
   const places = new Map(rows.map((row, i) => [textIn(row[0], "text"), i]).reverse());
   for (let i = rows.length - 1; i >= 0; i -= 1) places.set(section.names?.[i] ?? path(i), i);
   const reveal = (name) => {

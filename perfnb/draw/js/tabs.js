@@ -1,7 +1,7 @@
-// Tabs after the ARIA pattern: one in the tab order, arrow keys move between them.
+// Tabs that follow the ARIA pattern. Only one of them is in the tab order, and the arrow keys move between tabs.
 import { freshId, h } from "./dom.js";
 
-// What was chosen is kept in the browser's session under `memory`, so that it is there when the page is loaded again.
+// The chosen tab is stored in the browser's session under `memory`, and is still selected after the page is reloaded.
 export function tabs(label, entries, memory) {
   const list = h("div", { role: "tablist", "aria-label": label, class: "pf-tabs" });
   const choose = (chosen) => entries.forEach((entry, i) => {
@@ -32,7 +32,7 @@ export function tabs(label, entries, memory) {
   return { list, panels: entries.map((entry) => entry.panel), show };
 }
 
-// Where storage is refused, as in some frames, nothing is kept.
+// If storage is not allowed, as in some frames, nothing is stored.
 export function remembered(memory) {
   try {
     return sessionStorage.getItem(memory);

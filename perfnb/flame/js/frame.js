@@ -1,5 +1,5 @@
-// Drawing one frame of a flame graph: calls within one pixel are drawn as one, so that a frame costs as much as its pixels,
-// however many calls there are.
+// Draws one frame of a flame graph. Calls within one pixel are drawn as one, so the cost of a frame depends on the
+// number of pixels and not on the number of calls.
 import { canvasTheme, cssOf, inkOn, mixed, PLAIN, resized, rgbOf, SHADES, shaded, shadeOf } from "../../draw/js/canvas.js";
 import { flameFirst } from "./store.js";
 
@@ -18,7 +18,7 @@ export function flameFrame(state, canvas) {
   const grown = (store, i) => store.total[i] - store.totalBefore[i];
   const isSame = (store, i) => Math.abs(grown(store, i)) <= 1e-9 * store.whole;
 
-  // The place in `colours` of each call.
+  // The index of each call's colour in `colours`.
   const codesOf = (store) => {
     const byChange = state.by === "change";
     const most = byChange && store.rows.slice(0, 40).reduce((top, row) => row.reduce((high, i) => Math.max(high, Math.abs(grown(store, i))), top), 1e-12);
@@ -55,7 +55,7 @@ export function flameFrame(state, canvas) {
   const height = () => Math.max(1, ...state.parts.map((part) => (part.up ? part.base + 1 : part.base + part.store.rows.length))) * FLAME_ROW;
   const x = (value) => ((value - state.t0) / (state.t1 - state.t0)) * size.width;
 
-  // One row, on whole pixels; calls with room for a name go to `named`.
+  // Draws one row, aligned to whole pixels. Calls that are wide enough for a name are added to `named`.
   const paintRow = (part, level, y, named) => {
     const { store, codes } = part;
     const row = store.rows[level];

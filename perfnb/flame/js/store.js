@@ -1,7 +1,7 @@
-// The calls of a flame graph as arrays, in the order of a walk over the tree, and the trees of callers and callees.
+// The calls of a flame graph as arrays, in the order of a tree traversal, and the trees of callers and callees.
 import { placeOf } from "../../draw/js/sorted_places.js";
 
-// Arrays from depths, names and own values; `before` for a difference.
+// Creates the arrays from depths, names and own values, and from `before` for a difference.
 function flameArrays(depth, name, own, before) {
   const size = depth.length;
   const [parent, end] = [new Int32Array(size).fill(-1), new Int32Array(size)];
@@ -60,7 +60,7 @@ export function flameStore(data) {
   return store;
 }
 
-// The same calls with siblings in the order they were first seen.
+// The same calls, with siblings in the order in which they were first seen.
 export function flameInOrder(data, { size, parent, depth }) {
   const inside = [[]];
   for (let i = 0; i < size; i += 1) (inside[parent[i] + 1] ??= []).push(i);
@@ -75,10 +75,10 @@ export function flameInOrder(data, { size, parent, depth }) {
   return { ...data, depth: as(depth), name: as(data.name), self: as(data.self), before: as(data.before) };
 }
 
-// The first call of a row that ends after `at`.
+// The first call in a row that ends after `at`.
 export const flameFirst = (store, level, at) => Math.max(0, placeOf(store.starts[level], at, 0, store.starts[level].length) - 1);
 
-// Calls of matching functions that are in no other match, and what they take together.
+// The calls of matching functions that are not inside another match, and their total value.
 export function flameMatches(store, lit) {
   const found = [];
   let sum = 0;
@@ -92,7 +92,7 @@ export function flameMatches(store, lit) {
   return { found, sum };
 }
 
-// A tree that merges paths of names as they come.
+// A tree that merges paths of names one at a time.
 class FlameMerge {
   constructor() {
     this.nodes = [{ name: -1, own: 0, before: 0, inside: new Map() }];
@@ -126,7 +126,7 @@ class FlameMerge {
   }
 }
 
-// A function's callers, itself outermost, and its callees.
+// The trees of a function's callers and callees. The function itself is the outermost call in both.
 export function flameSandwich(store, f) {
   const lit = [];
   lit[f] = true;

@@ -1,4 +1,4 @@
-// The flame graph's elements: canvas, search, order, colours and details.
+// The elements of the flame graph: canvas, search box, order, colours and details.
 import { canvasParts, framesOf, moveTo, whenThemeChanges } from "../../draw/js/canvas.js";
 import { legendOf } from "../../draw/js/chart.js";
 import { pictures } from "../../draw/js/document.js";
@@ -113,7 +113,7 @@ function flameView(data) {
     legend.replaceChildren(legendOf(marks, { "aria-label": "Colours" }));
     redraw();
   };
-  // Siblings by weight, or as they were first seen.
+  // Siblings are sorted by weight, or in the order in which they were first seen.
   const stores = [store, null];
   const order = (place) => () => {
     stores[place] ??= flameStore(flameInOrder(data, stores[0]));
@@ -216,7 +216,7 @@ function flameView(data) {
     recolour();
     lay();
   };
-  // A function by its name, as tables call it.
+  // Finds a function by the name that tables use for it.
   const reveal = (name) => {
     const f = data.names.findIndex((text) => text === name || text.startsWith(`${name}:`));
     if (f < 0) return;
