@@ -128,8 +128,8 @@ class Plan:
         if spent_s + len(left) * step_s <= self.budget_s:
             return None
         return (
-            f"a step takes {duration(step_s * 1e3)}: the passes still to come ({', '.join(left)}) need at least one "
-            f"each, about {duration(len(left) * step_s * 1e3)} in all, which exceeds the budget of {self.budget_s:g} s"
+            f"a step takes {duration(step_s * 1e3)}: the remaining passes ({', '.join(left)}) need at least one step "
+            f"each, about {duration(len(left) * step_s * 1e3)} in total, which exceeds the {self.budget_s:g} s budget"
         )
 
     def steps_to_try(self, spent_s: float, step_s: float) -> int:
