@@ -167,7 +167,7 @@ def test_a_model_without_data_is_named_where_its_step_fails() -> None:
         perfnb.profile_step(lambda: net(x).sum().backward())
 
     (note,) = raised.value.__notes__
-    assert note.startswith("perfnb: net is on the meta device, where tensors have no data. Create the weights first")
+    assert note.startswith("perfnb: net is on the meta device, where tensors have no data. Call model.to_empty(")
 
 
 def test_a_step_that_runs_without_data_is_refused_in_a_sentence() -> None:

@@ -129,7 +129,8 @@ class Plan:
             return None
         return (
             f"a step takes {duration(step_s * 1e3)}: the remaining passes ({', '.join(left)}) need at least one step "
-            f"each. They take about {duration(len(left) * step_s * 1e3)}, which exceeds the budget of {self.budget_s:g} s"
+            f"each, about {duration(len(left) * step_s * 1e3)} in total, which exceeds the budget of "
+            f"{self.budget_s:g} s"
         )
 
     def steps_to_try(self, spent_s: float, step_s: float) -> int:

@@ -500,7 +500,7 @@ def test_the_first_batch_of_a_loader_is_taken() -> None:
         (lambda m, x: estimate_memory(m), "The batch is missing"),
         (lambda m, x: estimate_memory(lambda b: m(b), x), "pass a step as step="),
         (lambda m, x: estimate_memory(m, x, step=lambda b: m(b)), "uses its own model"),
-        (lambda m, x: estimate_memory(step=lambda: m(x), batch=x), "takes no batch"),
+        (lambda m, x: estimate_memory(step=lambda: m(x), batch=x), "does not accept a batch"),
         (lambda m, x: estimate_memory(step=lambda b: m(b)), r"write estimate_memory\(step=step, batch=batch\)"),
         (lambda m, x: estimate_memory(step=3, batch=x), "step must be a function"),
     ],

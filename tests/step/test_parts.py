@@ -164,7 +164,7 @@ def test_attention_is_switched_unless_all_of_it_is_fused() -> None:
     eager, fused = Switched("eager"), Switched("sdpa")
     assert without_switch([eager, nn.Linear(1, 1)]) == without_switch([eager, fused]) == ""
     assert without_switch([fused]) == "attention is already fused"
-    assert without_switch([nn.Linear(1, 1)]).startswith("only models of Hugging Face can be switched")
+    assert without_switch([nn.Linear(1, 1)]).startswith("perfnb can switch only Hugging Face models")
     levers = ["autocast", "checkpointing", "compile", "compile_max_autotune", "compile_reduce_overhead", "float32"]
     assert refused_levers([], None) == ["attention", *levers, "loader_workers"]
     loader = DataLoader(TensorDataset(torch.zeros(8, 4)))
