@@ -82,9 +82,7 @@ def note_on_meta(used: Mapping[str, Any]) -> str | None:
     return None
 
 
-_NOT_ON_META = (
-    "Call model.to_empty(device='cpu') and load the weights first. Only estimate_memory works without data."
-)
+_NOT_ON_META = "Call model.to_empty(device='cpu') and load the weights first. Only estimate_memory works without data."
 
 
 def _require_step(step: Any, name: str, how: str) -> None:
