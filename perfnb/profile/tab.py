@@ -72,7 +72,7 @@ def layers_document(report: Report) -> Document:
     slowdown = report.summary.slowdown
     slower = "" if slowdown is None else f"; it takes {fmt.ratio(slowdown)} the time of a timed step"
     table = Table.of(
-        f"Times of a traced step, layers inside included{slower}",
+        f"Times in a traced step, including nested layers{slower}",
         shown,
         columns,
         nesting=Nesting(parents, weights, path),
@@ -124,7 +124,7 @@ def ops_document(report: Report) -> Document:
     )
     has_layers = not split_layers(report.summary.layers)[0].empty
     table = Table.of(
-        "Times of a traced step, on all threads, most time of their own first",
+        "Times in a traced step on all threads, sorted by self time",
         shown,
         columns,
         budget=Budget(0, 0) if has_layers else Budget(10, 30),  # in text, ops are listed only if there are no layers
