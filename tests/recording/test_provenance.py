@@ -380,7 +380,7 @@ def test_a_cuda_graph_without_annotations_is_one_row_and_a_note_gives_the_reason
     p = load(tmp_path, trace)
 
     assert us(p, "self_gpu_ms") == {"Net_0": 30}
-    assert "The GPU time of a CUDA graph counts in the layer that launches it" in " ".join(str(p).split())
+    assert "The GPU time of a CUDA graph is attributed to the layer that launches it" in " ".join(str(p).split())
 
 
 def test_words_that_are_no_path_are_one_layer(tmp_path: Path) -> None:

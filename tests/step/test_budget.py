@@ -275,8 +275,8 @@ def test_a_slow_step_runs_only_a_handful_of_times_and_the_profile_says_so(nothin
     assert executed["traced"] >= 1
     text = " ".join(str(p).split())
     assert f"ran {len(p.steps)} times" in text
-    assert "The budget of 2 s ended the timed pass after 1 step; raise it with budget_s or --budget." in text
-    assert f"The budget allowed only {executed['traced']} step" in text
+    assert "The budget of 2 s ended the timed pass after 1 step. Raise it with budget_s or --budget." in text
+    assert f"Because of the budget, only {executed['traced']} step" in text
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ pytestmark = [
 
 #: Why the layers inside code of another backend than Inductor are not known.
 _LACKED = compiler.missing_names()
-_WHY_HIDDEN = f"this torch has no {_LACKED[0]}" if _LACKED else "of its backends, only Inductor"
+_WHY_HIDDEN = f"this version of torch has no {_LACKED[0]}" if _LACKED else "only the default backend, Inductor"
 
 
 @pytest.fixture(autouse=True)
