@@ -15,7 +15,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import REDUCED_TABLES
 from perfnb.recording.schema import conform
 
-_NOTE = "This profile was reduced to its tables when it was made: it has no timeline, memory curve or roofline."
+_NOTE = "This profile was reduced to its tables when it was created: it has no timeline, memory curve or roofline."
 
 
 @dataclass(frozen=True)

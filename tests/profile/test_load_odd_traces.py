@@ -92,7 +92,7 @@ def test_limits_can_be_raised_and_lowered(tmp_path: Path) -> None:
         ({"max_events": 2.5}, TypeError, "max_events must be a whole number, not 2.5"),
         ({"max_bytes": -1}, ValueError, "max_bytes must be a number above 0, not -1"),
         ({"max_events": 0}, ValueError, "max_events must be a number above 0, not 0"),
-        ({"executor": "nope"}, TypeError, "executor must be one of concurrent.futures, .* not 'nope'"),
+        ({"executor": "nope"}, TypeError, "executor must be an executor from concurrent.futures, .* not 'nope'"),
         ({"path": None}, TypeError, "path must be a path or a list of paths, not None"),
         ({"path": 5}, TypeError, "path must be a path or a list of paths, not 5"),
         ({"path": b"trace.json"}, TypeError, "path must be a path or a list of paths, not b'trace.json'"),
