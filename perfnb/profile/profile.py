@@ -273,9 +273,10 @@ class Profile(Documented):
     def path_savings(self) -> pd.DataFrame:
         """The parts of each step's critical path by kind and by op, and how much removing each part would save.
 
-        The parts are sorted by time. ``path_ms`` is the maximum time that removing a part can save. ``saves_ms`` is the difference in step time when
-        the step is replayed without this part. It is only computed for the twelve longest parts, and it is missing for
-        time whose cause is not in the trace. The computation takes about 3 s for steps with 500,000 events.
+        The parts are sorted by time. ``path_ms`` is the maximum time that removing a part can save. ``saves_ms`` is the
+        difference in step time when the step is replayed without this part. It is only computed for the twelve longest
+        parts, and it is missing for time whose cause is not in the trace. The computation takes about 3 s for steps
+        with 500,000 events.
         """
         return gpu_tables.saving_table(self._gpu_events())
 
