@@ -98,7 +98,7 @@ def test_an_optimizer_that_the_counted_step_leaves_out_is_told() -> None:
 
         return str(perfnb.profile_step(step, **SHORT | {"memory": True}))
 
-    says = "SGD was called in other steps, but not in the step whose memory was counted"
+    says = "SGD ran in other steps, but not in the step whose memory was counted"
     # Of two steps in a row whose memory is watched, the last is the counted one.
     assert [says in every(2, seen) for seen in (0, 1)].count(True) == 1
     assert says not in every(1, 0)

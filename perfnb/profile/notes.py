@@ -146,9 +146,9 @@ def _of_the_memory(recording: Recording) -> Iterator[str]:
     stepped = dict.fromkeys([*_stepped(recording.events), *_stepped(watched)])
     if others := [name for name in stepped if name not in there]:
         yield (
-            f"{', '.join(others)} was called in other steps, but not in the step whose memory was counted, so the peak "
-            "does not include it. perfnb.estimate_memory(step=step) covers all steps from one optimizer step to the "
-            "next."
+            f"{', '.join(others)} ran in other steps, but not in the step whose memory was counted, so the peak does "
+            "not include the update. perfnb.estimate_memory(step=step) covers all steps from one optimizer step to "
+            "the next."
         )
 
 

@@ -406,9 +406,9 @@ def test_an_optimizer_that_does_not_step_in_any_call_is_told() -> None:
     assert with_state.inputs == x.nbytes
     for estimate in (without_state, with_state):
         assert estimate.caveat is not None
-        assert estimate.caveat.startswith("AdamW was not called in any of 16 simulated steps")
+        assert estimate.caveat.startswith("AdamW did not run in any of 16 simulated steps")
         assert estimate.caveat in estimate._document().notes
-        assert "AdamW did not step" in estimate._repr_mimebundle_()["text/html"]
+        assert "AdamW did not run in" in estimate._repr_mimebundle_()["text/html"]
 
 
 def test_two_optimizers_that_take_turns_are_both_counted() -> None:

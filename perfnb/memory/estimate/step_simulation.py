@@ -31,8 +31,8 @@ from perfnb.step.namespace import is_installed, reachable
 #: The maximum number of calls to a step until every optimizer has been called, and until each is called once more.
 _MOST_CALLS = 16
 _NEVER_STEPPED = (
-    f"was not called in any of {_MOST_CALLS} simulated steps, so the estimate does not include the memory of its "
-    "update or any state that it has not created yet."
+    f"did not run in any of {_MOST_CALLS} simulated steps, so the estimate does not include the memory of its update "
+    "or any state that it has not created yet."
 )
 #: Classes whose live instances are all found, because the profiler also finds them when they are called.
 _LIVING = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)

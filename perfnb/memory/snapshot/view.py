@@ -1,4 +1,4 @@
-"""Show a snapshot of the CUDA allocator as a document."""
+"""Create a document about a snapshot of the CUDA allocator."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ from perfnb.memory.tab import stacked
 if TYPE_CHECKING:
     from perfnb.memory.snapshot.reading import SnapshotColumns
 
-#: Looks of the origins that hold most, and of all others.
+#: The appearance of the origins with the most memory, and of all other origins.
 _LOOKS = tuple(mark for name, mark in palette.KINDS.items() if name != "other")
 _OTHERS = replace(palette.mark("other"), word="all others", glyph="+")
 _FREE = Mark("free", palette.LIGHT, "·", "none")
-#: Most instants of the history and segments that are drawn.
+#: The maximum number of instants in the history, and of segments, that are drawn.
 _INSTANTS, _SEGMENTS = 240, 24
 
 
 def snapshot_document(
     snapshot: SnapshotColumns, name: str, devices: pd.DataFrame, live: pd.DataFrame, notes: Sequence[str]
 ) -> Document:
-    """Return a snapshot's document.
+    """Return a document about a snapshot.
 
-    It shows who holds the memory, how this came about, and how the memory lies in the segments.
+    It shows what uses the memory, how this came about, and how memory is distributed over the segments.
 
     Parameters
     ----------
     snapshot : SnapshotColumns
+        The snapshot.
     name : str
+        The name of the snapshot.
     devices : DataFrame
-        As `MemorySnapshot.fragmentation`.
+        The table `MemorySnapshot.fragmentation`.
     live : DataFrame
         The live allocations in `MemorySnapshot.allocations`.
     notes : sequence of str
+        Notes about missing information.
     """
     largest = holders(live)
     reserved, active, allocated = (devices[f"{kind}_bytes"].sum() for kind in ("reserved", "active", "allocated"))
