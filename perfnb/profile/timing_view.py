@@ -53,7 +53,7 @@ def _figures(timing: StepTimes) -> Iterator[Figure]:
 
 def _facts(timing: StepTimes) -> Iterator[str]:
     if timing.warmup_ms:
-        end = {True: "steady after", False: "not steady after", None: "too few steps to tell if steady after"}
+        end = {True: "steady after", False: "not steady after", None: "too few steps to determine if steady after"}
         yield f"{end[timing.steady]} {fmt.counted(len(timing.warmup_ms), 'warm-up step')}"
     if timing.outliers.count:
         yield str(timing.outliers).replace(" steps:", " steps:" if timing.block == 1 else " blocks:")

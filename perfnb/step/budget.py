@@ -222,6 +222,6 @@ def require_passing_time(times: Sequence[float]) -> None:
     """Raise `CaptureError` if the clock stood still throughout these steps."""
     if len(times) and not any(times):
         raise CaptureError(
-            f"The clock stood still for {len(times)} steps, so they cannot be timed: something replaced "
-            "time.perf_counter, as tests that freeze time do; restore it while perfnb measures."
+            f"The clock stood still for {len(times)} steps, so they cannot be timed: time.perf_counter was replaced, "
+            "for example by a test that freezes time. Restore it while perfnb measures."
         )

@@ -73,7 +73,7 @@ def _verdict(devices: pd.DataFrame, largest: pd.DataFrame, active: float, reserv
     if len(known) and active:
         first = known.iloc[0]
         share = fmt.share(first["bytes"] / active)
-        sentence += f"; of the known lines, {first['made_at']} holds most: {fmt.size(first['bytes'])} ({share})"
+        sentence += f"; the known line with the most memory is {first['made_at']}: {fmt.size(first['bytes'])} ({share})"
     ooms = int(devices["ooms"].sum()) if devices["ooms"].notna().any() else 0
     if ooms:
         times = "once" if ooms == 1 else f"{ooms:,} times"
@@ -108,7 +108,7 @@ def _sections(snapshot: SnapshotColumns, devices: pd.DataFrame, largest: pd.Data
         (line_words(made_at, op), op if isinstance(op, str) else None, device, *sizes)
         for device, made_at, op, *sizes in largest.itertuples(index=False)
     ]
-    yield Table("Who holds the memory", columns, rows, budget=Budget(15, 40), noun="origin")
+    yield Table("Allocated memory by origin", columns, rows, budget=Budget(15, 40), noun="origin")
     figures = {
         "name": Column("device"),
         "reserved_bytes": Column("reserved", "bytes"),
