@@ -15,7 +15,7 @@ from perfnb.draw.tab import Tab
 if TYPE_CHECKING:
     from perfnb.compiled.tables import CompiledSummary
 
-#: If more than this share of the regions' time is spent outside kernels, the verdict says so.
+#: The verdict mentions time outside kernels if it exceeds this share of the regions' time.
 _MUCH = 0.3
 
 
@@ -31,7 +31,7 @@ def compiled_document(summary: CompiledSummary) -> Document:
 
 
 def compiled_verdict(summary: CompiledSummary) -> Verdict:
-    """Return the verdict, which says whether graphs break and how much of the regions' time is overhead."""
+    """Return the verdict on graph breaks and on the share of the regions' time that is overhead."""
     regions = summary.regions
     broken = regions[regions["broke"].notna() & regions["calls"].notna()]
     left = regions[regions["broke"].notna() & regions[["guards", "calls"]].isna().all(axis="columns")]

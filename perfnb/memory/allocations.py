@@ -28,7 +28,7 @@ _FETCHING = ("aten::empty", "aten::resize_", "aten::new_empty", "aten::zeros", "
 _CLAIMS = ("parameters", "gradients", "optimizer_state", "inputs", "other")
 #: The columns that identify a block of memory.
 _PLACE = ["device", "address"]
-#: The phases in which a step does not create inputs.
+#: The phases where a step does not create inputs.
 _COMPUTING = ("forward", "loss", "backward", "optimizer")
 
 
@@ -127,7 +127,7 @@ def allocation_table(watched: Watched) -> pd.DataFrame:
 
 
 def allocations_by_step(watched: Watched) -> pd.DataFrame:
-    """Return the steps in which each block was allocated and freed.
+    """Return the step that allocated each block, and the step that freed it.
 
     This is the input for `perfnb.memory.leaks.judge.leak_figures`.
 
@@ -157,7 +157,7 @@ def allocations_by_step(watched: Watched) -> pd.DataFrame:
 def _made(
     blocks: pd.DataFrame, memory: MemoryRecord, recording: Recording, attribution: Attribution, steps: pd.DataFrame
 ) -> pd.DataFrame:
-    """Add each block's layer, phase and op, and the steps in which it was allocated and freed."""
+    """Add each block's layer, phase and op, and the steps that allocated and freed it."""
     host, cells = attribution.host, attribution.cells
     of_event = np.full(len(memory.events) + 1, NONE, dtype=np.int64)
     of_event[host.rows] = np.arange(len(host.rows))

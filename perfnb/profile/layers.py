@@ -38,7 +38,7 @@ def with_arithmetic(
     """Return the table ``layers`` with FLOPs and bytes moved, including those of child layers.
 
     FLOPs are counted only for ops that have a formula, and they are missing if none of a layer's ops has one. For rows
-    that are not modules, they are also missing in directions for which the row has no time.
+    that are not modules, they are also missing in directions where the row has no time.
     """
     sums = sums_by_layer(view, attribution, arithmetic_per_span(attribution, counted))
     table = _whole_numbers(sums)

@@ -174,7 +174,7 @@ def _paths(path: object, name: str = "path") -> list[Path]:
 
 
 def _unknown(source: Path) -> RecordingError | TraceError:
-    """Return an error that says why perfnb cannot read a path and where the supported formats are listed."""
+    """Return an error for a path that perfnb cannot read, with the reason and a reference to the supported formats."""
     if not source.exists():
         return RecordingError(f"{source} does not exist.")
     if source.is_file():

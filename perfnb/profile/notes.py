@@ -53,7 +53,7 @@ def notes_of_failure(recording: Recording) -> Iterator[str]:
 
 
 def failed_pass(recording: Recording) -> str:
-    """Return the name of the pass in which a step failed."""
+    """Return the name of the pass where a step failed."""
     name = str(recording.meta["failed_in"])
     return PASS_WORDS.get(name, name)
 

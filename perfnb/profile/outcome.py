@@ -18,7 +18,7 @@ def origin() -> Mapping[str, Any]:
     """Return this process's host, commit, device and PyTorch version.
 
     The result is empty if the process does not use PyTorch. The values are determined only once, because git may take a
-    second and profiles may be saved inside loops. The process continues to run the code with which it was started.
+    second and profiles may be saved inside loops. The process continues to run the code that it was started with.
     """
     if "torch" not in sys.modules:
         return {}

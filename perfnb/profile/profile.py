@@ -301,8 +301,8 @@ class Profile(Documented):
     def allocations(self) -> pd.DataFrame:
         """Every allocation that was alive during the counted step, with bytes, category, layer, phase, op and lifetime.
 
-        Times are in nanoseconds since the start of the step. They are missing if memory was allocated before or freed
-        after the steps in which it was recorded.
+        Times are in nanoseconds since the start of the step. They are missing for memory that was allocated before the
+        recorded steps or freed after them.
         """
         self._require_trace()
         watched = self._analysis.watched

@@ -20,8 +20,8 @@ TABS = (
     "perfnb.roofline.tab:TAB",
     "perfnb.watching.tab:TAB",
 )
-#: The kinds of folders and files that `load` opens, in the order in which they are checked. Specific kinds must come
-#: before general ones.
+#: The kinds of folders and files that `load` opens. They are checked in this order, so specific kinds must come before
+#: general ones.
 FOLDERS = (
     "perfnb.profile.loading:LOADABLE",
     "perfnb.watching.saved:LOADABLE",

@@ -111,7 +111,7 @@ def ops_document(report: Report) -> Document:
     columns = {
         "op": Column("op"),
         **_OP_COLUMNS,
-        "layers": Column("layers", priority=2, help="The layers in which the op takes the most time", live=True),
+        "layers": Column("layers", priority=2, help="The layers where the op takes the most time", live=True),
     }
     shown = _ran(ops).assign(op=ops.index, layers=[_brief(layers.get(name, ())) for name in ops.index])
     places = {name: place for place, name in enumerate(ops.index)}

@@ -59,7 +59,7 @@ class OpCounter(TorchDispatchMode):
     Attributes
     ----------
     calls : list of OpCall
-        The calls, in the order in which they ended.
+        The calls, sorted by the time when they ended.
     """
 
     #: Also receive operators that take functions as arguments, such as `flex_attention`.

@@ -134,7 +134,7 @@ class Plan:
         )
 
     def steps_to_try(self, spent_s: float, step_s: float) -> int:
-        """Return the number of steps with which to try another setting, or 0 if there is not enough time.
+        """Return the number of steps for trying another setting, or 0 if there is not enough time.
 
         The two steps that run first and are discarded are not included.
         """

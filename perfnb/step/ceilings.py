@@ -21,7 +21,7 @@ import torch
 from perfnb.step.environment import describe_environment
 from perfnb.step.kept_rates import Rate, keep, kept
 
-#: The dtypes in which matrix products are measured. `torch.mm` does not support any others.
+#: The dtypes of the matrix products that are measured. `torch.mm` does not support any others.
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 #: The seconds per turn of a ceiling, its minimum and maximum number of turns, and the improvement that leads to another

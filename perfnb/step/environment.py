@@ -70,7 +70,7 @@ def available_cpus() -> int:
 
 
 def lower_precision(kind: str) -> str | None:
-    """Return a 16-bit dtype for which this kind of device has native matrix instructions, if there is one."""
+    """Return a 16-bit dtype that this kind of device supports with native matrix instructions, if there is one."""
     try:
         if kind == "cuda":
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None

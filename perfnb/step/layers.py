@@ -6,7 +6,7 @@ same name, and they must be ASCII because torch's exporter loses other character
 they break in-place operations and fire early. Instead, attribution uses autograd's sequence numbers to find a layer's
 backward pass in the trace.
 
-torch's profiler records the thread that started it and the threads in which autograd runs its backward passes. Calls on
+torch's profiler records the thread that started it and the threads where autograd runs its backward passes. Calls on
 any other thread can happen at any time and do not get a span. `Calls` only records their modules.
 """
 

@@ -74,7 +74,7 @@ class Call(NamedTuple):
     code : str
         The text of the line, for user functions.
     self_ns, samples : int
-        The time and the number of the samples in which this call is the innermost.
+        The time and the number of the samples whose innermost call is this one.
     """
 
     parent: int
@@ -289,7 +289,7 @@ class _Tree:
     def __init__(self, layers: list[Layer], places: Mapping[int, int]) -> None:
         self._layers, self._places = layers, places
         self._nodes: dict[tuple[int, str, str, str, int], int] = {}
-        #: For each node, the time and the number of the samples in which it is the innermost call.
+        #: For each node, the time and the number of the samples that end in it.
         self._sums: list[list[int]] = []
 
     def add(self, sample: Sample, phase: str) -> None:

@@ -25,7 +25,7 @@ class Turn(NamedTuple):
     """A pass's request for the next step."""
 
     pass_name: str
-    #: Returns the context in which the step runs, including its wait for data.
+    #: Returns the context that the step runs in, including its wait for data.
     around: Callable[[], AbstractContextManager[None]]
     #: Returns a span for the wait for the batch.
     data: Callable[[], AbstractContextManager[Any]]

@@ -192,7 +192,7 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
     watched : WatchedMemory
         The results of watching memory.
     tracer : Tracer
-        The session in which memory was recorded.
+        The session that recorded memory.
     places : mapping of int to int
         The row of each layer, keyed by the ``id`` of its module.
     """

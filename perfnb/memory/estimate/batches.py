@@ -81,7 +81,7 @@ def tensor_resized(tensor: Tensor, samples: int, size: int) -> Tensor:
 def with_tensors(
     value: Any, change: Callable[[Tensor], Tensor], depth: int = _MOST_LEVELS, known: Copies | None = None
 ) -> Any:
-    """Return a copy of a batch in which each tensor is replaced with another tensor.
+    """Return a copy of a batch where each tensor is replaced with another tensor.
 
     Containers and objects keep their classes.
 

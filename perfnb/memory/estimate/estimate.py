@@ -63,7 +63,7 @@ class MemoryEstimate(Documented):
     peak_bytes : int
         The maximum number of bytes that are alive at the same time, in a step other than the first.
     peak_phase : str
-        The phase in which the peak occurs.
+        The phase where the peak occurs.
     peak_op : str or None
         The operator whose allocation causes the peak.
     caveat : str or None
@@ -226,11 +226,11 @@ def estimate_memory(
     training : bool
         Whether to simulate training. If ``False``, only the forward pass is simulated, without gradients.
     batch_size : int, optional
-        The number of samples for which to estimate the memory. The default is the number of samples in `batch`.
+        The number of samples in the batch. The default is the number of samples in `batch`.
     device : str or device, optional
         The device to simulate, ``cpu`` or ``cuda``. The default is the device of the parameters.
     autocast : dtype, optional
-        The dtype with which forward and loss run under ``torch.autocast``. By default, autocast is not used.
+        The dtype that ``torch.autocast`` uses for forward and loss. By default, autocast is disabled.
 
     Returns
     -------

@@ -52,7 +52,7 @@ class ModelStep:
     optimizer : Optimizer, callable or None
         The optimizer. If it is a function, the first step calls it to create the optimizer from the model's parameters.
     autocast : dtype or None
-        The dtype with which forward and loss run under ``torch.autocast``, or ``None`` for no autocast.
+        The dtype that ``torch.autocast`` uses for forward and loss, or ``None`` to disable autocast.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ from perfnb.memory.leaks.view import leak_verdict, leaks_document, slope_words
 if TYPE_CHECKING:
     from torch import nn
 
-#: The number of warm-up steps, in which caches are filled and optimizers create their state.
+#: The number of warm-up steps. They fill caches and let optimizers create their state.
 WARMUP = 10
 
 

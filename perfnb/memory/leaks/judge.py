@@ -50,8 +50,8 @@ class LeakFigures:
     allocator : Slope or None
         The growth per step of the memory allocated by torch, or ``None`` if there are fewer than two steps.
     process : Slope or None
-        The growth per step of the process's resident memory, in the last round in which it was read, or ``None`` if it
-        is unknown.
+        The growth per step of the process's resident memory in the last round that read it, or ``None`` if it is
+        unknown.
     survivors : DataFrame
         The owners of allocations that outlive their step, sorted by bytes. The columns are the device, layer, phase and
         op, `bytes_per_step`, `count_per_step`, `steps` (the number of steps that made such allocations), and `kind`
