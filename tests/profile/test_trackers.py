@@ -216,7 +216,7 @@ def test_a_callback_logs_profiles_at_their_steps_and_the_run(
         TrainerProfiler(log="mlflow")
     monkeypatch.delitem(sys.modules, "mlflow")
     TrainerProfiler(log=True)._profiled(of_loop)
-    assert "Nothing was logged, because the tracker has no run" in capsys.readouterr().err
+    assert "Nothing was logged, because there is no tracker run" in capsys.readouterr().err
     TrainerProfiler()._log_result(of_loop)
     assert capsys.readouterr().err == ""
 
