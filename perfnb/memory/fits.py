@@ -88,7 +88,7 @@ def options_to_fit(
             0 if half else by_category["activations"] // 2,
             "estimated",
             "This is an upper limit, because bfloat16 autocast keeps some activations in float32 and adds copies of "
-            "the weights. For an exact figure, pass autocast=torch.bfloat16 to perfnb.estimate_memory.",
+            "the weights. For a more precise estimate, pass autocast=torch.bfloat16 to perfnb.estimate_memory.",
         ),
     ]
     least = sum(by_category.values()) / 1000
