@@ -189,7 +189,7 @@ def test_traced_steps_that_disagree_are_reported() -> None:
 
     p = perfnb.profile_step(lambda: time.sleep(0.5 if next(calls) == 4 else 0.001), warmup=1, steps=1, traced=3)
 
-    assert "they disagree" in words(p)
+    assert "These times disagree" in words(p)
 
 
 @pytest.mark.parametrize("step", [3, None])
