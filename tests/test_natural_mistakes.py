@@ -98,7 +98,7 @@ def test_an_optimizer_that_the_counted_step_leaves_out_is_told() -> None:
 
         return str(perfnb.profile_step(step, **SHORT | {"memory": True}))
 
-    says = "SGD stepped in other steps, but not in the one whose memory was counted"
+    says = "SGD ran in other steps, but not in the step whose memory was counted"
     # Of two steps in a row whose memory is watched, the last is the counted one.
     assert [says in every(2, seen) for seen in (0, 1)].count(True) == 1
     assert says not in every(1, 0)
@@ -167,7 +167,7 @@ def test_a_model_without_data_is_named_where_its_step_fails() -> None:
         perfnb.profile_step(lambda: net(x).sum().backward())
 
     (note,) = raised.value.__notes__
-    assert note.startswith("perfnb: net is on the meta device, where tensors have no data. Create the weights first")
+    assert note.startswith("perfnb: net is on the meta device, where tensors have no data. Call model.to_empty(")
 
 
 def test_a_step_that_runs_without_data_is_refused_in_a_sentence() -> None:

@@ -1,9 +1,9 @@
 """Compute the executions of compiled regions and the seams between them.
 
-The seams show how much time a step loses by running several regions instead of one. Without a graph break, all regions
-inside another region would be part of it, in both forward and backward. The seams between them have three costs: the
-code between one region and the next, the entry into each region except one, and the passes over memory by generated
-kernels next to a seam, which a single kernel could replace.
+The seams show how much time a step loses because it runs several regions instead of one. Without graph breaks, all
+regions inside another region would be part of that region, in both forward and backward. The seams between them have
+three costs: the code that runs between two regions, entering every region except one, and the passes over memory made
+by generated kernels next to a seam, which a single kernel could replace.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from perfnb.recording.text import is_one_of, of_labels
 from perfnb.trace.trace_steps import step_of
 from perfnb.trace_names import ACCUMULATE_GRAD, BACKWARD_NODE, GRAPH_CALL, OPS, RANGES, REGION, REGION_LOOKUP
 
-#: Autograd's name for a region that has a backward pass; the name of its node starts like this, too.
+#: Autograd's name for a region that has a backward pass. The name of its node starts with the same text.
 _FUNCTION = "CompiledFunction"
-#: A kernel of a library, such as ``extern_kernels.mm``: generated code has no dot in its name.
+#: Matches a library kernel, such as ``extern_kernels.mm``. Names of generated kernels do not contain a dot.
 _LIBRARY = "."
 
 
@@ -34,32 +34,43 @@ class RegionRuns:
     Attributes
     ----------
     runs : DataFrame
-        One row per execution: ``region``, ``start``, ``step``; ``group``, the row of the outermost region around it;
-        ``has_graph``. The other columns are times in nanoseconds, NaN if unknown. In forward: ``own_ns``, without
-        regions inside; ``lookup_ns``, before it; ``kernel_ns``; ``enter_ns``, until its first kernel or, without one,
-        the end of its graph; ``gap_ns``, from that end to the next region of the step; ``rest_ns``, the same, or until
-        the end of the group's outermost region; ``apart_ns``, from its end to the lookup of the next region. In
-        backward: ``back_kernel_ns``; ``back_enter_ns``, before the first kernel and after the graph; ``back_gap_ns``,
-        since the backward pass of a later region.
+        One row per execution, with ``region``, ``start``, ``step``, ``has_graph`` and ``group`` (the row of the
+        outermost region that encloses it). The other columns are times in nanoseconds, or NaN if they are unknown. The
+        columns for the forward pass are:
+
+        - ``own_ns``: the time of the region itself, excluding nested regions
+        - ``lookup_ns``: the time of the lookup before the region
+        - ``kernel_ns``: the time of its kernels
+        - ``enter_ns``: the time until its first kernel or, if it has none, until the end of its graph
+        - ``gap_ns``: the time from the end of its graph to the next region in the step
+        - ``rest_ns``: the same or, if no other region in the group follows, the time until the end of the group's
+          outermost region
+        - ``apart_ns``: the time from the end of the region to the lookup of the next region
+
+        The columns for the backward pass are:
+
+        - ``back_kernel_ns``: the time of its kernels
+        - ``back_enter_ns``: the time before the first kernel and after the graph
+        - ``back_gap_ns``: the time since the backward pass of a later region
     kernels : DataFrame
-        One row per execution of a generated kernel: ``run``, ``ns``, ``backward``; ``first``, whether no kernel of a
-        library ran before it in its graph; and ``last``, whether none ran after it or, in forward, a result of it is
-        only for code outside the graph.
+        One row per execution of a generated kernel, with ``run``, ``ns``, ``backward``, ``first`` and ``last``.
+        ``first`` is true if no library kernel ran before it in its graph. ``last`` is true if no library kernel ran
+        after it or, in forward, if one of its results is only used by code outside the graph.
     """
 
     runs: pd.DataFrame
     kernels: pd.DataFrame
 
     def beside_ns(self, following: Ints) -> Floats:
-        """Return, for each run, the time of its generated kernels that could be merged with kernels of a following run.
+        """Return the time of each run's generated kernels that could be merged with kernels of a subsequent run.
 
-        They count only if both runs have such kernels next to the seam, in forward or in backward, which runs in
-        reverse order.
+        Kernels are counted only if both runs have such kernels next to the seam, either in forward or in backward,
+        which runs in reverse order.
 
         Parameters
         ----------
         following : ndarray
-            The run on the other side of the seam after each run, or `NONE` if there is no seam.
+            The run on the other side of the seam that follows each run, or `NONE` if there is no seam.
         """
         counts = np.zeros(len(self.kernels), dtype=bool)
         run, count = self.kernels["run"].to_numpy(), len(self.runs)
@@ -88,7 +99,7 @@ def region_runs(recording: Recording, record: CompiledRecord) -> RegionRuns:
 
 
 class _Host:
-    """The events around and inside compiled regions and their backward passes, and how they are nested.
+    """The host events around and inside compiled regions and their backward passes, and how they are nested.
 
     The events are in chronological order.
     """
@@ -96,7 +107,7 @@ class _Host:
     def __init__(self, events: pd.DataFrame, record: CompiledRecord) -> None:
         words = (REGION, REGION_LOOKUP, BACKWARD_NODE, _FUNCTION)
         wanted = is_one_of(events["category"], OPS) & of_labels(events["name"], lambda name: name.startswith(words))
-        # torch's own traces have calls to a graph as ranges.
+        # In traces written by torch itself, calls to a graph are ranges.
         is_call = is_one_of(events["category"], (*OPS, *RANGES))
         wanted |= is_call & of_labels(events["name"], lambda name: name.startswith(GRAPH_CALL))
         host = events[wanted].assign(thread=thread_keys(events)[wanted]).sort_values("start_ns", kind="stable")
@@ -108,7 +119,7 @@ class _Host:
         self.duration = (self.end - self.start).astype(np.float64)
         is_region, self.is_node = self.starts(REGION), self.starts(BACKWARD_NODE)
         self.is_graph = self.starts(GRAPH_CALL)
-        #: The region and the backward node around each event, and the number of each region.
+        #: The region and the backward node that enclose each event, and the number of each region.
         self.region, self.node = innermost(forest, is_region), innermost(forest, self.is_node)
         self.rows = np.flatnonzero(is_region)
         self.place = np.full(len(self.names) + 1, NONE)
@@ -122,18 +133,18 @@ class _Host:
         self.step = step_of(self.start, begins, begins + marks["duration_ns"].to_numpy())
 
     def starts(self, word: str) -> Bools:
-        """Return which events have a name that starts with a given word."""
+        """Return a mask of the events whose names start with a given word."""
         return np.array([str(name).startswith(word) for name in self.names], dtype=bool)
 
     def forward(self) -> pd.DataFrame:
-        """Return the known facts about each run's forward pass."""
+        """Return the columns that describe the forward pass of each run."""
         rows, graphs = self.rows, self.is_graph & (self.region != NONE)
         start, end, step, thread = (each[rows] for each in (self.start, self.end, self.step, self.thread))
         of_graphs = pd.DataFrame(
             {"end": self.end, "first": self.first_kernel, "kernel_ns": self.kernel_ns, "region": self.region}
         )[graphs]
         by_region = of_graphs.groupby("region").agg({"end": "max", "first": "min", "kernel_ns": "sum"}).reindex(rows)
-        # Code between two regions may run inside the first, after its graph, or behind it.
+        # Code between two regions may run inside the first region after its graph, or after the first region.
         left = by_region["end"].fillna(pd.Series(start, rows)).to_numpy()
         follows = (np.append(step[1:], NONE) == step) & (np.append(thread[1:], NONE) == thread)
         to_next = np.append(start[1:], 0)
@@ -157,9 +168,9 @@ class _Host:
         )
 
     def nodes(self) -> Ints:
-        """Return, for each event, the run whose backward node it is, or `NONE` for other events.
+        """Return the run to which each event belongs as a backward node, or `NONE` for any other event.
 
-        Autograd numbers the nodes.
+        Autograd assigns numbers to the nodes.
         """
         is_forward = self.starts(_FUNCTION) & (self.region != NONE) & (self.sequence != NONE)
         run = pd.Series(self.place[self.region[is_forward]], index=self.sequence[is_forward])
@@ -170,7 +181,7 @@ class _Host:
         return node_of
 
     def backward(self, node_of: Ints) -> pd.DataFrame:
-        """Return the known facts about each run's backward pass."""
+        """Return the columns that describe the backward pass of each run."""
         nodes, graphs = np.flatnonzero(node_of != NONE), self.is_graph & (self.node != NONE)
         in_graph = pd.DataFrame(
             {
@@ -181,7 +192,7 @@ class _Host:
         )[graphs]
         table = in_graph.groupby("node").sum().reindex(nodes)
         table["back_enter_ns"] += self.duration[nodes]
-        # Kernels that add up a parameter's gradient between two of them would run without a seam, too.
+        # Kernels that accumulate a parameter's gradient between two backward passes would also run without a seam.
         adds = np.array([ACCUMULATE_GRAD in str(name) for name in self.names], dtype=bool) & self.is_node
         added = np.cumsum(np.where(adds, self.duration, 0.0))[nodes]
         gaps = self.start[nodes][1:] - self.end[nodes][:-1] - np.diff(added)
@@ -192,7 +203,7 @@ class _Host:
 
 
 def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
-    """Return how many nanoseconds are taken by the kernels that start in each interval."""
+    """Return the total time in nanoseconds of the kernels that start in each interval."""
     at, duration = (record.calls[name].to_numpy() for name in ("start_ns", "duration_ns"))
     order = np.argsort(at, kind="stable")
     sums = np.concatenate([[0], np.cumsum(duration[order])])
@@ -201,13 +212,13 @@ def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
 
 
 def _first_kernel(start: Ints, end: Ints, record: CompiledRecord) -> Ints:
-    """Return when the first kernel in each interval starts, or the end of the interval if there is none."""
+    """Return the start of the first kernel in each interval, or the end of the interval if there is no kernel."""
     at = np.append(np.sort(record.calls["start_ns"].to_numpy()), np.iinfo(np.int64).max)
     return np.asarray(np.minimum(at[np.searchsorted(at, start)], end), dtype=np.int64)
 
 
 def _generated(record: CompiledRecord, start: Ints, end: Ints, run: Ints, backward: Bools) -> pd.DataFrame:
-    """Return the executions of generated kernels during some calls of graphs, which do not overlap."""
+    """Return the executions of generated kernels during the given calls to graphs, which do not overlap."""
     calls = record.calls.sort_values("start_ns", kind="stable")
     at = calls["start_ns"].to_numpy()
     graph = np.searchsorted(start, at, side="right") - 1

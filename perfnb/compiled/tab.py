@@ -1,4 +1,4 @@
-"""Show the tab about compiled code: its kernels and the layers they compute, and where graphs break."""
+"""Create the tab about compiled code, which shows its kernels, the layers that they compute, and graph breaks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from perfnb.draw.tab import Tab
 if TYPE_CHECKING:
     from perfnb.compiled.tables import CompiledSummary
 
-#: Share of a region's time outside its kernels above which that is the main point.
+#: The verdict mentions time outside kernels if it exceeds this share of the regions' time.
 _MUCH = 0.3
 
 
 def compiled_document(summary: CompiledSummary) -> Document:
-    """Return the document about a step's compiled code."""
+    """Return a document about a step's compiled code."""
     return Document(
         "compiled",
         verdict=compiled_verdict(summary),
@@ -31,7 +31,7 @@ def compiled_document(summary: CompiledSummary) -> Document:
 
 
 def compiled_verdict(summary: CompiledSummary) -> Verdict:
-    """Return the verdict: whether graphs break, and how much of the regions' time is overhead."""
+    """Return the verdict on graph breaks and on the share of the regions' time that is overhead."""
     regions = summary.regions
     broken = regions[regions["broke"].notna() & regions["calls"].notna()]
     left = regions[regions["broke"].notna() & regions[["guards", "calls"]].isna().all(axis="columns")]
@@ -50,7 +50,8 @@ def compiled_verdict(summary: CompiledSummary) -> Verdict:
         first = places.iloc[0]
         return Verdict(
             "bad",
-            f"Graphs break {times}: {fmt.duration(broken['gap_ms'].sum())} per step run uncompiled between regions.",
+            f"Graphs break {times}: code between regions runs uncompiled for {fmt.duration(broken['gap_ms'].sum())} "
+            "per step.",
             f"{first['broke']}, at {place_in_words(first['broke_at'])}.",
             selects="regions",
         )
@@ -59,7 +60,9 @@ def compiled_verdict(summary: CompiledSummary) -> Verdict:
         return Verdict("none", "The trace does not record which kernels compute which layers.")
     part = f"{fmt.share(overhead / whole)} of the forward regions' time is spent outside kernels"
     if overhead > _MUCH * whole:
-        return Verdict("bad", f"{part}: their kernels are small.", "Larger batches or larger regions amortise it.")
+        return Verdict(
+            "bad", f"{part}: their kernels are small.", "Larger batches or larger regions reduce this overhead."
+        )
     return Verdict("good", f"No graph breaks: {part}.")
 
 
@@ -83,13 +86,13 @@ def _kernels(summary: CompiledSummary) -> Table:
     kernels = summary.kernels
     columns = {
         "kernel": Column("kernel"),
-        "few": Column("layers", help="Whose operations it computes, the largest share of its time first"),
+        "few": Column("layers", help="Layers whose operations the kernel computes, sorted by their share of its time"),
         "direction": Column("direction", priority=3),
         "ops": Column("ops", priority=4, live=True),
         "calls": Column("calls", "count", priority=3),
         "ms": Column("per step", "ms"),
-        "part": Column("share", "share", bar=True, help="Of the time of all kernels of compiled code"),
-        "bytes_per_s": Column("bandwidth", "bytes/s", 2, help="Bytes read and written, by the graph's shapes"),
+        "part": Column("share", "share", bar=True, help="Share of the time of all kernels of compiled code"),
+        "bytes_per_s": Column("bandwidth", "bytes/s", 2, help="Bytes read and written, based on the graph's shapes"),
     }
     few = [fmt.named(str(names).split(", ")) if pd.notna(names) else "" for names in kernels["layers"]]
     part = kernels["ms"] / (float(kernels["ms"].sum()) or 1.0)
@@ -117,10 +120,10 @@ def _kernels(summary: CompiledSummary) -> Table:
 
 def _regions(regions: pd.DataFrame) -> Table:
     columns = {
-        "region": Column("region", help="torch's number of the function, and of the version of its code"),
+        "region": Column("region", help="torch's numbers for the function and for the version of its code"),
         "function": Column("function"),
         "calls": Column("calls", "count", priority=3),
-        "ms": Column("per step", "ms", help="Of its forward pass, on the host"),
+        "ms": Column("per step", "ms", help="Time of the forward pass on the host"),
         "overhead_ms": Column("overhead", "ms", priority=1, help="Time outside kernels"),
         "gap_ms": Column("until the next", "ms", priority=2, help="From a graph break to the next region"),
         "compile_ms": Column("compiling", "ms", priority=4),
@@ -132,12 +135,12 @@ def _regions(regions: pd.DataFrame) -> Table:
 
 
 def _happened(row: Any) -> str:
-    """Return why a region was compiled again, and where its graph breaks."""
+    """Describe why a region was recompiled, and where its graph breaks."""
     parts = []
     if pd.notna(row.broke):
         parts.append(f"Graph break at {place_in_words(row.broke_at)}: {row.broke}")
     if pd.notna(row.recompiled):
-        parts.append(f"Compiled again, because a guard failed: {row.recompiled}")
+        parts.append(f"Recompiled because a guard failed: {row.recompiled}")
     return ". ".join(parts)
 
 
@@ -156,8 +159,9 @@ def _rows(frame: pd.DataFrame) -> Any:
 def _notes(summary: CompiledSummary) -> Iterator[str]:
     if (summary.shares["share"] < 1).any():
         yield (
-            "A kernel that several layers share is divided among them by the bytes and FLOPs of their operations. That "
-            "is an estimate, and p.layers.fused_ms is the part of each layer's time that rests on it."
+            "If several layers share a kernel, its time is divided among them according to the bytes and FLOPs of "
+            "their operations. This is an estimate. p.layers.fused_ms is the part of each layer's time that is based "
+            "on it."
         )
 
 

@@ -1,4 +1,4 @@
-"""Compute the tables about compiled code: its kernels and the layers they compute, and its regions and their costs."""
+"""Compute the tables about compiled code: its kernels, the layers that they compute, its regions, and their costs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
 
-#: A share that counts as all of a kernel's time, in spite of rounding.
+#: A share that is considered to be all of a kernel's time, despite rounding.
 _WHOLE = 1 - 1e-9
 
 
 @dataclass(frozen=True)
 class CompiledSummary:
-    """A report's facts about compiled code.
+    """The contents of a report about compiled code.
 
     Attributes
     ----------
     kernels, regions : DataFrame
         The tables ``compiled`` and ``compiled_regions``.
     shares : DataFrame
-        One row per kernel and layer: ``kernel`` (row of `kernels`), ``layer``, ``share``, ``ms`` per step.
+        One row per kernel and layer, with ``kernel`` (the row in `kernels`), ``layer``, ``share`` and ``ms`` (per
+        step).
     """
 
     kernels: pd.DataFrame
@@ -42,7 +43,7 @@ def place_in_words(place: str) -> str:
 
 
 def compiled_summary(recording: Recording) -> CompiledSummary | None:
-    """Return a report's facts about compiled code, or ``None`` if the traced steps ran none."""
+    """Return the contents of a report about compiled code, or ``None`` if the traced steps did not run any."""
     record = recording.compiled
     if record is None or not len(record.code):
         return None
@@ -51,13 +52,13 @@ def compiled_summary(recording: Recording) -> CompiledSummary | None:
 
 
 def compiled_kernel_table(recording: Recording) -> pd.DataFrame:
-    """Return the table ``compiled``: the kernels of compiled code per traced step, in descending order of time."""
+    """Return the table ``compiled``, which contains the kernels of compiled code per traced step, sorted by time."""
     record = recording.compiled
     return conform(pd.DataFrame(), "compiled") if record is None else _kernels(recording, record)[0]
 
 
 def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the table ``compiled``, and each layer's share of each of its rows."""
+    """Return the table ``compiled``, and the share of each layer in each of its rows."""
     kernels, steps = record.kernels, max(recording.traced_steps, 1)
     times = (
         record.calls.groupby("kernel")["duration_ns"].agg(["size", "sum"]).reindex(range(len(kernels)), fill_value=0)
@@ -74,7 +75,7 @@ def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame
             "ms": shares["share"].to_numpy() * ms[shares["kernel"].to_numpy()],
         }
     )
-    unknown = kernels["bytes"].to_numpy() == 0  # each kernel moves some
+    unknown = kernels["bytes"].to_numpy() == 0  # every kernel moves some bytes
     layers = shares.groupby("kernel")["layer"].agg(", ".join).reindex(range(len(kernels)))
     table = pd.DataFrame(
         {
@@ -97,9 +98,9 @@ def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame
 
 
 def fused_ms(recording: Recording) -> Floats:
-    """Return, for each layer, the time per step of kernels that it shares with layers outside it.
+    """Return the time per step of the kernels that each layer shares with layers outside of it.
 
-    Child layers are included.
+    A layer includes its child layers.
     """
     record, parent = recording.compiled, recording.modules["parent"].to_numpy()
     if record is None:
@@ -120,10 +121,10 @@ def fused_ms(recording: Recording) -> Floats:
 
 
 def region_table(recording: Recording) -> pd.DataFrame:
-    """Return the table ``compiled_regions``, in descending order of time.
+    """Return the table ``compiled_regions``, sorted by time.
 
-    It has one row for each version of compiled code that the traced steps ran. ``gap_ms`` is the time from a region
-    whose graph breaks at its end to the next region in the step. The code in this gap runs uncompiled.
+    It has one row for each version of compiled code that the traced steps ran. If a region ends with a graph break,
+    ``gap_ms`` is the time from its end to the next region in the step. The code in this gap runs uncompiled.
     """
     record = recording.compiled
     if record is None:
@@ -139,7 +140,7 @@ def region_table(recording: Recording) -> pd.DataFrame:
     texts = {
         name: code[name].mask(code[name] == "") for name in ("function", "line", "recompiled", "broke", "broke_at")
     }
-    kernels = sums["kernel_ns"].where(sums["kernel_ns"] > 0)  # without any, its graphs do not report them
+    kernels = sums["kernel_ns"].where(sums["kernel_ns"] > 0)  # zero means that its graphs do not report kernels
     table = code[["guards", "compile_s"]].assign(
         **texts,
         calls=sums["calls"],

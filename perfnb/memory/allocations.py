@@ -1,9 +1,9 @@
-"""Describe every allocation of the watched steps: its owner, its purpose, and its lifetime.
+"""Describe every allocation in the steps whose memory was recorded: its owner, its purpose, and its lifetime.
 
-A block's purpose is known if a live object was seen at its address: parameters, gradients, optimizer state, inputs.
-Otherwise, it is derived from the block's lifetime. A block that was made in forward and is still alive when backward
-starts (or when the step fails before that) is an activation. A block that was made and freed within a step is a
-temporary. Any other block is ``other``.
+The purpose of a block is known if a live object was found at its address, which may be a parameter, gradient, optimizer
+state or input. Otherwise, the purpose is derived from the block's lifetime. A block that was allocated in forward and
+is still alive when backward starts (or when the step fails before that) is an activation. A block that was allocated
+and freed within a step is a temporary. Any other block is ``other``.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from perfnb.recording.recording import MemoryRecord, Recording
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT, of_labels
 
-#: Times of allocations made before, or freed after, everything watched.
+#: The times assigned to blocks that were allocated before or freed after the recording.
 BEFORE, AFTER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-#: Ops that only allocate memory for the op around them.
+#: Ops that only allocate memory for the enclosing op.
 _FETCHING = ("aten::empty", "aten::resize_", "aten::new_empty", "aten::zeros", "aten::ones", "aten::full")
-#: The precedence of several owners of an address.
+#: The order of precedence if an address has several owners.
 _CLAIMS = ("parameters", "gradients", "optimizer_state", "inputs", "other")
-#: The device and address of a block of memory.
+#: The columns that identify a block of memory.
 _PLACE = ["device", "address"]
-#: The phases of a step that creates no inputs.
+#: The phases where a step does not create inputs.
 _COMPUTING = ("forward", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
 class Watched:
-    """The watched steps, with everything that is alive in them.
+    """The steps whose memory was recorded, and all blocks of memory that were alive in them.
 
     Attributes
     ----------
     recording : Recording
-        The recording, including the events of the watched steps (see `Recording.with_events`).
+        The recording, with the events of these steps (see `Recording.with_events`).
     attribution : Attribution
         The attribution of those events.
     blocks : DataFrame
         One row per block of memory: ``bytes``, ``device``, ``address``, ``start`` and ``end`` (`BEFORE` and `AFTER` if
-        made or freed outside the watched steps), ``place`` (its block in the attribution, -1 for none), ``made_in`` and
-        ``freed_in`` (step numbers, -1 for none), ``layer``, ``phase``, ``direction``, ``op``, ``name`` (missing if
-        none) and ``category``.
+        the block was allocated or freed outside the recorded steps), ``place`` (the corresponding block in the
+        attribution, or -1), ``made_in`` and ``freed_in`` (step numbers, or -1), ``layer``, ``phase``, ``direction``,
+        ``op``, ``name`` (all missing if there is none) and ``category``.
     begin, end : int
-        The beginning and end of the counted step, which is the last watched step.
+        The start and end of the counted step, which is the last recorded step.
     """
 
     recording: Recording
@@ -66,7 +66,7 @@ class Watched:
 def watched_memory(recording: Recording) -> Watched | None:
     """Pair allocations with frees, and determine the owner and category of each block.
 
-    Return ``None`` if memory was not watched.
+    Return ``None`` if memory was not recorded.
     """
     memory = recording.memory
     if memory is None:
@@ -92,7 +92,7 @@ def paired(changes: pd.DataFrame) -> pd.DataFrame:
     size, time = rows["bytes"].to_numpy(), rows["time_ns"].to_numpy()
     next_is_same = np.append((address[1:] == address[:-1]) & (device[1:] == device[:-1]), False)
     made = size > 0
-    # A block starting where another is alive: the free of the other was not seen.
+    # If a block starts at the address of a live block, the free of the live block was not recorded.
     ends = np.where(next_is_same, np.append(time[1:], AFTER), AFTER)
     follows = np.append(False, next_is_same[:-1] & made[:-1]) if len(rows) else np.zeros(0, dtype=bool)
     orphan = ~made & ~follows
@@ -127,17 +127,16 @@ def allocation_table(watched: Watched) -> pd.DataFrame:
 
 
 def allocations_by_step(watched: Watched) -> pd.DataFrame:
-    """Return the steps where each block was made and freed.
+    """Return the step that allocated each block, and the step that freed it.
 
     This is the input for `perfnb.memory.leaks.judge.leak_figures`.
 
-    This is the input for `perfnb.memory.leaks.judge.leak_figures`.
-
-    The table has one row for each block whose allocation or free was seen: ``bytes``, ``device``, ``layer``, ``phase``,
-    ``op``, ``made_in_step`` (missing: before the first step), ``freed_in_step`` (missing: still alive; the number of
-    steps: after the last one ended). Memory that is freed between two steps belongs to the first of them. Blocks made
-    before watching started are listed only for GPUs. On the CPU, torch sees few of their frees, and confuses some of
-    them with frees of older blocks.
+    The table has one row for each block whose allocation or free was recorded, with the columns ``bytes``, ``device``,
+    ``layer``, ``phase``, ``op``, ``made_in_step`` and ``freed_in_step``. ``made_in_step`` is missing if the block was
+    allocated before the first step. ``freed_in_step`` is missing if the block is still alive, and it is the number of
+    steps if the block was freed after the last step. Memory that is freed between two steps belongs to the first of
+    them. Blocks that were allocated before the recording are listed only for GPUs, because on the CPU, torch sees few
+    of their frees and confuses some of them with frees of older blocks.
     """
     host = watched.attribution.host.blocks
     starts = np.sort(host.loc[host["kind"] == Kind.STEP, "start"].to_numpy())
@@ -158,7 +157,7 @@ def allocations_by_step(watched: Watched) -> pd.DataFrame:
 def _made(
     blocks: pd.DataFrame, memory: MemoryRecord, recording: Recording, attribution: Attribution, steps: pd.DataFrame
 ) -> pd.DataFrame:
-    """Add each block's layer, phase and op, and the steps where it was made and freed."""
+    """Add each block's layer, phase and op, and the steps that allocated and freed it."""
     host, cells = attribution.host, attribution.cells
     of_event = np.full(len(memory.events) + 1, NONE, dtype=np.int64)
     of_event[host.rows] = np.arange(len(host.rows))
@@ -178,9 +177,9 @@ def _made(
 
 
 def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
-    """Return the op around each host event.
+    """Return the op that encloses each host event.
 
-    It is the innermost op that does more than allocate, or otherwise the outermost op.
+    This is the innermost op that does more than allocate memory or, if there is none, the outermost op.
     """
     host = attribution.host
     fetches = of_labels(events["name"], lambda name: name.startswith(_FETCHING))[host.rows]
@@ -190,10 +189,10 @@ def _making_op(events: pd.DataFrame, attribution: Attribution) -> np.ndarray:
 
 
 def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, begin: int, finish: int) -> pd.DataFrame:
-    """Assign blocks to the live objects that were seen at their addresses.
+    """Assign blocks to the live objects that were found at their addresses.
 
-    Objects from before watching started are added if they are seen at the inspection before the counted step or later,
-    because not all frees of earlier blocks are reported.
+    Objects that existed before the recording started are added only if they are found at the inspection before the
+    counted step or later, because not all frees of earlier blocks are reported.
     """
     names = np.array([*recording.modules["name"], None], dtype=object)
     seen = pd.DataFrame(
@@ -220,7 +219,7 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     matched = found["row"].notna().to_numpy() & (found["until"].fillna(BEFORE).to_numpy() > found["at"].to_numpy())
     computed = blocks["phase"].isin(_COMPUTING).to_numpy()
     claims = found[matched].assign(row=found.loc[matched, "row"].astype("int64"))
-    # For blocks made before watching started, torch reports the size of an earlier block at the address.
+    # For blocks allocated before the recording, torch reports the size of an earlier block at the same address.
     old = claims[(blocks["event"].to_numpy()[claims["row"]] == NONE) & (claims["device"] == "cpu").to_numpy()]
     sizes = blocks["bytes"].to_numpy().copy()
     sizes[old["row"]] = old["bytes"]
@@ -235,9 +234,10 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
     sightings = added.groupby(_PLACE)["at"].agg(["min", "max"])
     added = added.sort_values("rank", kind="stable").drop_duplicates(_PLACE)
     since, last = sightings.reindex(pd.MultiIndex.from_frame(added[_PLACE])).to_numpy(dtype=np.int64).T
-    # First seen mid-step and not allocated here: it came from elsewhere (a loader's shared memory).
+    # A block that was first found during the step but not allocated in it came from elsewhere, such as a loader's
+    # shared memory.
     late = (added["rank"] == _CLAIMS.index("inputs")).to_numpy() & (since > first)
-    # Another block starts at the address: the free was not seen.
+    # If another block starts at the same address, the free was not recorded.
     later = pd.merge_asof(
         added[_PLACE].assign(at=since, place=np.arange(len(added))).sort_values("at", kind="stable"),
         alive,
@@ -246,7 +246,8 @@ def _claimed(blocks: pd.DataFrame, known: pd.DataFrame, recording: Recording, be
         direction="forward",
     ).sort_values("place")["row"]
     again = later.fillna(NONE).to_numpy(dtype=np.int64)
-    # The inspection after the step covers everything that a model and optimizer hold: anything missing there is gone.
+    # The inspection after the step covers everything that a model and an optimizer refer to, so anything that is not
+    # found there has been freed.
     gone = (
         (added["rank"] < _CLAIMS.index("inputs")).to_numpy() & (last < finish) & (looks.max(initial=BEFORE) >= finish)
     )
@@ -278,7 +279,7 @@ def _categories(blocks: pd.DataFrame, attribution: Attribution, failed: bool) ->
     began = np.sort(attribution.host.blocks.loc[attribution.host.blocks["kind"] == Kind.ENGINE, "start"].to_numpy())
     backward = np.append(began, AFTER)[np.searchsorted(began, start)]
     saved = np.isin(phase, ("forward", "loss")) & (end > backward)
-    if failed:  # before backward, which needs forward's results
+    if failed:  # the step failed before backward, which needs the results of forward
         saved |= np.isin(phase, ("forward", "loss")) & (end == AFTER)
     saved |= recomputed & (end > _end_of_recomputation(blocks["place"].to_numpy(), attribution))
     in_step = (blocks["made_in"] != NONE) & (blocks["made_in"] == blocks["freed_in"])
@@ -292,7 +293,7 @@ def _categories(blocks: pd.DataFrame, attribution: Attribution, failed: bool) ->
 
 
 def _end_of_recomputation(place: Ints, attribution: Attribution) -> Ints:
-    """For the recomputation around each block, return where the outermost layer span ends."""
+    """Return the end of the outermost layer span of the recomputation that encloses each block."""
     host = attribution.host
     kind, above = host.blocks["kind"].to_numpy(), host.forest.parent
     at = place.copy()

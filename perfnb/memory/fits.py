@@ -1,4 +1,4 @@
-"""Find out what would make a step fit, by computing how much of its peak some well-known changes would free."""
+"""Compute how much of a step's peak memory some well-known changes would free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 
 from perfnb.recording.text import TEXT
 
-#: The columns of the options, and their types.
+#: The columns of the table of options, and their types.
 _TYPES = {"option": TEXT, "frees_bytes": "Int64", "basis": TEXT, "detail": TEXT}
 
 
@@ -24,13 +24,13 @@ def options_to_fit(
 ) -> pd.DataFrame:
     """Return how much of the peak each change would free by itself, in descending order.
 
-    *Computed* savings follow from sizes alone. *Estimated* savings assume that the peak stays in the same place and
-    that activations behave as usual.
+    *Computed* savings are derived from sizes alone. *Estimated* savings assume that the peak stays in the same place
+    and that activations behave as usual.
 
     Parameters
     ----------
     by_category : mapping
-        Bytes at the peak.
+        The number of bytes in each category at the peak.
     of_optimizer : int
         The size of temporaries in the optimizer's step, which does not depend on the batch.
     samples, batches : int
@@ -40,13 +40,13 @@ def options_to_fit(
     single : bool
         Whether parameters take at least four bytes each.
     half : bool
-        Whether the arithmetic already has half precision.
+        Whether the arithmetic already uses half precision.
 
     Returns
     -------
     DataFrame
-        ``option``, ``frees_bytes``, ``basis``, ``detail``. Options that free less than a thousandth of the peak are
-        left out.
+        A table with the columns ``option``, ``frees_bytes``, ``basis`` and ``detail``. Options that free less than a
+        thousandth of the peak are omitted.
     """
     moving = sum(by_category[name] for name in ("activations", "inputs", "temporaries")) - of_optimizer
     size, over = "", f"{2 * batches:,}" if batches > 1 else "two"
@@ -75,7 +75,7 @@ def options_to_fit(
             "an optimizer without state",
             by_category["optimizer_state"],
             "computed",
-            "Plain SGD keeps no state, but may need a different learning rate and more steps.",
+            "Plain SGD has no state, but it may require a different learning rate and more steps.",
         ),
         (
             "half precision for the model",
@@ -87,8 +87,8 @@ def options_to_fit(
             "half precision for activations",
             0 if half else by_category["activations"] // 2,
             "estimated",
-            "At most: bfloat16 autocast keeps some activations in float32, and adds copies of the weights. To know, "
-            "pass autocast=torch.bfloat16 to perfnb.estimate_memory.",
+            "This is an upper limit, because bfloat16 autocast keeps some activations in float32 and adds copies of "
+            "the weights. For a more precise estimate, pass autocast=torch.bfloat16 to perfnb.estimate_memory.",
         ),
     ]
     least = sum(by_category.values()) / 1000

@@ -1,6 +1,4 @@
-"""Read the memory in a loaded trace: how much was allocated after each allocation and free, but not for what
-purpose.
-"""
+"""Read the memory in a loaded trace, which shows how much was allocated at each time, but not for what purpose."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ CPU = "cpu"
 
 
 class TotalsOfDevice(NamedTuple):
-    """How much memory a device's allocator had handed out and reserved at each time, or -1 where this is unknown."""
+    """The memory that a device's allocator had allocated and reserved at each time, or -1 where this is unknown."""
 
     device: str
     times_ns: Ints
@@ -28,10 +26,10 @@ class TotalsOfDevice(NamedTuple):
 
 
 def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
-    """Return each device's totals, with the CPU first. Devices whose events contain no totals are left out.
+    """Return the totals of each device, starting with the CPU. Devices whose events do not contain totals are omitted.
 
-    Between the start of the trace and the first change, the totals are the memory allocated up to then. CPU totals
-    start from the moment when a profiler first recorded memory in the process, and do not include memory that was alive
+    Between the start of the trace and the first change, the totals are the memory allocated up to that point. CPU
+    totals begin when a profiler first recorded memory in the process, and do not include memory that was allocated
     before.
     """
     changes = recording.trace_memory
@@ -45,7 +43,7 @@ def memory_of_trace(recording: Recording) -> list[TotalsOfDevice]:
     for key, rows in told.groupby([told["device_type"], number], sort=True):
         kind, index = cast("tuple[int, int]", key)
         times, allocated = rows["time_ns"].to_numpy(), rows["allocated"].to_numpy()
-        # The CPU's allocator reserves nothing.
+        # The CPU allocator does not reserve memory.
         reserved = np.full(len(rows), MISSING) if kind == 0 else np.maximum(rows["reserved"].to_numpy(), MISSING)
         before = int(allocated[0]) - int(rows["bytes"].iloc[0])
         if begin is not None and begin < times[0] and before >= 0:
@@ -80,6 +78,6 @@ def trace_memory_table(recording: Recording) -> pd.DataFrame:
 
 
 def _name(kind: int, index: int) -> str:
-    """Return torch's name for the device."""
+    """Return torch's name for a device."""
     word = CPU if kind == 0 else DEVICE_KINDS.get(kind, f"device of type {kind}")
     return word if index < 0 else f"{word}:{index}"

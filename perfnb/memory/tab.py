@@ -1,4 +1,4 @@
-"""Show the report's memory tab: who owns the memory at a step's peak, and what would make it fit."""
+"""Create the report's memory tab, which shows what owns memory at a step's peak and what would make the step fit."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from perfnb.memory.table import fullest
 if TYPE_CHECKING:
     from perfnb.memory.table import MemorySummary
 
-#: Instants of the static picture.
+#: The number of instants in the static picture.
 _INSTANTS = 240
-#: In the browser's data: no name.
+#: Represents a missing name in the data for the browser.
 _NONE = -1
 
 
 def memory_document(summary: MemorySummary) -> Document:
-    """Return the document that shows what is alive at a step's peak, or at its failure, and what would make it fit."""
+    """Return a document that shows the memory at a step's peak, or at its failure, and what would make the step fit."""
     figures = [
         Figure(_instant(summary), summary.peak_bytes, "bytes", basis=f"at {_when(summary)}, on {summary.device}")
     ]
@@ -66,12 +66,12 @@ def memory_document(summary: MemorySummary) -> Document:
 
 
 def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
-    """Return the changes that would free memory at the peak."""
+    """Return a table of the changes that would free memory at the peak."""
     columns = {
         "option": Column("option"),
         "frees_bytes": Column("frees", "bytes", bar=True),
         "leaves": Column("leaves", "bytes"),
-        "basis": Column("basis", priority=1, help="computed from sizes alone, or estimated"),
+        "basis": Column("basis", priority=1, help="Computed from sizes alone, or estimated"),
     }
     figures = options.assign(leaves=(peak - options["frees_bytes"]).clip(lower=0))
     heading = f"{title} (each option on its own)"
@@ -79,7 +79,7 @@ def options_table(options: pd.DataFrame, peak: int, title: str) -> Table:
 
 
 def _instant(summary: MemorySummary) -> str:
-    """Return a full description of the instant."""
+    """Describe the instant in words."""
     return "peak" if summary.incomplete is None else "failure"
 
 
@@ -96,11 +96,11 @@ def _verdict(summary: MemorySummary) -> Verdict:
             "bad",
             f"Incomplete: the step failed with {fmt.size(summary.peak_bytes)} alive",
             summary.incomplete,
-            "A whole step needs more than what was alive when it failed: perfnb.estimate_memory predicts its peak, and "
-            "the largest batch that fits, without running it.",
+            "A complete step needs more memory than was allocated when it failed. perfnb.estimate_memory predicts the "
+            "peak and the largest batch that fits, without running the step.",
         )
     if not summary.peak_bytes:
-        return Verdict("none", "No allocations were seen")
+        return Verdict("none", "No allocations were recorded")
     name, most = max(summary.by_category.items(), key=lambda item: item[1])
     share = f"{fmt.share(most / summary.peak_bytes)} of it {palette.category(name).word}"
     return Verdict("none", f"The peak is {fmt.size(summary.peak_bytes)} at {_when(summary)}, {share}")
@@ -141,7 +141,7 @@ def _sections(summary: MemorySummary) -> Iterator[Section]:
 
 
 def _still(summary: MemorySummary) -> Iterator[Section]:
-    """Yield the curve without its cursor."""
+    """Yield the memory curve without its cursor."""
     line = summary.timeline
     if not len(line):
         return
@@ -160,9 +160,9 @@ def stacked(
     levels: Mapping[str, float],
     spans: Sequence[tuple[palette.Mark, float, float]] = (),
 ) -> Series:
-    """Return amounts of memory as areas.
+    """Draw amounts of memory as stacked areas.
 
-    Each amount lasts until the next instant, so a single instant has no area.
+    Each amount lasts until the next instant, which means that a single instant has no area.
     """
     parts = parts if len(times_ms) > 1 else ()
     at = [time for ends in zip(times_ms, [*times_ms[1:], end_ms], strict=True) for time in ends]
@@ -173,11 +173,11 @@ def stacked(
 
 
 def curve_data(summary: MemorySummary) -> dict[str, Any]:
-    """Return the data for the curve with its cursor, ready to be written as JSON.
+    """Return the data for the memory curve with its cursor, ready to be written as JSON.
 
     Instants are integer nanoseconds, and amounts are integer bytes, or ``None`` where they are unknown. A column is
-    ``None`` if it contains only unknown values, or only zeros. Names are stored once in ``names``, and name columns
-    contain indices into it, with -1 for no name.
+    ``None`` if all of its values are unknown or zero. Names are stored once in ``names``, and columns of names contain
+    indices into this list, or -1 if there is no name.
     """
     names: dict[str, int] = {}
 
@@ -219,7 +219,7 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
 
 
 def _amounts(values: pd.Series) -> list[int | None] | None:
-    """Return bytes, or ``None`` if all of them are unknown or zero."""
+    """Return amounts in bytes, or ``None`` if all of them are unknown or zero."""
     amounts = [None if fmt.known(value) is None else int(value) for value in values]
     return amounts if any(amounts) else None
 

@@ -1,4 +1,4 @@
-"""Compute the memory alive at every instant of the counted step, and the facts about it that a report shows."""
+"""Compute the memory that was alive at every instant of the counted step, and the figures for a report."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.schema import CATEGORIES, conform
 from perfnb.recording.text import TEXT
 
-#: Most instants in a summary's timeline.
+#: The maximum number of instants in a summary's timeline.
 INSTANTS = 1500
-#: Largest allocations a view can list at any instant.
+#: The number of largest allocations that a view can list at any instant.
 LARGEST = 8
-#: Bytes of a float32 parameter.
+#: The size of a float32 parameter in bytes.
 _WHOLE = 4
 
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """The memory in the counted step, on the device with the largest peak.
+    """The memory used by the counted step on the device with the highest peak.
 
     Attributes
     ----------
@@ -39,19 +39,20 @@ class MemorySummary:
     timeline : DataFrame
         At most `INSTANTS` rows of the table ``memory``, including the peak.
     phases : DataFrame
-        ``phase``, ``start_ms``, ``end_ms``, in chronological order.
+        The phases in chronological order: ``phase``, ``start_ms``, ``end_ms``.
     step_ms : float
         The duration of the counted step.
     peak_ms, peak_bytes : float, int
-        When the most memory was alive, and how much. If the step failed, these and the following attributes describe
-        the failure.
+        The time at which the most memory was alive, and the amount. If the step failed, these and the following
+        attributes describe the time of the failure.
     by_category : mapping of str to int
         The bytes in each category at the peak.
     owners : DataFrame
-        At the peak, largest first: ``category``, ``layer``, ``bytes``, ``count``, ``share``.
+        The owners of memory at the peak, starting with the largest: ``category``, ``layer``, ``bytes``, ``count``,
+        ``share``.
     largest : DataFrame
-        Allocations including the `LARGEST` largest at each instant of the timeline: ``bytes``, ``category``, ``layer``,
-        ``phase``, ``op``, ``name``, ``start_ms``, ``end_ms``.
+        Allocations, including the `LARGEST` largest at each instant of the timeline: ``bytes``, ``category``,
+        ``layer``, ``phase``, ``op``, ``name``, ``start_ms``, ``end_ms``.
     fits : DataFrame
         Changes that would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated),
         ``detail``.
@@ -60,14 +61,14 @@ class MemorySummary:
     fragmentation : float or None
         1 - allocated / reserved at the time when the most memory was reserved (CUDA).
     retries, ooms, largest_free_bytes : int or None
-        Three counters from the CUDA allocator: allocations that were retried after emptying its cache, out-of-memory
-        errors, and the size of its largest free block after the step.
+        Statistics from the CUDA allocator: the number of allocations that were retried after the cache was emptied, the
+        number of out-of-memory errors, and the size of the largest free block after the step.
     incomplete : str or None
         The error, if the step ran out of memory.
     kept_bytes : int or None
-        How much memory each of the two watched steps left behind, or ``None`` if only one step was watched.
+        The amount of memory that each of the two recorded steps left behind, or ``None`` if only one was recorded.
     kept_by : str or None
-        The owner of most of the memory left behind.
+        The owner of most of the memory that was left behind.
     """
 
     device: str
@@ -92,8 +93,9 @@ class MemorySummary:
 
 
 def memory_table(watched: Watched) -> pd.DataFrame:
-    """Return the table ``memory``, with one row at the start of the counted step and one per change, device by
-    device.
+    """Return the table ``memory``.
+
+    For each device, it has one row for the start of the counted step and one row for each change.
     """
     names = sorted(watched.blocks["device"].unique())
     tables = [_device_table(watched, name) for name in names]
@@ -108,12 +110,16 @@ def most_used_device(table: pd.DataFrame) -> str | None:
 
 
 def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = None) -> MemorySummary | None:
-    """Return a report's facts about memory, from the table ``memory``, or ``None`` if nothing was alive.
+    """Return a report's figures about memory, or ``None`` if no memory was allocated.
 
     Parameters
     ----------
+    watched : Watched
+        The steps whose memory was recorded.
+    table : DataFrame
+        The table ``memory``.
     samples : int, optional
-        The number of samples in a batch, used to estimate how much a smaller batch would free.
+        The number of samples in a batch, which is needed to estimate how much memory a smaller batch would free.
     """
     device = most_used_device(table)
     if device is None:
@@ -160,7 +166,7 @@ def memory_summary(watched: Watched, table: pd.DataFrame, samples: int | None = 
 def fitting_options(
     alive: pd.DataFrame, by_category: Mapping[str, int], recording: Recording, samples: int | None
 ) -> pd.DataFrame:
-    """Return what would make a step fit, given the blocks that are alive at its peak, in allocation order."""
+    """Return the changes that would make a step fit, given the blocks alive at its peak in the order of allocation."""
     batches = recording.meta.get("batches", 1)
     roots = recording.modules[recording.modules["parent"] == NONE]
     counted = recording.arithmetic
@@ -177,9 +183,9 @@ def fitting_options(
 
 
 def _left_behind(watched: Watched, device: str) -> dict[str, Any]:
-    """Return how much memory every watched step left on a device, and the owner of most of it.
+    """Return how much memory every recorded step left behind on a device, and the owner of most of it.
 
-    The result is empty if only one step was watched.
+    The result is empty if only one step was recorded.
     """
     host = watched.attribution.host.blocks
     steps = int((host["kind"] == Kind.STEP).sum())
@@ -209,7 +215,7 @@ def _device_table(watched: Watched, device: str) -> pd.DataFrame:
     told = record.changes[(record.changes["device"] == device) & (record.changes["allocated"] != NONE)]
     allocated, reserved = (_latest(told["time_ns"], told[name], moments) for name in ("allocated", "reserved"))
     process = _latest(record.resident["time_ns"], record.resident["bytes"], moments)
-    # Handed out before watching started, and owned by no live object.
+    # Memory that was allocated before the recording and does not belong to any live object.
     unseen = allocated - alive.sum(axis=1)
     alive[:, CATEGORIES.index("other")] += np.where(allocated == NONE, 0, np.maximum(unseen, 0))
     return pd.DataFrame(
@@ -231,9 +237,9 @@ def _latest(times: pd.Series, values: pd.Series, moments: Ints) -> Ints:
 
 
 def fullest(times: np.ndarray, levels: Ints, most: int) -> Ints:
-    """Return rows for at most `most` instants in chronological order.
+    """Return the rows of at most `most` instants in chronological order.
 
-    They are the first instant, the last instant, and the instant with the most memory in each time bin.
+    These are the first instant, the last instant, and the instant with the most memory in each time bin.
     """
     elapsed = times - times[0]
     bins = np.minimum((elapsed / max(float(elapsed[-1]), 1e-9) * (most - 2)).astype(np.int64), most - 3)
@@ -255,7 +261,7 @@ def _owners(alive: pd.DataFrame, by_category: Mapping[str, int], peak: int) -> p
 
 
 def _largest(watched: Watched, device: str, instants_ms: np.ndarray) -> pd.DataFrame:
-    """Return the allocations on a device that are among the `LARGEST` at any instant."""
+    """Return the allocations on a device that are among the `LARGEST` largest at any instant."""
     blocks = watched.counted[watched.counted["device"] == device]
     blocks = blocks.sort_values("bytes", ascending=False, kind="stable")
     times = (blocks[name].to_numpy().clip(watched.begin, watched.end) for name in ("start", "end"))
@@ -280,7 +286,7 @@ def _peak(values: pd.Series) -> int | None:
 
 
 def activation_bytes(watched: Watched) -> np.ndarray:
-    """Return how many bytes each block of the attribution saved for backward in the counted step."""
+    """Return the number of bytes that each block of the attribution saved for backward in the counted step."""
     blocks = watched.blocks
     saved = (blocks["category"] == "activations") & (blocks["start"] >= watched.begin) & (blocks["place"] != NONE)
     made = saved & (blocks["direction"] != "recompute")
@@ -289,21 +295,21 @@ def activation_bytes(watched: Watched) -> np.ndarray:
 
 
 def most_alive(table: pd.DataFrame, device: str, starts_ms: np.ndarray, ends_ms: np.ndarray) -> Ints:
-    """Return the most bytes alive on a device during each interval of the counted step."""
+    """Return the maximum number of bytes alive on a device during each interval of the counted step."""
     line = table[table["device"] == device]
     times, total = line["t_ms"].to_numpy(dtype=float), line["total"].to_numpy(dtype=np.int64)
     first = np.maximum(np.searchsorted(times, starts_ms, side="right") - 1, 0)
     last = np.maximum(np.searchsorted(times, ends_ms, side="left"), first + 1)
     ends = np.column_stack([first, last]).ravel()
-    most: Ints = np.maximum.reduceat(np.append(total, 0), ends)[::2]  # of each pair, from the first up to the last
+    most: Ints = np.maximum.reduceat(np.append(total, 0), ends)[::2]  # keep the maximum of each interval
     return most
 
 
 def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> tuple[int, str]:
-    """Return the most bytes that checkpoints in sibling layers of one class would free.
+    """Return the maximum number of bytes that checkpointing sibling layers of the same class would free.
 
-    Also return the number of layers and their class. The bytes are all activations of these layers except each layer's
-    last activation, assuming that one layer is recomputed at a time.
+    The second value describes the number of layers and their class. The bytes include all activations of these layers
+    except for the last activation of each layer, assuming that only one layer is recomputed at a time.
     """
     parent, depth = modules["parent"].to_numpy(), modules["depth"].to_numpy()
     row = {name: place for place, name in enumerate(modules["name"])}
@@ -315,7 +321,7 @@ def _checkpointing(alive: pd.DataFrame, modules: pd.DataFrame) -> tuple[int, str
         here = depth[at] == level
         blocks = pd.DataFrame({"row": at[here], "bytes": size[here]}).groupby("row")["bytes"].agg(["sum", "last"])
         alike = [parent[blocks.index], modules["module"].to_numpy(dtype=object)[blocks.index]]
-        # Summed before they are looked at one by one: there may be as many groups as layers.
+        # Sums are computed before groups are examined one by one, because there may be as many groups as layers.
         groups = blocks.assign(largest=blocks["sum"]).groupby(alike)
         of = groups.agg({"sum": "sum", "last": "sum", "largest": "max"}).assign(count=groups.size())
         frees = of["sum"] - of["last"] - of["largest"]

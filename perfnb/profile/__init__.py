@@ -1,5 +1,5 @@
-"""`Profile` and its report: binds the results of the rooms above for one recording.
+"""Provide `Profile` and its report, which combine the results of the higher-level packages for one recording.
 
-The room is large because it has the report's shell, the tabs of layers and ops, the notes, `load`, and the *Try it*
-button besides `Profile` itself. `analysis` computes each table once, and `registry` lists everything bound by name.
+Besides `Profile` itself, this package contains the frame of the report, the tabs for layers and ops, the notes, `load`,
+and the *Try it* button. `analysis` computes each table once, and `registry` lists everything that is looked up by name.
 """

@@ -1,4 +1,4 @@
-"""Compute the tables of a recording. Each table is computed on first access, from only the data that it needs."""
+"""Compute the tables of a recording. Each table is computed on first access, using only the data that it needs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from perfnb.trace_names import DEVICE_WORK
 class Analysis:
     """The results of a recording.
 
-    Without traced events, tables of times are empty, and all results based on them are ``None``.
+    If there are no traced events, all tables of times are empty, and results based on them are ``None``.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -43,7 +43,7 @@ class Analysis:
         self._parts: dict[str, Any] = {}
 
     def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
-        """Return the result of a tab's own computation, which runs only once."""
+        """Return the result of a tab's own computation, which is only run once."""
         if key not in self._parts:
             self._parts[key] = compute(self)
         return self._parts[key]
@@ -68,7 +68,7 @@ class Analysis:
 
     @cached_property
     def counted(self) -> tuple[Recording, Attribution, pd.DataFrame] | None:
-        """The counted step, its attribution, and its ops; ``None`` if arithmetic was not counted."""
+        """The counted step, its attribution and its ops, or ``None`` if arithmetic was not counted."""
         record = self.recording.arithmetic
         if self.recording.events.empty or record is None:
             return None
@@ -78,29 +78,29 @@ class Analysis:
 
     @cached_property
     def watched(self) -> Watched | None:
-        """The watched step and its allocations; ``None`` if memory was not watched."""
+        """The step whose memory was recorded and its allocations, or ``None`` if memory was not recorded."""
         return watched_memory(self.recording)
 
     @cached_property
     def memory_table(self) -> pd.DataFrame:
-        """The frame ``memory`` of the watched step."""
+        """The table ``memory`` for the step whose memory was recorded."""
         return conform(pd.DataFrame(), "memory") if self.watched is None else memory_table(self.watched)
 
     @cached_property
     def memory(self) -> MemorySummary | None:
-        """The memory facts for a report; ``None`` if no memory was allocated."""
+        """The report's figures about memory, or ``None`` if no memory was allocated."""
         if self.watched is None:
             return None
         return memory_summary(self.watched, self.memory_table, self.timing.batch_size)
 
     @cached_property
     def phases(self) -> pd.DataFrame:
-        """The frame ``phases``."""
+        """The table ``phases``."""
         return conform(pd.DataFrame(), "phases") if self.attribution is None else phase_table(self.attribution)
 
     @cached_property
     def layers(self) -> pd.DataFrame:
-        """The frame ``layers``; `perfnb.profile.layers` lists where each column comes from."""
+        """The table ``layers``. `perfnb.profile.layers` lists where each column comes from."""
         if self.attribution is None:
             layers = conform(pd.DataFrame(), "layers")
         else:
@@ -113,7 +113,7 @@ class Analysis:
 
     @cached_property
     def _host(self) -> Host:
-        # Ops need no attribution, which takes several times as long.
+        # Ops do not require attribution, which takes several times as long.
         known: Attribution | None = vars(self).get("attribution")
         return host_blocks(self.recording.events) if known is None else known.host
 
@@ -123,27 +123,27 @@ class Analysis:
 
     @cached_property
     def _on_gpu(self) -> bool:
-        """Whether the steps launched device work."""
+        """Whether the steps launched any work on a device."""
         on_device = is_one_of(self.recording.events["category"], DEVICE_WORK)
         known = blocks_of_events(self.recording.events, self._host)[on_device] != NONE
         return bool(known.any()) or bool((self._op_times["gpu_ns"] > 0).any())
 
     @cached_property
     def ops(self) -> pd.DataFrame:
-        """The frame ``ops``."""
+        """The table ``ops``."""
         if self.recording.events.empty:
             return conform(pd.DataFrame(), "ops")
         steps = int((self._host.blocks["kind"] == Kind.STEP).sum())
         ops = op_table(self._op_times, steps, self._on_gpu)
         if self.counted is None:
             return ops
-        # Missing for ops without a formula, and for those of which others do the work.
+        # FLOPs are missing for ops without a formula and for ops that leave the work to other ops.
         work = work_by(self.counted[2], "op").reindex(ops.index)
         return conform(ops.assign(flops=work["flops"].array, bytes=work["bytes"].array), "ops")
 
     @cached_property
     def layer_ops(self) -> pd.DataFrame:
-        """The frame ``layer_ops``."""
+        """The table ``layer_ops``."""
         if self.attribution is None:
             return conform(pd.DataFrame(), "layer_ops")
         known = self._op_times if self._host is self.attribution.host else None
@@ -152,17 +152,17 @@ class Analysis:
 
     @cached_property
     def collectives(self) -> pd.DataFrame | None:
-        """All collectives in the traced steps, see `collective_calls`; ``None`` if no step was traced."""
+        """All collectives in the traced steps (see `collective_calls`), or ``None`` if no step was traced."""
         return None if self.attribution is None else collective_calls(self.recording, self.attribution)
 
     @cached_property
     def stacks(self) -> StepStacks | None:
-        """The step's Python code; ``None`` if it was not sampled."""
+        """The step's Python code, or ``None`` if it was not sampled."""
         return step_stacks(self.recording)
 
     @cached_property
     def roofline(self) -> RooflineLevels | None:
-        """The ceilings, and the layers relative to them; ``None`` if arithmetic was not counted."""
+        """The ceilings and the layers relative to them, or ``None`` if arithmetic was not counted."""
         if self.counted is None or self.attribution is None:
             return None
         step_ms = self.timing.median_ms if self.timing.steps else None
@@ -170,7 +170,7 @@ class Analysis:
 
     @cached_property
     def gpu(self) -> GpuSummary | None:
-        """The facts about the GPUs; ``None`` if nothing ran on a GPU."""
+        """The report's figures about the GPUs, or ``None`` if nothing ran on a GPU."""
         return None if self.attribution is None else gpu_summary(self.recording, self.attribution)
 
     @cached_property
@@ -180,7 +180,7 @@ class Analysis:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Caveats that readers need to know when they interpret the figures."""
+        """Caveats that readers should know when they interpret the figures."""
         failed = tuple(notes_of_failure(self.recording))
         if self.attribution is None:
             return failed
@@ -188,9 +188,9 @@ class Analysis:
 
     @cached_property
     def host_share(self) -> float:
-        """The share of the host's own work in the step, which determines whether stacks are sampled.
+        """The share of the step that is the host's own work, which determines whether stacks are sampled.
 
-        Computing it requires neither findings nor the step's memory.
+        It can be computed without the findings or the memory of the step.
         """
         if self.attribution is None:
             return 0.0
@@ -199,7 +199,7 @@ class Analysis:
 
     @cached_property
     def findings(self) -> Findings | None:
-        """The findings about the step; ``None`` if no step was traced."""
+        """The findings about the step, or ``None`` if no step was traced."""
         if self.attribution is None:
             return None
         figures = StepFigures(self.timing, self.phases, self.slowdown, self.roofline, self.memory)

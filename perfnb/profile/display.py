@@ -1,4 +1,4 @@
-"""Show a report: live in a notebook, static in a saved notebook, as text elsewhere, or as a separate HTML page."""
+"""Display a report as a live view, as static HTML in a saved notebook, as text, or as a separate HTML page."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from perfnb.profile.summary import Summary
     from perfnb.timeline.timeline import Timeline
 
-#: A weak reference to the method that makes a timeline.
+#: A weak reference to the method that creates a timeline.
 Again = Callable[[], Callable[[], "Timeline | None"] | None]
 
 
 def show(
     summary: Summary, timeline: Timeline | None = None, again: Again | None = None, kept: KeptStep | None = None
 ) -> None:
-    """Show the report with its timeline, if there is one.
+    """Display the report with its timeline, if there is one.
 
-    Notebooks get a live view together with a static twin; elsewhere, the report is printed as text. If the timeline is
-    long, the live report contains only a coarser level, and `again` provides the rest on request. The findings' levers
-    can be tried on the step in `kept`.
+    Notebooks display a live view and a static copy. Elsewhere, the report is printed as text. If the timeline is long,
+    the live report contains only a coarser version, and `again` provides the rest on request. The findings' levers can
+    be tried on the step in `kept`.
     """
     if not in_notebook():
         print_text(document_text(report_document(summary, timeline), usual_width()))
@@ -52,13 +52,13 @@ def show(
 
 
 def _layer_rows(summary: Summary, timeline: Timeline) -> list[int]:
-    """Return the row number of each timeline layer in the table of layers; -1 if it is not there."""
+    """Return the row of each timeline layer in the table of layers, or -1 if the table does not contain the layer."""
     places = Report(summary).layer_places
     return [places.get(name, -1) for name in timeline.layers]
 
 
 def standalone_page(summary: Summary, timeline: Timeline | None = None) -> str:
-    """Return the report as a self-contained HTML document, which also works offline and without scripts."""
+    """Return the report as a self-contained HTML document, which works offline and even without scripts."""
     packed, facts = b"", None
     if timeline is not None:
         packed, facts = timeline_bytes(timeline, _layer_rows(summary, timeline), PAGE_BYTES)

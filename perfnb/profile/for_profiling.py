@@ -1,4 +1,4 @@
-"""`compile_for_profiling`: make code that torch compiles report its layers."""
+"""Provide `compile_for_profiling`, which makes code that torch compiles report its layers."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from perfnb.recording.provenance import written
 def compile_for_profiling(provenance: str | Path | None = None) -> AbstractContextManager[None]:
     """Make the layers inside subsequently compiled models and functions visible in profiles.
 
-    Call it before the compiled code runs for the first time, because torch compiles only then. Each generated kernel
-    then records when it runs, and torch records which operations and modules it fused into each kernel. Apart from
-    that, torch generates the same code as without this call.
+    Call this function before the compiled code runs for the first time, because that is when torch compiles it. Each
+    generated kernel then records when it runs, and torch records which operations and modules it fused into each
+    kernel. Apart from that, torch generates the same code as it would without this call.
 
-    The settings apply until the next profile is complete or, if you use this as a context manager, until the end of the
-    block. Code that was compiled in the meantime continues to report its layers, even in later profiles.
+    The settings apply until the next profile is complete or, if you use this function as a context manager, until the
+    end of the block. Code that was compiled in the meantime continues to report its layers, even in later profiles.
 
     Parameters
     ----------
     provenance : str or Path, optional
-        For ``with`` blocks only: a file that is written at the end of the block. If torch.profiler records a trace of
-        the code that was compiled in the block, `load` can use this file to show its layers.
+        A file that is written at the end of a ``with`` block. If torch.profiler records a trace of the code that was
+        compiled in the block, `load` can use this file to show its layers. This is only supported in ``with`` blocks.
 
     Returns
     -------
     context manager
-        Ends the settings at the end of a ``with`` block.
+        A context manager that restores the previous settings at the end of a ``with`` block.
 
     Warns
     -----
     RuntimeWarning
-        If this version of torch cannot report layers. Each compiled region is then a single layer.
+        If this version of torch cannot report layers. In that case, each compiled region is a single layer.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def compile_for_profiling(provenance: str | Path | None = None) -> AbstractConte
     if missing := missing_names():
         warnings.warn(
             f"torch {torch.__version__} does not report layers of compiled kernels (it has no {missing[0]}), so each "
-            "compiled region will be one layer.",
+            "compiled region will be a single layer.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -62,7 +62,7 @@ def compile_for_profiling(provenance: str | Path | None = None) -> AbstractConte
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Apply the settings within the block, then write all information about the compiled graphs."""
+    """Apply the settings inside the block, then write all information about the compiled graphs to a file."""
     from perfnb.step.compiler import compiled_graphs, profiling_block
 
     with profiling_block():

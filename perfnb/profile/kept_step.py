@@ -1,4 +1,4 @@
-"""Keep a live profile's step, so that remedies can be tried on it, without keeping the model alive."""
+"""Keep track of a live profile's step, on which remedies can be tried, without keeping the model alive."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ Ref = Callable[[], Any]
 
 @dataclass(frozen=True)
 class KeptStep:
-    """Finds a profile's step again.
+    """Finds the step of a profile again.
 
-    A profile often outlives its model, because it stays in the notebook's output history. If it held a step whose
-    closure refers to the model, the model would stay alive as well. Steps, batches and models are therefore kept as
-    weak references. There are two exceptions: functions without a closure, which refer only to their module, and a
-    cell's code, which later runs with the notebook's variables at that time.
+    A profile often outlives its model, because it stays in the notebook's output history. If it contained a step whose
+    closure refers to the model, the model would stay alive as well. For this reason, only weak references to steps,
+    batches and models are stored. There are two exceptions: functions without a closure, which refer only to their
+    module, and the code of a cell, which uses the variables that the notebook has when the code runs again.
     """
 
-    #: The arguments of `perfnb.remedies.try_levers.run_trials` that the step needs; ``None`` if a part is gone.
+    #: Returns the arguments that `perfnb.remedies.try_levers.run_trials` needs, or ``None`` if any of them is gone.
     find: Callable[[], dict[str, Any] | None]
-    #: How the profile was requested, for the line that tries a lever; see `perfnb.findings.proposed_code.trial_line`.
+    #: How the profile was requested, which determines the line of code that tries a lever. See
+    #: `perfnb.findings.proposed_code.trial_line`.
     call: Mapping[str, Any]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a copy of a profile, as in another process, has no step
+        return type(None), ()  # a copy of a profile, for example in another process, has no step
 
 
 def kept_call(step: Any, batches: Any, models: Sequence[Any] | None, names: Mapping[str, Any]) -> KeptStep:
-    """Keep the arguments of a call to `perfnb.profile_step`; `names` are the names that were passed with the models."""
+    """Keep track of the arguments in a call to `perfnb.profile_step`.
+
+    `names` are the names that were passed with the models.
+    """
     from perfnb.step.namespace import name_of_batches, namespace_of
 
     places = getattr(getattr(step, "__func__", step), "__globals__", {})
@@ -58,7 +62,7 @@ def kept_call(step: Any, batches: Any, models: Sequence[Any] | None, names: Mapp
 def kept_cell(
     step: Any, body: CodeType, variables: dict[str, Any], batches: Any, models: Sequence[Any] | None, magic: str
 ) -> KeptStep:
-    """Keep a cell's code and the live dictionary of the notebook's variables, which keeps nothing else alive."""
+    """Keep a cell's code and the dictionary with the notebook's variables, which does not keep anything else alive."""
     from perfnb.step.namespace import namespace_of
 
     found_models = _refs(models)
@@ -88,9 +92,9 @@ def _refs(models: Sequence[Any] | None) -> Ref:
 
 
 def _ref(value: Any, places: Mapping[str, Any] | None = None, name: str | None = None) -> Ref:
-    """Return a function that returns a value as long as the value exists.
+    """Return a function that returns the value for as long as it exists.
 
-    Lists do not support weak references, so they are looked up by name.
+    Lists do not support weak references, so they are looked up by name instead.
     """
     if type(value) is FunctionType and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
         return lambda: value

@@ -1,4 +1,4 @@
-"""Assemble the frame ``layers`` from all sources of its columns.
+"""Assemble the table ``layers`` from the sources of its columns.
 
 =====================================================  =========================================================
 columns                                                source
@@ -35,10 +35,10 @@ from perfnb.recording.schema import conform
 def with_arithmetic(
     layers: pd.DataFrame, view: Recording, attribution: Attribution, counted: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return the frame ``layers`` with FLOPs and bytes moved, including child layers.
+    """Return the table ``layers`` with FLOPs and bytes moved, including those of child layers.
 
-    FLOPs are counted only for ops that have a formula, and are missing if none of a layer's ops has one. They are also
-    missing for rows that are not modules in directions where the row has no time.
+    FLOPs are counted only for ops that have a formula, and they are missing if none of a layer's ops has one. For rows
+    that are not modules, they are also missing in directions where the row has no time.
     """
     sums = sums_by_layer(view, attribution, arithmetic_per_span(attribution, counted))
     table = _whole_numbers(sums)
@@ -58,19 +58,19 @@ def with_arithmetic(
 
 
 def with_fused(layers: pd.DataFrame, recording: Recording) -> pd.DataFrame:
-    """Return the frame ``layers`` with the time of kernels that each layer shares with layers outside it."""
+    """Return the table ``layers`` with the time of the kernels that each layer shares with layers outside of it."""
     if recording.compiled is None or not len(recording.compiled.kernels):
         return layers
     fused = pd.Series(fused_ms(recording), index=range(len(recording.modules))).reindex(range(len(layers)))
     total = layers["total_ms"].astype("Float64").to_numpy(dtype=float, na_value=np.nan)
-    # Parts of kernels are rounded to nanoseconds.
+    # The parts of kernels are rounded to nanoseconds.
     return conform(layers.assign(fused_ms=np.minimum(fused.to_numpy(), total)), "layers")
 
 
 def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, device: str) -> pd.DataFrame:
-    """Return the frame ``layers`` with the memory that each layer saves for backward, and its peak on `device`.
+    """Return the table ``layers`` with the memory that each layer saves for backward, and its peak on `device`.
 
-    The peak is the most memory alive while the layer ran.
+    The peak is the maximum amount of memory that was allocated while the layer ran.
     """
     view, attribution = watched.recording, watched.attribution
     cells = attribution.cells
@@ -87,9 +87,9 @@ def with_memory(layers: pd.DataFrame, watched: Watched, memory: pd.DataFrame, de
 
 
 def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
-    """Return the peak memory while each layer, or a node of its backward, ran in the counted step.
+    """Return the peak memory in the counted step while each layer, or a node of its backward pass, was running.
 
-    The result is -1 for layers that did not run.
+    The value is -1 for layers that did not run.
     """
     view, attribution = watched.recording, watched.attribution
     blocks, span = attribution.host.blocks, attribution.cells["span"].to_numpy()
@@ -109,7 +109,7 @@ def _peaks(watched: Watched, memory: pd.DataFrame, device: str) -> Ints:
 
 
 def _largest_inside(view: Recording, values: np.ndarray) -> np.ndarray:
-    """Return the largest value among each layer and the layers inside it."""
+    """Return the largest value in each layer, including the layers inside it."""
     parent, largest = view.modules["parent"].to_numpy(), values.copy()
     for row in range(len(largest) - 1, -1, -1):  # parents come first
         if parent[row] != NONE:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @cache
 def origin() -> Mapping[str, Any]:
-    """Return this process's host, commit, device and PyTorch version; empty if it does not use PyTorch.
+    """Return this process's host, commit, device and PyTorch version.
 
-    These facts are looked up only once, because git may take a second, profiles are saved inside loops, and the process
-    keeps running the code that it started with.
+    The result is empty if the process does not use PyTorch. The values are determined only once, because git may take a
+    second and profiles may be saved inside loops. The process continues to run the code that it was started with.
     """
     if "torch" not in sys.modules:
         return {}
@@ -28,7 +28,7 @@ def origin() -> Mapping[str, Any]:
 
 
 def outcome_of(summary: Summary, environment: Mapping[str, Any]) -> Outcome:
-    """Create a profile's outcome from the contents of its report."""
+    """Create the outcome of a profile from the contents of its report."""
     found, timing, phases = summary.findings, summary.timing, summary.phases
     return make_outcome(
         summary.name,

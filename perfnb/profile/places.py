@@ -11,12 +11,12 @@ from types import FrameType
 from perfnb import quantities as fmt
 from perfnb.step.namespace import is_installed
 
-#: Most modules that are searched, and characters of a line that is written out.
+#: The maximum number of modules that are searched, and the maximum length of a line that is returned.
 _MOST_MODULES, _LONGEST = 200, 160
 
 
 def users_place() -> str:
-    """Return the line in the user's code that is currently running; empty if there is none."""
+    """Describe the line in the user's code that is currently running. The result is empty if there is none."""
     frame = _users_frame()
     return "" if frame is None else fmt.place(frame.f_code.co_filename, frame.f_lineno)
 
@@ -29,7 +29,7 @@ def _users_frame() -> FrameType | None:
 
 
 def users_files() -> list[str]:
-    """Return the user's files among those of the running code and the modules that it has imported."""
+    """Return the user's own files, which contain the running code and the modules that it has imported."""
     frame, files = _users_frame(), dict[str, None]()
     while frame is not None:
         files[frame.f_code.co_filename] = None
@@ -41,10 +41,10 @@ def users_files() -> list[str]:
 
 
 def rewritten(files: list[str], kind: str, name: str | None, **changed: int | None) -> str:
-    """Return the line that creates an object of a class, with some arguments changed, and its place.
+    """Return the line of code that creates an instance of a class, with some arguments changed, and its location.
 
-    If several lines create such objects, the line that assigns the object to this name is chosen. The result is empty
-    if the line is not known.
+    If several lines create instances, the one that assigns an instance to `name` is returned. The result is empty if
+    the line cannot be determined.
     """
     made = [(file, *found) for file in files for found in _made(file, kind)]
     last = (name or "").rpartition(".")[2]
@@ -64,7 +64,7 @@ def rewritten(files: list[str], kind: str, name: str | None, **changed: int | No
 
 
 def _made(file: str, kind: str) -> Iterator[tuple[ast.stmt, list[str], ast.Call]]:
-    """Yield the statements in a file that create an object of a class, with the last part of each assigned name."""
+    """Yield the statements in a file that create an instance of a class, with the last part of each assigned name."""
     text = "".join(linecache.getlines(file))
     if kind not in text:
         return

@@ -1,4 +1,4 @@
-"""`Profile`: the result of `perfnb.profile_step` and `perfnb.load`."""
+"""Provide `Profile`, which `perfnb.profile_step` and `perfnb.load` return."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ from perfnb.trace.chrome_writer import gzipped
 
 
 class Profile(Documented):
-    """Shows where one step's time goes. Notebooks display the report; every table is a pandas DataFrame.
+    """The profile of a step, which shows where the step spends its time.
 
-    Each table is computed when you first access it. Every access returns a new frame, so you can modify it safely.
+    Notebooks display the profile as a report, and all of its tables are pandas DataFrames. Each table is computed when
+    you first access it. Every access returns a new data frame, so you can modify it safely.
     `events` is large and is computed on every access, so assign it to a variable.
     """
 
@@ -65,7 +66,7 @@ class Profile(Documented):
 
     @property
     def _measured_here(self) -> bool:
-        """Whether this process ran the step rather than loading it."""
+        """Whether the step was run in this process rather than loaded from a file."""
         return isinstance(self._source, Recording) and not self._source.is_from_trace
 
     @cached_property
@@ -73,17 +74,17 @@ class Profile(Documented):
         return self._source if isinstance(self._source, Recording) else self._source.recording()
 
     def _table(self, name: str, compute: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """Return a saved table if there is one, otherwise compute it."""
+        """Return a saved table if it exists, and compute the table otherwise."""
         saved = None if isinstance(self._source, Recording) else self._source.table(name, analysis_version())
         return compute() if saved is None else saved
 
     @property
     def _is_reduced(self) -> bool:
-        """Whether only the profile's tables were kept."""
+        """Whether only the tables of the profile were kept."""
         return "reduced" in self._source.meta
 
     def _reduced(self) -> Profile:
-        """Return the profile without its trace, which leaves only a few hundred rows."""
+        """Return a copy of the profile without its trace, which has only a few hundred rows."""
         if self._is_reduced:
             return self
         return Profile(reduced(self._recording, self._summary, lambda name: getattr(self, name)))
@@ -91,80 +92,83 @@ class Profile(Documented):
     def _require_trace(self) -> None:
         if self._is_reduced:
             raise RecordingError(
-                "This profile was reduced to its tables when it was made, so this is n/a: make it with keep_trace=True."
+                "This is not available because the profile was reduced to its tables when it was created. To keep the "
+                "trace, create the profile with keep_trace=True."
             )
 
     @property
     def layers(self) -> pd.DataFrame:
-        """Forward and backward time of each layer in a traced step, in milliseconds and as a share of the step."""
+        """The forward and backward time of each layer in a traced step, in milliseconds and as a share of the step."""
         return self._table("layers", lambda: self._analysis.layers.copy())
 
     @property
     def phases(self) -> pd.DataFrame:
-        """Time of each phase of a traced step, in milliseconds; the rows add up to the step."""
+        """The time of each phase in a traced step, in milliseconds. The rows add up to the step time."""
         return self._table("phases", lambda: self._analysis.phases.copy())
 
     @property
     def steps(self) -> pd.DataFrame:
-        """All executed steps, with pass, wall time and wait for data in milliseconds, and the number of samples."""
+        """All steps that were run, with their pass, wall time and data wait in milliseconds, and number of samples."""
         return conform(self._recording.steps.assign(rank=self._recording.rank), "steps")
 
     @property
     def ops(self) -> pd.DataFrame:
-        """Calls and time of each op in a traced step, sorted by time."""
+        """The number of calls and the time of each op in a traced step, sorted by time."""
         return self._table("ops", lambda: self._analysis.ops.copy())
 
     @property
     def layer_ops(self) -> pd.DataFrame:
-        """Calls and time in a traced step by layer, op and direction, sorted by time."""
+        """The number of calls and the time in a traced step by layer, op and direction, sorted by time."""
         return self._table("layer_ops", lambda: self._analysis.layer_ops.copy())
 
     @property
     def kernels(self) -> pd.DataFrame:
-        """Calls and time of each GPU kernel, copy or fill, per traced step; empty without a GPU.
+        """The number of calls and the time of each GPU kernel, copy or fill, per traced step.
 
-        Times are sums of durations. The rows add up to the time of all work that the traced steps launched, divided by
-        the number of steps.
+        Times are sums of durations. The rows add up to the time of all work launched by the traced steps, divided by
+        the number of steps. The table is empty if no GPU was used.
         """
         return self._table("kernels", lambda: kernel_table(self._recording))
 
     @property
     def compiled(self) -> pd.DataFrame:
-        """The kernels of compiled code per traced step, slowest first; empty unless their layers are known.
+        """The kernels of compiled code per traced step, sorted by time.
 
-        ``layers`` lists the layers whose operations the kernel computes, sorted by their share of its time. ``ops`` and
-        ``source`` list these operations and the lines of your code that they come from. ``bytes`` is the amount of
-        memory that one call reads or writes, and ``flops`` is its arithmetic; both are derived from the graph's shapes.
-        ``bytes_per_s`` is the resulting bandwidth. ``graph`` is the number of the graph within the step.
+        The table is empty if the layers of the kernels are not known. ``layers`` lists the layers whose operations the
+        kernel computes, sorted by their share of its time. ``ops`` and ``source`` list these operations and the lines
+        of your code that they come from. ``bytes`` is the number of bytes that one call reads or writes, and ``flops``
+        is the number of FLOPs. Both are derived from the shapes in the graph. ``bytes_per_s`` is the resulting
+        bandwidth. ``graph`` is the number of the graph within the step.
         """
         self._require_trace()
         return compiled_kernel_table(self._recording)
 
     @property
     def compiled_regions(self) -> pd.DataFrame:
-        """The regions that ``torch.compile`` compiled, with their forward time per traced step, slowest first.
+        """The regions that ``torch.compile`` compiled and their forward time per traced step, sorted by time.
 
         The index contains torch's numbers for the function and for the version of its code. ``overhead_ms`` is the part
         of ``ms`` that is spent outside kernels, excluding nested regions. ``lookup_ms`` is the time spent searching for
-        a version whose guards hold, and ``guards`` is the number of this version's guards. ``recompiled`` is the guard
-        that failed, which prevented the use of an earlier version. If there was a graph break, ``broke`` is its reason,
-        ``broke_at`` its location, and ``gap_ms`` the time from the end of the graph to the next region. ``compile_s``
-        is the compile time.
+        a version whose guards are satisfied, and ``guards`` is the number of guards of this version. ``recompiled`` is
+        the guard whose failure prevented torch from using an earlier version. If there was a graph break, ``broke`` is
+        the reason for the break, ``broke_at`` is its location, and ``gap_ms`` is the time from the end of the graph to
+        the next region. ``compile_s`` is the compile time.
         """
         self._require_trace()
         return region_table(self._recording)
 
     @property
     def collectives(self) -> pd.DataFrame:
-        """The collectives in a traced step, such as the all-reduce of each DDP bucket, longest first.
+        """The collectives in a traced step, such as the all-reduce of each DDP bucket, sorted by time.
 
-        ``ms`` is the time from the call to the end of the collective on this rank. ``exposed_ms`` is the part that no
-        other work hides: on the host this is the phase *communication*, on a GPU the time when nothing else ran. If
-        several collectives run at once, this time is attributed to the one that ended first. ``bytes`` is the size of
-        the largest tensor, or list of tensors, that is passed to one call. ``bytes_per_s`` is the algorithm bandwidth:
-        these bytes divided by the transfer time or, if only one rank is known, by the running time. ``waiting_ms`` (for
-        the last rank to arrive) and ``transfer_ms`` require several ranks: see `Ranks`. ``layer`` is the layer that
-        FSDP or the calling code belongs to, and ``bucket`` is the number of the DDP bucket within the step.
+        ``ms`` is the time from the call to the end of the collective on this rank. ``exposed_ms`` is the part of this
+        time that is not hidden by other work. On the host, this is the phase *communication*. On a GPU, it is the time
+        during which nothing else ran. If several collectives run at the same time, it is attributed to the one that
+        ended first. ``bytes`` is the size of the largest tensor, or list of tensors, that is passed to one call.
+        ``bytes_per_s`` is the algorithm bandwidth, which is ``bytes`` divided by the transfer time or, if only one rank
+        is known, by the running time. ``waiting_ms`` (the time spent waiting for the last rank to arrive) and
+        ``transfer_ms`` require several ranks (see `Ranks`). ``layer`` is the layer that FSDP or the calling code
+        belongs to, and ``bucket`` is the number of the DDP bucket within the step.
         """
         self._require_trace()
         attribution, calls = self._analysis.attribution, self._analysis.collectives
@@ -174,43 +178,48 @@ class Profile(Documented):
 
     @property
     def kernel_ops(self) -> pd.DataFrame:
-        """Kernels, copies and fills by the op that launched them and its input shapes, per traced step.
+        """Kernels, copies and fills per traced step, grouped by the op that launched them and the op's input shapes.
 
-        ``op_calls`` is the number of calls to the op, ``kernels`` the number of distinct kernels, and ``calls`` the
-        number of kernels, copies and fills that ran; ``total_ms`` is the sum of their durations. ``layers`` is the
-        number of layers that launched them, ``layer`` the layer with the most time, and ``layer_share`` its share, 0 to
-        1. Input shapes are included if they were recorded.
+        ``op_calls`` is the number of calls to the op, ``kernels`` is the number of distinct kernels, and ``calls`` is
+        the number of kernels, copies and fills that ran. ``total_ms`` is the sum of their durations. ``layers`` is the
+        number of layers that launched them, ``layer`` is the layer with the most time, and ``layer_share`` is that
+        layer's share, from 0 to 1. Input shapes are included if they were recorded.
         """
         return gpu_tables.kernel_op_table(self._gpu_events(layers=True))
 
     @property
     def gpu_time(self) -> pd.DataFrame:
-        """How each GPU spent the whole trace, in milliseconds: busy, computing, communicating, copying, idle.
+        """The time that each GPU was busy, computing, communicating, copying and idle, in milliseconds.
 
-        Each figure is the length of a union of intervals, not a sum of durations; empty without a GPU.
+        The table covers the whole trace. Each figure is the length of a union of intervals, not a sum of durations. The
+        table is empty if no GPU was used.
         """
         return self._table("gpu_time", lambda: conform(gpu_time(all_events(self._recording, WORK_COLUMNS)), "gpu_time"))
 
     @property
     def gpu_steps(self) -> pd.DataFrame:
-        """Like `gpu_time`, per step: from the start of the first work that it launched to the end of the last."""
+        """The same as `gpu_time`, but for each step.
+
+        A step lasts from the start of the first work that it launched to the end of the last.
+        """
         return gpu_tables.step_table(self._gpu_events())
 
     @property
     def gpu_idle(self) -> pd.DataFrame:
-        """Why each GPU was idle, in milliseconds per step.
+        """The reasons why each GPU was idle, in milliseconds per step.
 
-        There are three causes:
+        There are three reasons:
 
         - ``host_ms``: the host was late. This includes ``call_ms``, the time inside the launch call, and
           ``latency_ms``, the time from the call's return to the start of the work.
         - ``dependency_ms``: the launched work had to wait for other work, its stream or an event.
-        - ``other_ms``: the trace does not explain the gap. This includes ``unknown_ms``, where the launch is not in
-          the trace.
+        - ``other_ms``: the trace does not explain the gap. This includes ``unknown_ms``, which is used if the launch is
+          not in the trace.
 
-        If a gap has two causes, the host's part lasts until the call returned. A gap belongs to the step of the work
-        that follows it, so a GPU's rows, including the row without a step, add up to its idle time in `gpu_time`.
-        ``before_ms`` is the part before the step's first work, which `gpu_steps` leaves out.
+        If there are two reasons for a gap, the host's part lasts until the call returned. A gap belongs to the step of
+        the work that follows it. This means that the rows of a GPU, including the row without a step, add up to its
+        idle time in `gpu_time`. ``before_ms`` is the part before the step's first work, which is not included in
+        `gpu_steps`.
         """
         return gpu_tables.idle_table(self._gpu_events())
 
@@ -218,64 +227,70 @@ class Profile(Documented):
     def launches(self) -> pd.DataFrame:
         """The cost of launching GPU work per traced step, by the op that launched it.
 
-        ``call_ms`` is the host time spent in launch calls, ``delay_us`` the median time from the start of a call to the
-        start of its work, and ``short`` the number of kernels that took less time than their launch.
+        ``call_ms`` is the host time spent in launch calls, ``delay_us`` is the median time from the start of a call to
+        the start of its work, and ``short`` is the number of kernels that took less time than their launch.
         """
         return gpu_tables.launch_table(self._gpu_events())
 
     @property
     def queue(self) -> pd.DataFrame:
-        """The length of each stream's queue, that is, work launched but not yet started, after each change.
+        """The length of each stream's queue after each change.
 
-        ``start_ns`` is on the clock of `events`. Work whose launch is not in the trace is not counted.
+        The queue contains the work that has been launched but has not started yet. ``start_ns`` uses the same clock as
+        `events`. Work whose launch is not in the trace is not counted.
         """
         return gpu_tables.queue_table(self._gpu_events())
 
     @property
     def critical_path(self) -> pd.DataFrame:
-        """What determined each step's duration: an unbroken chain of host work, launches, GPU work and waiting.
+        """The critical path of each step: an unbroken chain of host work, launches, GPU work and waiting.
 
-        A step lasts until the last work that it launched has ended. ``start_ns`` uses the same clock as `events`, and
-        the durations in a step add up to the step's own duration. Without a GPU, the path consists of host work only.
+        The critical path determines the duration of a step, which lasts until the last work that it launched has ended.
+        ``start_ns`` uses the same clock as `events`, and the durations on the path add up to the duration of the step.
+        Without a GPU, the path consists only of host work.
 
-        ``kind`` is one of these (the report's word in parentheses):
+        ``kind`` is one of the following. The term used in the report is in parentheses.
 
-        - ``operator`` (ops on the host): the host inside an op such as ``aten::mm``
-        - ``call`` (GPU calls on the host): inside a CUDA or HIP call: launching, allocating, copying
-        - ``host`` (host between ops): in neither: Python and other code
+        - ``operator`` (ops on the host): the host was inside an op such as ``aten::mm``
+        - ``call`` (GPU calls on the host): the host was inside a CUDA or HIP call, such as launching, allocating or
+          copying
+        - ``host`` (host between ops): the host was running Python or other code
         - ``synchronisation`` (return from waiting): from the end of the awaited work until the blocking call returned
-        - ``handover`` (change of thread): from the forward thread's work to the backward thread's, or back
-        - ``launch`` (launch): from the start of a launch call to the start of its work, if the work waited for nothing
-          else
+        - ``handover`` (change of thread): from the forward thread's work to the backward thread's work, or back
+        - ``launch`` (launch): from the start of a launch call to the start of its work, if the work did not wait for
+          anything else
         - ``computation``, ``communication``, ``memcpy`` (computation, communication, copies): GPU work
-        - ``delay`` (gap between kernels): from the end of one kernel to the start of the one that waited for it
-        - ``unknown`` (not known): the trace does not show what was waited for
+        - ``delay`` (gap between kernels): from the end of a kernel to the start of a kernel that waited for it
+        - ``unknown`` (not known): the trace does not show what caused the wait
 
-        ``inferred`` marks delays whose cause the trace does not record: the preceding work ended just before, and
-        nothing else explains the delay. ``name`` is the op, call or kernel, and ``op`` is the op that it is, that
-        contains it, or that launched it.
+        ``inferred`` marks delays whose cause is not recorded in the trace. In these cases, the preceding work ended
+        just before, and nothing else explains the delay. ``name`` is the op, call or kernel. ``op`` is the same op, or
+        the op that contains or launched it.
         """
         return gpu_tables.path_table(self._gpu_events(layers=True))
 
     @property
     def path_savings(self) -> pd.DataFrame:
-        """The parts of each step's critical path, by kind and by op, longest first, with the saving from removing each.
+        """The parts of each step's critical path by kind and by op, and how much removing each part would save.
 
-        ``path_ms`` is the most that removing a part can save. ``saves_ms`` is how much shorter the step becomes when it
-        is replayed without this part; it is missing for parts beyond the twelve longest, and for time whose cause the
-        trace does not show. The computation takes about 3 s for steps with 500,000 events.
+        The parts are sorted by time. ``path_ms`` is the maximum time that removing a part can save. ``saves_ms`` is the
+        difference in step time when the step is replayed without this part. It is only computed for the twelve longest
+        parts, and it is missing for time whose cause is not in the trace. The computation takes about 3 s for steps
+        with 500,000 events.
         """
         return gpu_tables.saving_table(self._gpu_events())
 
     @property
     def memory(self) -> pd.DataFrame:
-        """Allocated bytes by category at every change in the counted step, per device; empty if memory was not watched.
+        """The number of allocated bytes by category and device after every change in the counted step.
 
-        ``reserved`` is what CUDA's allocator reserved and ``process``, on the CPU, the process's resident memory.
+        ``reserved`` is the amount of memory reserved by the CUDA allocator. For the CPU, ``process`` is the resident
+        memory of the process. The table is empty if memory was not recorded.
 
-        For a loaded trace that records memory (``profile_memory=True``): the allocators' totals at every change, with
-        ``t_ms`` from the start of its first step. Categories are missing because a trace does not record the purpose of
-        memory. On the CPU, ``total`` leaves out memory that was alive before the profiler started recording.
+        For a loaded trace that records memory (``profile_memory=True``), the table contains the totals of the
+        allocators after every change, and ``t_ms`` is relative to the start of the first step. Categories are missing
+        because a trace does not record the purpose of memory. On the CPU, ``total`` excludes memory that was allocated
+        before the profiler started recording.
         """
         self._require_trace()
         if self._recording.trace_memory is not None:
@@ -284,10 +299,10 @@ class Profile(Documented):
 
     @property
     def allocations(self) -> pd.DataFrame:
-        """Every allocation that was alive during the counted step: bytes, category, layer, phase, op and lifetime.
+        """Every allocation that was alive during the counted step, with bytes, category, layer, phase, op and lifetime.
 
-        Times are nanoseconds since the start of the step. They are missing if memory was allocated before the watched
-        steps, or freed after them.
+        Times are in nanoseconds since the start of the step. They are missing for memory that was allocated before the
+        recorded steps or freed after them.
         """
         self._require_trace()
         watched = self._analysis.watched
@@ -295,32 +310,35 @@ class Profile(Documented):
 
     @property
     def roofline(self) -> Roofline | None:
-        """How close layers and ops come to the machine's peak rates; ``None`` if arithmetic was not counted."""
+        """The roofline, which shows how close layers and ops come to the machine's peak rates.
+
+        This is ``None`` if arithmetic was not counted.
+        """
         self._require_trace()
         figures = self._analysis.roofline
         return None if figures is None else roofline_result(figures)
 
     @property
     def findings(self) -> pd.DataFrame:
-        """What holds the step back: the most that removing it could save, the evidence, and what to try.
+        """The findings about what slows the step down, with the maximum saving, the evidence, and a change to try.
 
-        Findings are sorted by their bound; those that cost memory but no time come last. The table is empty if nothing
-        was found.
+        Findings are sorted by the maximum time that can be saved. Findings that cost memory but no time come last. The
+        table is empty if nothing was found.
         """
         findings = self._summary.findings if self._is_reduced else self._analysis.findings
         return conform(pd.DataFrame(), "findings") if findings is None else findings.table.copy()
 
     @property
     def samples(self) -> pd.DataFrame:
-        """Hardware telemetry recorded during the run, starting at the first step; empty if it was not recorded."""
+        """The hardware telemetry recorded during the run, starting at the first step; empty if it was not recorded."""
         watch = self._recording.watch
         return conform(pd.DataFrame(), "samples") if watch is None else watch.samples.copy()
 
     @property
     def events(self) -> pd.DataFrame:
-        """Every event of the traced steps with its layer, phase and step; times in nanoseconds.
+        """All events in the traced steps, with their layer, phase and step. Times are in nanoseconds.
 
-        For a loaded trace, events outside every step are included.
+        For a loaded trace, events outside steps are included.
         """
         return self._table("events", self._events)
 
@@ -331,37 +349,38 @@ class Profile(Documented):
 
     @property
     def python(self) -> HostProfile | None:
-        """The step's Python code, function by function within each phase and layer, in milliseconds per step.
+        """The time of each Python function within each phase and layer, in milliseconds per step.
 
-        Loader workers are listed next to the phases, each with its time. The code is sampled in a separate pass, free
-        of tracing overhead. This happens with ``stacks=True``, or if the host's own code takes a large share of the
-        step; otherwise the result is ``None``.
+        The time of each loader worker is listed next to the phases. Python code is sampled in a separate pass without
+        tracing overhead. This happens if ``stacks=True`` or if the host's own code takes a large share of the step.
+        Otherwise, the result is ``None``.
         """
         found = self._analysis.stacks
         return None if found is None else HostProfile(found.record)
 
     @property
     def lines(self) -> pd.DataFrame:
-        """Time by phase and line of your own code, sorted by ``self_ms``; empty unless sampled, see `python`.
+        """The time of each line of your own code in each phase, sorted by ``self_ms``.
 
-        ``self_ms`` is the time of a line, including the library code that it calls but excluding your other lines;
-        ``total_ms`` includes those lines as well. ``process`` specifies where the line ran, in the ``step`` or in
-        ``loader workers``, and ``share`` is its share of the time there. Your own code is all code that is neither part
-        of Python nor an installed package.
+        ``self_ms`` is the time of a line, including the library code that it calls but excluding your other lines.
+        ``total_ms`` includes those lines as well. ``process`` specifies whether the line ran in the ``step`` or in
+        ``loader workers``, and ``share`` is its share of the time there. Your own code is all code that is part of
+        neither Python nor an installed package. The table is empty if Python code was not sampled (see `python`).
         """
         found = self._analysis.stacks
         return conform(pd.DataFrame(), "lines") if found is None else found.lines.copy()
 
     @property
     def timing(self) -> Timing:
-        """The step times from the timed pass, with their confidence interval."""
+        """The step times from the timed pass, along with their confidence interval."""
         return shown(self._analysis.timing)
 
     def compare(self, other: Profile) -> ProfileComparison:
-        """Compare `other` with this profile, and show what grew or shrank by layer, op and kernel.
+        """Compare `other` with this profile, and show which layers, ops and kernels became slower or faster.
 
-        Either profile may be a loaded trace, from any GPU. Layers are matched by name, and the remaining ones by class,
-        depth and position. Ops are matched by their position in the op tree, not by kernel names.
+        Either profile may be a loaded trace from any GPU. Layers are matched by name, and the remaining layers are
+        matched by class, depth and position. Ops are matched by their position in the op tree, not by the names of
+        their kernels.
 
         Parameters
         ----------
@@ -375,8 +394,8 @@ class Profile(Documented):
         Raises
         ------
         TypeError
-            If `other` is not a profile. To compare jobs of several ranks, compare individual ranks:
-            ``a[0].compare(b[0])``.
+            If `other` is not a profile. To compare jobs with several ranks, compare individual ranks instead, for
+            example with ``a[0].compare(b[0])``.
         """
         if not isinstance(other, Profile):
             raise TypeError(not_comparable(other))
@@ -387,7 +406,7 @@ class Profile(Documented):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The profile's name, options and environment, and facts about the run."""
+        """The profile's name, options and environment, and other information about the run."""
         return deepcopy(dict(self._source.meta))
 
     def save(self, path: str | Path) -> Path:
@@ -399,15 +418,15 @@ class Profile(Documented):
         Raises
         ------
         RecordingError
-            If `path` holds something other than a profile, or cannot be written.
+            If `path` contains anything other than a profile, or cannot be written.
         """
         return saved_profile.save(self._recording, path, self._tables(), analysis_version(), self._outcome())
 
     def log_to(self, target: Any, step: int | None = None) -> list[str]:
-        """Log the figures, layers, report and verdict to an experiment tracker's run.
+        """Log the figures, layers, report and verdict to a run in an experiment tracker.
 
-        The names of the figures start with ``perfnb/profile/``, as in ``perfnb/profile/step_ms``; unknown figures are
-        not logged.
+        The names of the figures start with ``perfnb/profile/``, for example ``perfnb/profile/step_ms``. Unknown figures
+        are not logged.
 
         Parameters
         ----------
@@ -415,17 +434,17 @@ class Profile(Documented):
             An MLflow run, the module ``mlflow`` if it has an open run, a Weights & Biases run, a TensorBoard
             ``SummaryWriter``, or an Aim run.
         step : int, optional
-            The training step to log them at.
+            The training step at which to log them.
 
         Returns
         -------
         list of str
-            One sentence for each part that could not be logged; empty if everything was logged.
+            A sentence for each part that could not be logged. The list is empty if everything was logged.
 
         Raises
         ------
         TypeError
-            If `target` is something else.
+            If `target` is anything else.
         PerfnbError
             If the tracker has no open run.
         """
@@ -434,7 +453,7 @@ class Profile(Documented):
         return log_result(Logged("profile", self, self._outcome(), more, self.layers), target, step)
 
     def _outcome(self) -> Outcome:
-        """Return the outcome from the first time the profile was saved, or the current one."""
+        """Return the outcome from the first time the profile was saved, or the current outcome otherwise."""
         if isinstance(self._source, SavedProfile) and self._source.outcome is not None:
             return self._source.outcome
         here = {} if self._recording.is_from_trace or isinstance(self._source, SavedProfile) else origin()
@@ -462,21 +481,21 @@ class Profile(Documented):
         return summarize(self._recording, self._analysis)
 
     def save_trace(self, path: str | Path) -> Path:
-        """Write a Chrome trace that you can open with Perfetto, chrome://tracing and `perfnb.load`.
+        """Write a Chrome trace that you can open with Perfetto, chrome://tracing or `perfnb.load`.
 
-        The file contains the events of the traced steps (all events if this is a loaded trace), each with its layer,
-        phase and step. It also contains tracks for steps, phases and layers, arrows from launches to kernels and from
-        ops to their backward, and the memory curve.
+        The file contains the events in the traced steps (or all events if this is a loaded trace), along with their
+        layer, phase and step. It also contains tracks for steps, phases and layers, arrows from launches to kernels and
+        from ops to their backward pass, and the memory curve.
 
-        For a loaded trace, the file also contains allocations and frees, so its memory table is restored when you load
-        the file. This is not possible for a profiled step, because its memory was recorded in other steps than the
-        traced ones. Event arguments from a loaded trace are kept only if perfnb reads them: grid, block, registers,
-        occupancy, and the types, strides and values of inputs are dropped.
+        For a loaded trace, the file also contains allocations and frees, so the table ``memory`` is available again
+        when you load the file. This is not possible for a profiled step, because memory is recorded in a different step
+        than the traced ones. Event arguments from a loaded trace are written only if perfnb reads them. The grid,
+        block, registers, occupancy, and the types, strides and values of inputs are dropped.
 
         Parameters
         ----------
         path : str or Path
-            Compressed with gzip if it ends in ``.gz``.
+            The file to write. It is compressed with gzip if its name ends in ``.gz``.
 
         Raises
         ------
@@ -491,9 +510,9 @@ class Profile(Documented):
         return write_parts(gzipped(parts) if str(path).endswith(".gz") else parts, path)
 
     def _timeline(self) -> Timeline | None:
-        """Return the timeline of all events. It is large, so it is computed on every call rather than kept.
+        """Return the timeline of all events, or ``None`` if no step was traced.
 
-        The result is ``None`` if no step was traced.
+        The timeline is large, so it is computed on every call instead of being stored.
         """
         attribution = self._analysis.attribution
         return None if attribution is None else timeline_of(self._recording, attribution, self._analysis.watched)

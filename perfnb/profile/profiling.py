@@ -1,4 +1,4 @@
-"""`profile_step`, and the code that it shares with the magic: capture with a progress bar, then read the trace."""
+"""Provide `profile_step`, and the code that it shares with the magic: capture with progress, then read the trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Stacks = bool | Literal["auto"]
 
 
-#: Seconds between telemetry samples during a profile.
+#: The number of seconds between telemetry samples during a profile.
 WATCH_INTERVAL_S = 0.1
 
 
@@ -47,18 +47,19 @@ def profile_step(
 ) -> Profile:
     """Run a step repeatedly and find out where its time goes.
 
-    If torch uses more threads than the process has cores, or far fewer, a few steps are tried with one thread per core,
-    and the number is then restored (pass ``trial``).
+    If torch uses more threads than the process has cores, or far fewer, a few steps are also run with one thread per
+    core (in the pass ``trial``). The number of threads is restored afterwards.
 
     Output printed by the step is limited to the first ten lines, plus the last ten if the step raises.
 
     Parameters
     ----------
     step : callable
-        One step: ``step()``, or ``step(batch)`` with `batches`, whatever a batch is.
+        A function that runs one step. It is called as ``step()`` or, if `batches` are given, as ``step(batch)``. A
+        batch can be any object.
     batches : iterable, optional
-        Batches for the steps; the time spent waiting for them is the phase ``data``. They are restarted when they run
-        out.
+        The batches for the steps. The time spent waiting for them is the phase ``data``. When the batches run out,
+        iteration starts again.
     model : Module, list of Module, or dict of name to Module, optional
         The models to break down into layers. By default, these are all modules that the step calls, named after the
         variables that `step` uses.
@@ -66,25 +67,26 @@ def profile_step(
         The number of warm-up steps, of timed steps, and the maximum number of traced steps. By default, the warm-up
         lasts until the step time is steady, and between 20 and 200 steps are timed, depending on how much they vary.
     budget_s : float
-        The time limit in seconds for all steps together; each pass runs at least one step. If steps are long, timing
-        has priority: six steps are timed before a second one is traced.
+        The time limit in seconds for all steps together. Each pass runs at least one step, regardless of the limit. If
+        steps are long, timing has priority: six steps are timed before a second one is traced.
     memory, flops : bool
-        Whether to run the counted pass. With `memory`, every allocation in two steps is recorded, the first of which is
-        a lead-in. With `flops`, every op in one step is counted.
+        Whether to run the counted pass. If `memory` is true, every allocation is recorded in two steps, the first of
+        which is a lead-in. If `flops` is true, every op in one step is counted.
     stacks : bool or "auto"
-        With ``True``, Python code is sampled in a separate pass that barely slows the step (see ``python``, ``lines``
-        and the flame graph), and Python calls are recorded in the trace (see ``events``), which is expensive. With
-        ``"auto"``, no calls are recorded. Python is sampled for at most 1.5 s, within the budget, if more than 15 % of
-        the step is the host's own code, so that findings can name the lines responsible. With ``False``, Python is
-        never sampled. The ranks of a job are only sampled on request.
+        If ``True``, Python code is sampled in a separate pass that barely slows the step (see ``python``, ``lines`` and
+        the flame graph), and Python calls are recorded in the trace (see ``events``), which is expensive. If
+        ``"auto"``, calls are not recorded, and Python code is sampled only if more than 15 % of the step is the host's
+        own code. Sampling then takes at most 1.5 s, which is part of the budget, and allows findings to name the lines
+        responsible. If ``False``, Python code is never sampled. The ranks of a job are only sampled on request.
     watch : bool
-        Record hardware telemetry ten times per second during the run, like `perfnb.watch` (see ``samples``).
+        Whether to record hardware telemetry ten times per second during the run, like `perfnb.watch` (see ``samples``).
     recompile : bool
-        Recompile models that ``torch.compile`` compiled as a whole, with the settings of `compile_for_profiling`, and
-        trace the resulting code, so that the layers inside become visible. All other passes run your own code.
-        Recompiling takes as long as the original compilation, and this time is not part of the budget.
+        Whether to recompile models that ``torch.compile`` compiled as a whole, with the settings of
+        `compile_for_profiling`, and trace the resulting code. This makes the layers inside compiled models visible. All
+        other passes run your own code. Recompilation takes as long as the original compilation and is not included in
+        the budget.
     name : str, optional
-        Title of the profile.
+        The title of the profile.
 
     Returns
     -------
@@ -93,12 +95,12 @@ def profile_step(
     Raises
     ------
     TypeError
-        If `step` is not callable, if `batches` is a single batch, or if the two do not match.
+        If `step` is not callable, if `batches` is a single batch, or if `step` cannot be called with these batches.
     CaptureError
         If another profiler is active, if `batches` run out, if the step itself runs a profiler, or if this version of
         torch does not support `recompile`.
     Exception
-        Any exception that `step` or `batches` raise, after perfnb has removed everything it installed.
+        Any exception raised by `step` or `batches`, after perfnb has removed everything it installed.
     """
     from perfnb.arguments import require_flag, require_stacks
     from perfnb.step.budget import Plan
@@ -130,7 +132,7 @@ def profile_call(
     guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     line: ProgressLine | None = None,
 ) -> Profile:
-    """Run `profile_step` according to a plan. `guard` wraps the step, and `line` shows the progress."""
+    """Run `profile_step` according to a plan. `guard` wraps the step, and `line` displays the progress."""
     from perfnb.step.checks import require_name, require_steps
     from perfnb.step.namespace import chosen_models, namespace_of, step_variables
 
@@ -171,10 +173,10 @@ def run_profile(
     kept: KeptStep | None = None,
     line: ProgressLine | None = None,
 ) -> Profile:
-    """Capture with a progress bar, then read the trace, for `profile_step` and its magic.
+    """Capture a step with a progress bar, then read the trace. Used by `profile_step` and its magic.
 
-    `namespace` provides the models' names, `used` lists the variables that the step uses, `kept` finds the step again,
-    and `line` shows the progress.
+    `namespace` provides the names of models, `used` contains the variables that the step uses, `kept` finds the step
+    again later, and `line` displays the progress.
     """
     from perfnb.findings.rules.host import WORTH_SAMPLING
     from perfnb.interrupts import InterruptGate
@@ -195,9 +197,9 @@ def run_profile(
         made.append(as_profile(recording_of(capture, name)))
         return made[0]._analysis.host_share > WORTH_SAMPLING
 
-    # The other ranks of a job would wait for steps that only this one runs.
+    # The other ranks of a job would wait for steps that only this rank runs.
     asks = stacks == "auto" and (place_in_job() or {}).get("world_size", 1) == 1
-    # Always open, because it handles interrupts that Python drops.
+    # This is always open because it handles interrupts that Python drops.
     with InterruptGate() as gate, gate.opened(), Progress(enabled=not quiet, line=line) as progress:
         with Watcher(WATCH_INTERVAL_S) if watch else nullcontext() as watcher, StepOutput():
             try:
@@ -219,7 +221,7 @@ def run_profile(
         if not made:
             profile = as_profile(recording_of(capture, name, watcher))
         elif capture.sampler is None and watcher is None:
-            profile = made[0]  # reuses what its analysis computed
+            profile = made[0]  # reuses the results of its analysis
         else:
             profile = as_profile(with_later(made[0]._recording, capture, watcher))
         failure = capture.failure
@@ -234,9 +236,9 @@ def run_profile(
 
 
 def _under_right_ceilings(profile: Profile) -> Profile:
-    """Measure the machine's ceilings again if a layer or op of the profile ran faster than they allow.
+    """Measure the machine's ceilings again if a layer or op in the profile ran faster than they allow.
 
-    If the new ceilings are still lower, use the rate that was reached.
+    If the new ceilings are still too low, use the rate that the layer or op achieved.
     """
     from perfnb.step.ceilings import measure_ceilings
 

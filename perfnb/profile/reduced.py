@@ -1,4 +1,4 @@
-"""A profile reduced to its tables, which contain a few hundred rows, without events, allocations and counted ops."""
+"""Reduce a profile to its tables, which contain a few hundred rows, without events, allocations and counted ops."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import REDUCED_TABLES
 from perfnb.recording.schema import conform
 
-_NOTE = "This profile was reduced to its tables when it was made: it has no timeline, memory curve or roofline."
+_NOTE = "This profile was reduced to its tables when it was created: it has no timeline, memory curve or roofline."
 
 
 @dataclass(frozen=True)
 class ReducedProfile:
-    """The part of a reduced profile that stays in memory in place of its recording."""
+    """The part of a reduced profile that is kept in memory instead of its recording."""
 
     kept: Recording
     tables: Mapping[str, pd.DataFrame]
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """Like `Recording.meta`, with an additional entry ``reduced``."""
+        """The same as `Recording.meta`, with the additional entry ``reduced``."""
         return self.kept.meta
 
     def of_rank(self, rank: int) -> ReducedProfile:
@@ -39,7 +39,7 @@ class ReducedProfile:
         return self.kept
 
     def table(self, name: str, made_by: str | None) -> pd.DataFrame | None:
-        """Return the table of this name, or ``None`` if there is none."""
+        """Return the table with the given name, or ``None`` if it does not exist."""
         return self.tables[name].copy() if name in self.tables else None
 
 
@@ -67,7 +67,7 @@ def reduced(recording: Recording, summary: Summary, tables: Callable[[str], pd.D
 
 
 def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]) -> Summary:
-    """Return the facts for a reduced profile's report."""
+    """Return the contents of a reduced profile's report."""
     facts = recording.meta["reduced"]
     phases = table("phases")
     findings: Findings | None = None
@@ -90,13 +90,16 @@ def summary_of_tables(recording: Recording, table: Callable[[str], pd.DataFrame]
 
 
 def _checked(finding: dict[str, Any]) -> dict[str, Any]:
-    """Return a finding without any code or lever that perfnb does not propose, because a file may have been edited."""
+    """Return a finding without any code or lever that perfnb would not propose.
+
+    This check is needed because the file may have been edited.
+    """
     code, lever = finding["code"], finding["remedy"]
     return finding | {"code": code if is_own_line(code) else "", "remedy": lever if lever in REMEDIES else ""}
 
 
 def _emptied(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame's columns without any rows or index names."""
+    """Return the columns of a data frame without any rows or index names."""
     empty = frame.iloc[:0].copy()
     for name in empty.select_dtypes("category"):
         empty[name] = empty[name].cat.remove_unused_categories()

@@ -1,13 +1,13 @@
-"""Objects that the profile binds by name.
+"""List the objects that the profile looks up by name.
 
 These are the tabs of the report, the kinds of files that `load` opens, and the functions that try levers. This is the
-only list where a room refers to the rooms above it. Each entry consists of a module and the name of an object in it.
-The module is imported when the entry is first needed, so the rooms below do not depend on it.
+only place where a package refers to the packages above it. Each entry consists of a module and the name of an object in
+it. The module is imported when the entry is first needed, so the lower packages do not depend on it.
 """
 
 from __future__ import annotations
 
-#: The tabs in the order of the report. A new tab is an object in its room and a line here.
+#: The tabs in the order of the report. To add a tab, define an object in its package and add a line here.
 TABS = (
     "perfnb.profile.tab:LAYERS",
     "perfnb.profile.tab:OPS",
@@ -20,8 +20,8 @@ TABS = (
     "perfnb.roofline.tab:TAB",
     "perfnb.watching.tab:TAB",
 )
-#: The kinds that `load` opens in folders and in files, in the order of the questions: put a specific kind before a
-#: general one.
+#: The kinds of folders and files that `load` opens. They are checked in this order, so specific kinds must come before
+#: general ones.
 FOLDERS = (
     "perfnb.profile.loading:LOADABLE",
     "perfnb.watching.saved:LOADABLE",
@@ -39,14 +39,14 @@ FILES = (
     "perfnb.flame.reading:LOADABLE",
     "perfnb.profile.loading:TRACE",
 )
-#: Reads a list of traces or saved profiles, given their paths, `Limits` and the executor: the ranks of one job.
+#: Reads a list of traces or saved profiles as the ranks of one job, given their paths, `Limits` and the executor.
 SEVERAL = "perfnb.ranks.ranks:load_several"
-#: Reduces traces to entries of a journal, given paths, the journal's folder, `Limits`, the executor and the steps.
+#: Reduces traces to journal entries, given their paths, the journal's folder, `Limits`, the executor and the steps.
 FLEET = "perfnb.experiments.fleet:reduce_traces"
-#: Makes the public object of several recordings: the ranks that one file holds.
+#: Creates the public object for several recordings, which are the ranks contained in one file.
 OF_RECORDINGS = "perfnb.ranks.ranks:of_recordings"
-#: Tries the lever of a finding on the step of a profile.
+#: Tries a finding's lever on the step of a profile.
 TRY_ONE = "perfnb.remedies.try_levers:try_one"
-#: Chooses the levers for the steps of a running loop, and switches them after the loop's first profile.
+#: Chooses the levers for the steps of a running loop, and switches them on and off after the loop's first profile.
 FOR_LOOPS = "perfnb.remedies.blocks:levers_for_loops"
 IN_LOOP = "perfnb.remedies.loop_trial:begin_trial"

@@ -1,4 +1,4 @@
-"""The report as a document: the verdict, the step's time and phases, and a tab for each room that has content."""
+"""Describe the report as a document: the verdict, the step's time and phases, and a tab for each part with content."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from perfnb.profile.summary import Summary
     from perfnb.timeline.timeline import Timeline
 
-_INFERENCE = "This is inference: nothing ran backward. perfnb.latency shows how long requests take under load."
-_NO_RATE = " With batches (for batch in loader), samples/s would be known too."
-#: Timed steps that the headline draws as dots.
+_INFERENCE = "This is inference: there was no backward pass. perfnb.latency shows how long requests take under load."
+_NO_RATE = " If you pass batches (for batch in loader), the report also shows samples/s."
+#: The maximum number of timed steps that the headline draws as dots.
 _MOST_DOTS = 500
 
 
@@ -37,10 +37,11 @@ class Report:
     Attributes
     ----------
     summary : Summary
+        The facts of the report.
     timeline : Timeline or None
-        The times of all events; ``None`` if no step was traced.
+        The times of all events, or ``None`` if no step was traced.
     timeline_facts : mapping or None
-        A description of the packed timeline for the browser; see `perfnb.timeline.data.timeline_bytes`.
+        A description of the packed timeline for the browser. See `perfnb.timeline.data.timeline_bytes`.
     """
 
     summary: Summary
@@ -48,18 +49,18 @@ class Report:
     timeline_facts: Mapping[str, Any] | None = None
 
     def part(self, key: str, compute: Callable[[Analysis], Any]) -> Any:
-        """Return a tab's own results from the analysis, computed once; ``None`` without an analysis."""
+        """Return a tab's own results from the analysis, which are computed once, or ``None`` without an analysis."""
         return None if self.summary.analysis is None else self.summary.analysis.part(key, compute)
 
     @functools.cached_property
     def layer_places(self) -> dict[str, int]:
-        """The row number of each layer in the layers' table."""
+        """The row number of each layer in the table of layers."""
         names = [str(name) for part in split_layers(self.summary.layers) for name in part.index]
         return {name: place for place, name in reversed(list(enumerate(names)))}
 
     @functools.cached_property
     def layer_ops(self) -> pd.DataFrame:
-        """The ops in each layer of the layers' table, with names as Python strings, which are fast to list."""
+        """The ops in each layer of the table of layers, with names as Python strings, which are fast to list."""
         used = self.summary.layer_ops
         names = {name: used[name].astype(object).map(str).astype(object) for name in ("layer", "op", "direction")}
         named = used.assign(**names)
@@ -67,29 +68,30 @@ class Report:
 
     @functools.cached_property
     def op_places(self) -> dict[str, int]:
-        """The ops by name, including those that layers call."""
+        """The row number of each op, by name, including the ops that layers call."""
         names = dict.fromkeys([*map(str, self.summary.ops.index), *map(str, self.summary.layer_ops["op"].unique())])
         return {name: place for place, name in enumerate(names)}
 
 
 @functools.cache
 def tabs() -> tuple[Tab, ...]:
-    """Return all tabs; their rooms are imported on the first call."""
+    """Return all tabs. Their packages are imported on the first call."""
     return tuple(map(resolve_name, TABS))
 
 
 def report_document(
     summary: Summary, timeline: Timeline | None = None, timeline_facts: Mapping[str, Any] | None = None
 ) -> Document:
-    """Describe a profile.
+    """Describe a profile as a document.
 
     Parameters
     ----------
     summary : Summary
+        The facts of the report.
     timeline : Timeline, optional
         The timeline of the same profile.
     timeline_facts : mapping, optional
-        Facts about the timeline, whose data are sent separately; see `perfnb.timeline.data.timeline_bytes`.
+        A description of the timeline, whose data are sent separately. See `perfnb.timeline.data.timeline_bytes`.
     """
     report = Report(summary, timeline, timeline_facts)
     shown = [(tab, tab.shows(report)) for tab in tabs()]
@@ -115,9 +117,9 @@ def _verdict(summary: Summary) -> Verdict:
 
 
 def _figures(summary: Summary) -> Iterator[Figure]:
-    """Yield the step's time first.
+    """Yield the key figures, starting with the step time.
 
-    For a loaded trace, which has no timed steps, yield the traced step and the work of the GPUs.
+    A loaded trace has no timed steps, so its figures are the traced step and the GPUs' work.
     """
     timing = summary.timing
     traced = Figure("traced step", summary.traced_ms, "ms", basis=_traced_basis(summary))
@@ -163,7 +165,7 @@ def _facts(summary: Summary) -> Iterator[str]:
 
 
 def _phases(summary: Summary) -> Iterator[Bars]:
-    """Yield the phases of the timed step, derived from their shares of the traced steps."""
+    """Yield the phases of the timed step, which are derived from their shares of the traced steps."""
     known = ((str(name), fmt.known(share) or 0.0) for name, share in summary.phases["share"].items())
     shares = [(palette.mark(name), max(0.0, share)) for name, share in known]
     whole = sum(share for _, share in shares)
@@ -177,7 +179,7 @@ def _phases(summary: Summary) -> Iterator[Bars]:
 
 
 def notes_of(summary: Summary) -> list[str]:
-    """Return a report's notes, including the disturbances during the timed steps."""
+    """Return the notes of a report, including disturbances during the timed steps."""
     facts = noise_facts(summary.timing.noise)
     disturbed = [f"During the timed steps: {'; '.join(facts)}."] if facts else []
     return [*summary.notes, *disturbed, *_note_of_inference(summary)]
@@ -189,15 +191,15 @@ def _note_of_inference(summary: Summary) -> Iterator[str]:
 
 
 def mfu_words(summary: Summary) -> str:
-    """Name the peak that the MFU refers to; a data sheet's peak would be higher."""
+    """Describe the peak that the MFU refers to. The peak in a data sheet would be higher."""
     dtype = None if summary.roofline is None else summary.roofline.dtype
     return f"of the measured {dtype} peak" if dtype else "of the measured peak"
 
 
 def is_inference(summary: Summary) -> bool:
-    """Return whether a step that was run here is inference.
+    """Check whether a step that was run in this process is inference.
 
-    Such a step has a forward pass, but neither a backward pass nor an optimizer step.
+    An inference step has a forward pass, but neither a backward pass nor an optimizer step.
     """
     times = {str(name): fmt.known(row["ms"]) or 0.0 for name, row in summary.phases.iterrows()}
     trained = times.get("backward", 0.0) > 0 or times.get("optimizer", 0.0) > 0

@@ -1,4 +1,4 @@
-"""The facts of a report as data, the single source for every view of a profile."""
+"""Collect the contents of a report, from which all views of a profile are created."""
 
 from __future__ import annotations
 
@@ -19,52 +19,53 @@ from perfnb.recording.schema import PASSES
 from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.step_times import StepTimes
 
-#: The step including its GPU work is reported separately if it is longer than the host's step by this factor.
+#: The step time including GPU work is reported separately if it is longer than the host's step time by this factor.
 _LONGER = 1.01
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The facts of a report. Views only format and draw them, without computing anything.
+    """The contents of a report. Views only format and draw them, without computing anything.
 
     Attributes
     ----------
     name : str
-        Title of the profile.
+        The title of the profile.
     timing : StepTimes
         The step times from the timed pass.
     executed : mapping of str to int
-        How often the step ran, by pass.
+        The number of times the step ran in each pass.
     traced_ms : float or None
-        Mean wall time of a traced step, which the times in `phases` and `layers` add up to. ``None`` if no step was
-        traced.
+        The mean wall time of a traced step, which is the sum of the times in `phases` and `layers`, or ``None`` if no
+        step was traced.
     slowdown : float or None
-        Traced step time divided by the timed one.
+        The traced step time divided by the timed step time.
     device : str
         A description of the device that the step ran on.
     phases, layers, ops, layer_ops : DataFrame
-        As described by `perfnb.recording.schema`; ``share`` is corrected for tracing overhead, times are not.
+        The tables described by `perfnb.recording.schema`. ``share`` is corrected for tracing overhead, but times are
+        not.
     memory : MemorySummary or None
-        If memory was watched.
+        The figures about memory, if it was recorded.
     roofline : RooflineLevels or None
-        If arithmetic was counted.
+        The layers relative to the machine's ceilings, if arithmetic was counted.
     gpu : GpuSummary or None
-        If anything ran on a GPU.
+        The figures about the GPUs, if anything ran on a GPU.
     source : str or None
-        Name of the loaded trace; ``None`` for a profiled step.
+        The name of the loaded trace, or ``None`` for a profiled step.
     hot_path : tuple of str
-        The layers from a root down to the heaviest leaf, which views open initially.
+        The layers from a root down to the heaviest leaf, which views expand initially.
     notes : tuple of str
-        Caveats that readers need to understand the figures.
+        Caveats that readers need in order to understand the figures.
     findings : Findings or None
-        What holds the step back; ``None`` if no step was traced.
+        The findings about what slows the step down, or ``None`` if no step was traced.
     analysis : Analysis or None
-        The analysis that the facts were collected from.
+        The analysis from which the contents were collected.
     tokens_per_s : float or None
-        Token ids per second in the timed steps' batches, based on the same step time as samples per second; only if the
-        model has an embedding for them.
+        The number of token ids per second in the timed steps' batches, based on the same step time as the number of
+        samples per second. It is available only if the model has an embedding for the token ids.
     mfu : float or None
-        Model FLOPs utilisation of the timed step, 0 to 1; see `model_flops_utilisation`.
+        The model FLOPs utilisation of the timed step, from 0 to 1. See `model_flops_utilisation`.
     failure : tuple of (str, str) or None
         The pass that ran out of memory, and the error.
     by_batch : bool
@@ -96,15 +97,16 @@ class Summary:
 
     @property
     def until_gpu_ms(self) -> float | None:
-        """Duration of a traced step until its GPU work is done, if that is longer and findings refer to it."""
+        """The duration of a traced step until its GPU work is done, if this is longer and findings refer to it."""
         found = None if self.findings is None or self.timing.steps else self.findings.step_ms
         return found if found is not None and self.traced_ms and found > _LONGER * self.traced_ms else None
 
 
 def summarize(recording: Recording, analysis: Analysis | None = None) -> Summary:
-    """Collect the facts of a report, or the measurements so far if a step failed before any was traced.
+    """Collect the contents of a report.
 
-    `analysis` is the recording's analysis, if one exists whose tables have already been computed.
+    If a step failed before any step was traced, they consist of the measurements up to that point. If the recording has
+    already been analysed, pass its `analysis` to avoid computing the tables again.
     """
     analysis = Analysis(recording) if analysis is None else analysis
     phases = analysis.phases
@@ -139,15 +141,15 @@ def _tokens_per_s(recording: Recording, timing: StepTimes) -> float | None:
     tokens, rate = recording.meta.get("tokens"), timing.throughput_per_s
     if tokens is None or rate is None or not timing.samples:
         return None
-    # Without an embedding, whole numbers may mean anything.
+    # Without an embedding, integers in a batch might not be token ids.
     embeds = any("embedding" in str(kind).lower() for kind in recording.modules["module"])
     return float(rate * tokens / timing.samples) if embeds else None
 
 
 def model_flops_utilisation(recording: Recording, roofline: RooflineLevels) -> float | None:
-    """Return the step's FLOPs as a share of the FLOPs possible in the same time at the measured peak.
+    """Return the step's FLOPs as a share of the FLOPs that would be possible in the same time at the measured peak.
 
-    The result is ``None`` if the peak is not known, if the step exceeded it, or if part of the arithmetic was not
+    The result is ``None`` if the peak is unknown, if the step exceeded the peak, or if part of the arithmetic was not
     counted, for example because it is in a compiled region.
     """
     unseen = bool(recording.modules["compiled"].any()) or not roofline.flops or roofline.dtype in roofline.refuted
@@ -169,7 +171,7 @@ def hot_path(recording: Recording, layers: pd.DataFrame) -> tuple[str, ...]:
 
 
 def device_words(environment: Mapping[str, Any]) -> str:
-    """Return the device that ran the steps, from the recording's environment."""
+    """Describe the device that ran the steps, given the recording's environment."""
     if environment.get("gpus"):
         count = Counter(environment["gpus"])
         return ", ".join(name if times == 1 else f"{times} × {name}" for name, times in count.items())

@@ -1,4 +1,4 @@
-"""Show the tabs of layers and ops as documents."""
+"""Create the documents for the tabs that show layers and ops."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from perfnb.recording.layer_tree import nested, split_layers
 if TYPE_CHECKING:
     from perfnb.profile.report import Report
 
-_INSIDE = "in a traced step, layers inside included"
-#: The columns of layers after name, class and time, by the frame's names. A heading is that name without its unit, so
-#: that readers can type what the report shows.
+_INSIDE = "in a traced step, including nested layers"
+#: The columns of the table of layers after name, class and time, by their names in the data frame. A heading is the
+#: same name without its unit, so readers can type the headings that they see in the report.
 _LAYER_COLUMNS: dict[str, Column] = {
     "calls": Column("calls", "count", priority=3, help="Calls per step"),
     "forward_ms": Column("forward", "ms", help=f"Forward time {_INSIDE}"),
     "backward_ms": Column("backward", "ms", help=f"Backward time {_INSIDE}"),
     "recompute_ms": Column("recompute", "ms", help=f"Time of forward work repeated in backward {_INSIDE}"),
-    "self_ms": Column("self", "ms", 6, help="Time in a traced step, without layers inside", live=True),
+    "self_ms": Column("self", "ms", 6, help="Time in a traced step, excluding nested layers", live=True),
     "gpu_ms": Column("GPU", "ms", 4, help=f"GPU time {_INSIDE}"),
     "share": Column("share", "share", help="Share of the step, corrected for the cost of tracing"),
-    "forward_flops": Column("forward FLOPs", "flops", 7, help="Arithmetic of forward, layers inside included"),
-    "backward_flops": Column("backward FLOPs", "flops", 8, help="Arithmetic of backward, layers inside included"),
+    "forward_flops": Column("forward FLOPs", "flops", 7, help="Arithmetic in forward, including nested layers"),
+    "backward_flops": Column("backward FLOPs", "flops", 8, help="Arithmetic in backward, including nested layers"),
     "recompute_flops": Column("recompute FLOPs", "flops", 9, live=True),
-    "activation_bytes": Column("activation", "bytes", 7, help="Memory saved for backward, layers inside included"),
-    "parameters": Column("parameters", "count", 5, help="Parameters, those of layers inside included", live=True),
+    "activation_bytes": Column("activation", "bytes", 7, help="Memory saved for backward, including nested layers"),
+    "parameters": Column("parameters", "count", 5, help="Parameters, including those of nested layers", live=True),
     "parameter_bytes": Column("parameter memory", "bytes", 9, live=True),
     "moved_bytes": Column("least bytes moved", "bytes", 9, live=True),
     "peak_bytes": Column("peak memory", "bytes", 9, live=True),
@@ -41,14 +41,14 @@ _LAYER_COLUMNS: dict[str, Column] = {
 }  # fmt: skip
 _OP_COLUMNS: dict[str, Column] = {
     "calls": Column("calls", "count", help="Calls per step"),
-    "self_cpu_ms": Column("self CPU", "ms", bar=True, help="CPU time in a traced step, without ops that it calls"),
-    "total_cpu_ms": Column("total CPU", "ms", help="CPU time in a traced step, ops that it calls included"),
-    "gpu_ms": Column("GPU", "ms", help="Time of its kernels in a traced step"),
+    "self_cpu_ms": Column("self CPU", "ms", bar=True, help="CPU time in a traced step, excluding nested ops"),
+    "total_cpu_ms": Column("total CPU", "ms", help="CPU time in a traced step, including nested ops"),
+    "gpu_ms": Column("GPU", "ms", help="Time of the op's kernels in a traced step"),
     "flops": Column("FLOPs", "flops", 3, help="Arithmetic per step", live=True),
     "bytes": Column("bytes", "bytes", 4, live=True),
 }
 _INNER_COLUMNS = (Column("calls", "count"), Column("self CPU", "ms"), Column("GPU", "ms"))
-#: Layers that an op's row names.
+#: The maximum number of layers that are listed in an op's row.
 _NAMED = 3
 
 
@@ -58,8 +58,8 @@ def layers_document(report: Report) -> Document:
     layers, (labels, parents) = pd.concat([modules, special]), nested(modules)
     columns = {
         "label": Column("layer"),
-        "module": Column("module", priority=2, help="Class of the module"),
-        "total": Column("total", "ms", bar=True, help=f"All time {_INSIDE}", marks=tuple(map(mark, DIRECTIONS))),
+        "module": Column("module", priority=2, help="The module's class"),
+        "total": Column("total", "ms", bar=True, help=f"Total time {_INSIDE}", marks=tuple(map(mark, DIRECTIONS))),
         **_LAYER_COLUMNS,
     }
     times = [cells_of(layers[f"{name}_ms"]) for name in ("total", *DIRECTIONS)]
@@ -72,7 +72,7 @@ def layers_document(report: Report) -> Document:
     slowdown = report.summary.slowdown
     slower = "" if slowdown is None else f"; it takes {fmt.ratio(slowdown)} the time of a timed step"
     table = Table.of(
-        f"Times of a traced step, layers inside included{slower}",
+        f"Times in a traced step, including nested layers{slower}",
         shown,
         columns,
         nesting=Nesting(parents, weights, path),
@@ -99,7 +99,7 @@ def _figures_of(used: pd.DataFrame) -> list[list[float | None]]:
 
 
 def ops_document(report: Report) -> Document:
-    """Return a document of all operators in the step, each with the layers that call it."""
+    """Return a document that lists all operators in the step, along with the layers that call them."""
     names = list(report.op_places)
     ops = report.summary.ops.set_axis(report.summary.ops.index.map(str), axis=0)
     ops = ops[~ops.index.duplicated()].reindex(names)
@@ -111,7 +111,7 @@ def ops_document(report: Report) -> Document:
     columns = {
         "op": Column("op"),
         **_OP_COLUMNS,
-        "layers": Column("layers", priority=2, help="The layers where it takes the most time", live=True),
+        "layers": Column("layers", priority=2, help="The layers where the op takes the most time", live=True),
     }
     shown = _ran(ops).assign(op=ops.index, layers=[_brief(layers.get(name, ())) for name in ops.index])
     places = {name: place for place, name in enumerate(ops.index)}
@@ -124,10 +124,10 @@ def ops_document(report: Report) -> Document:
     )
     has_layers = not split_layers(report.summary.layers)[0].empty
     table = Table.of(
-        "Times of a traced step, on all threads, most time of their own first",
+        "Times in a traced step on all threads, sorted by self time",
         shown,
         columns,
-        budget=Budget(0, 0) if has_layers else Budget(10, 30),  # text lists them only in place of layers
+        budget=Budget(0, 0) if has_layers else Budget(10, 30),  # in text, ops are listed only if there are no layers
         noun="op",
         inner=inner if len(used) else None,
         key="ops",
@@ -136,12 +136,12 @@ def ops_document(report: Report) -> Document:
 
 
 def _brief(layers: Sequence[str]) -> str:
-    """Return the first few layers, each by the last part of its name."""
+    """Return the names of the first few layers, shortened to their last parts."""
     return fmt.named([".".join(str(name).split(".")[-2:]) for name in layers], _NAMED)
 
 
 def _ran(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame without columns for passes or devices that were never used."""
+    """Return the data frame without columns for passes or devices that were never used."""
     timed = [name for name in ("recompute_ms", "gpu_ms") if name in frame]
     never: dict[str, Any] = {name: pd.NA for name in timed if not (frame[name].fillna(0) > 0).any()}
     return frame.assign(**never)

@@ -1,4 +1,4 @@
-"""`Timing`: step times that can be displayed, saved and loaded, and the disturbances during measurement."""
+"""Provide `Timing`, which are step times that can be displayed, saved and loaded, and describe disturbances."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from perfnb.recording.store import SavedFolder, SavedKind
 from perfnb.recording.text import TEXT
 from perfnb.stats.step_times import StepTimes
 
-#: Garbage collection is reported above this share of the step time.
+#: Garbage collection is reported if it takes more than this share of the step time.
 _TELL_GC = 0.005
 
 
 class TimingFacts(TypedDict, total=False):
-    """The contents of saved step times apart from their frame; earlier versions saved no ``block``."""
+    """The contents of saved step times, apart from the data frame. Earlier versions did not save ``block``."""
 
     batch_size: Required[Count | None]
     samples: Required[Count | None]
@@ -44,9 +44,9 @@ TIMING = SavedKind("timing", TimingFacts, {"steps": _STEPS})
 
 
 class Timing(StepTimes, Documented):
-    """Step times, measured without a profiler or hooks. Notebooks display them."""
+    """Step times that were measured without a profiler or hooks, and that notebooks can display."""
 
-    #: The findings when they were first saved, if they were loaded.
+    #: The outcome at the time when the step times were first saved, if they were loaded.
     _first_outcome: ClassVar[Outcome | None] = None
 
     def save(self, path: str | Path) -> Path:
@@ -55,7 +55,7 @@ class Timing(StepTimes, Documented):
         Raises
         ------
         RecordingError
-            If `path` contains something else, or cannot be written.
+            If `path` contains anything else or cannot be written.
         """
         parts = (("warmup", self.warmup_ms), ("timed", self.samples_ms))
         steps = pd.DataFrame([(name, ms) for name, times in parts for ms in times], columns=["pass", "wall_ms"])
@@ -68,18 +68,18 @@ class Timing(StepTimes, Documented):
         )
 
     def _document(self) -> Document:
-        from perfnb.profile.timing_view import timing_document  # which uses the words for noise below
+        from perfnb.profile.timing_view import timing_document  # imported here because it uses noise_sentences
 
         return timing_document(self)
 
 
 def shown(timing: StepTimes) -> Timing:
-    """Convert figures to a `Timing`, which notebooks display."""
+    """Convert step times to a `Timing`, which notebooks can display."""
     return Timing(**{name: getattr(timing, name) for name in StepTimes.__dataclass_fields__})
 
 
 def load_timing(path: str | Path) -> Timing:
-    """Read step times that `Timing.save` wrote.
+    """Read step times that were written by `Timing.save`.
 
     Raises
     ------
@@ -95,20 +95,20 @@ def load_timing(path: str | Path) -> Timing:
         facts = {name: saved.facts[name] for name in TimingFacts.__annotations__ if name in saved.facts}
         timing = Timing(samples_ms=timed, warmup_ms=warmup, **facts)
     except (KeyError, TypeError, ValueError) as error:
-        raise RecordingError(f"{path} is damaged: its steps are not those of a timing ({error}).") from error
+        raise RecordingError(f"{path} is damaged: its steps are not valid step times ({error}).") from error
     object.__setattr__(timing, "_first_outcome", saved.outcome or _outcome_of(timing, {}))
     return timing
 
 
 def _outcome_of(timing: Timing, environment: Mapping[str, Any]) -> Outcome:
-    """Return the findings for lists of saved results."""
+    """Return the outcome that is displayed in lists of saved results."""
     return make_outcome(
         "", environment, step_ms=timing.median_ms, interval_ms=timing.ci_ms, batch_size=timing.batch_size
     )
 
 
 def noise_facts(noise: Mapping[str, Any]) -> list[str]:
-    """Describe the disturbances during the steps; empty if none are known."""
+    """Describe the disturbances during the steps. The result is empty if none are known."""
     facts = []
     if noise.get("gc_share", 0.0) > _TELL_GC:
         facts.append(f"garbage collection took {fmt.share(noise['gc_share'])}")
@@ -126,7 +126,7 @@ def noise_facts(noise: Mapping[str, Any]) -> list[str]:
 
 
 def noise_sentences(noise: Mapping[str, Any]) -> list[str]:
-    """Return the disturbances from `noise_facts` as sentences, for a result's notes."""
+    """Return the disturbances from `noise_facts` as sentences for the notes of a result."""
     return [f"{fmt.capital(fact)}." for fact in noise_facts(noise)]
 
 

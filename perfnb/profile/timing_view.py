@@ -1,4 +1,4 @@
-"""Show step times as a document: how long a step takes, how certain that is, and every step."""
+"""Create a document about step times: how long a step takes, how certain this is, and the time of every step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _verdict(timing: StepTimes) -> Verdict:
     if timing.steady is False:
         state, why = "open", "The steps had not reached a steady state when the warm-up ended."
     if timing.wanted is not None and timing.steps < timing.wanted:
-        state, why = "open", f"The budget ended before the {timing.wanted:,} steps needed. {why}".strip()
+        state, why = "open", f"The budget ended before the required {timing.wanted:,} steps had run. {why}".strip()
         advice = "Raise budget_s."
     return Verdict(state, f"A step takes {step}", why, advice)
 
@@ -53,7 +53,7 @@ def _figures(timing: StepTimes) -> Iterator[Figure]:
 
 def _facts(timing: StepTimes) -> Iterator[str]:
     if timing.warmup_ms:
-        end = {True: "steady after", False: "not steady after", None: "too few steps to tell if steady after"}
+        end = {True: "steady after", False: "not steady after", None: "too few steps to determine if steady after"}
         yield f"{end[timing.steady]} {fmt.counted(len(timing.warmup_ms), 'warm-up step')}"
     if timing.outliers.count:
         yield str(timing.outliers).replace(" steps:", " steps:" if timing.block == 1 else " blocks:")

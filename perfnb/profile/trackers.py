@@ -1,7 +1,7 @@
-"""Log a result to an experiment tracker's run: MLflow, Weights & Biases, TensorBoard or Aim.
+"""Log a result to a run in an experiment tracker: MLflow, Weights & Biases, TensorBoard or Aim.
 
-No tracker is imported. The methods of a target show what it supports. If a tracker's class is needed, it is taken from
-the tracker's module, which is already loaded if its run exists.
+No tracker is imported. Instead, the methods of a target show what the tracker supports. If a tracker's class is needed,
+it is taken from the tracker's module, which must already be loaded if a run exists.
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ from perfnb.errors import PerfnbError
 from perfnb.quantities import known
 from perfnb.recording.outcome import Outcome
 
-#: Trackers whose open run can be found, by the name of their module.
+#: The module names of the trackers whose open runs can be found.
 FOUND = ("mlflow", "wandb")
-#: Longest text of an exception that a note quotes.
+#: The maximum length of an exception's text that is quoted in a note.
 _LONGEST = 200
 
 
 @dataclass(frozen=True)
 class Logged:
-    """The parts of one result that are logged.
+    """The parts of a result that are logged.
 
     Attributes
     ----------
     kind : str
-        ``profile``, ``run`` or ``ab_test``: the second part of every name.
+        The second part of every name: ``profile``, ``run`` or ``ab_test``.
     result : Documented
-        The result, whose page is logged as the report.
+        The result whose page is logged as the report.
     outcome : Outcome
+        The outcome, which provides the figures and the verdict.
     more : mapping of str to float or None
         Additional figures that are not in the outcome.
     layers : DataFrame or None
+        The table of layers, if there is one.
     """
 
     kind: str
@@ -54,13 +56,13 @@ class Logged:
     def name(self, what: str) -> str:
         """Return the name of a figure, tag or table.
 
-        It contains only letters, digits, underscores and slashes, which all trackers accept.
+        The name contains only letters, digits, underscores and slashes, which all trackers accept.
         """
         return f"perfnb/{self.kind}/{what}"
 
     @property
     def scalars(self) -> dict[str, float]:
-        """The known figures by name; unknown figures are omitted."""
+        """The figures, keyed by name. Unknown figures are omitted."""
         found, (low, high) = self.outcome, self.outcome.step_ci_ms or (None, None)
         ratio_low, ratio_high = found.ratio_ci or (None, None)
         figures = {
@@ -72,12 +74,12 @@ class Logged:
 
 
 def log_result(logged: Logged, target: Any, step: int | None = None) -> list[str]:
-    """Log a result. Return a sentence for each part that could not be logged.
+    """Log a result, and return a sentence for each part that could not be logged.
 
     Raises
     ------
     TypeError
-        If `target` is not a tracker's run.
+        If `target` is not a run in a tracker.
     PerfnbError
         If the tracker has no open run.
     """
@@ -88,14 +90,17 @@ def log_result(logged: Logged, target: Any, step: int | None = None) -> list[str
     for what, log in tracker(target, logged, step):
         try:
             log()
-        except Exception as error:  # a part that fails must not cost the others
+        except Exception as error:  # if one part fails, the others must still be logged
             kind = "" if isinstance(error, _NotTakenError) else f"{type(error).__name__}: "
-            notes.append(f"The tracker did not take {what}: {kind}{escape.plain(error, _LONGEST).rstrip('.')}.")
+            notes.append(f"The tracker did not accept {what}: {kind}{escape.plain(error, _LONGEST).rstrip('.')}.")
     return notes
 
 
 def open_runs(names: Iterable[str] = FOUND) -> list[Any]:
-    """Return the open runs of all loaded trackers in this process; for MLflow, the last run if none is open."""
+    """Return the open runs of all trackers that are loaded in this process.
+
+    If no MLflow run is open, the last MLflow run is returned.
+    """
     found: list[Any] = []
     for name in names:
         module: Any = sys.modules.get(name)
@@ -115,33 +120,34 @@ def _refuse(reason: str) -> None:
 
 
 def require_log(log: Any) -> None:
-    """Reject any value that is neither a boolean nor a tracker's run.
+    """Reject any value that is neither a boolean nor a run in a tracker.
 
     Raises
     ------
     TypeError
+        If the value is anything else.
     """
     if not isinstance(log, bool):
         _tracker(log)
 
 
 def log_at_once(results: Iterable[tuple[Any, int | None]], targets: Iterable[Any]) -> Iterator[str]:
-    """Log results, each at a step, to all targets.
+    """Log results at their steps to all targets.
 
-    Return a sentence for each part that was not logged, because callers do not handle errors.
+    Callers do not handle errors, so this yields a sentence for each part that could not be logged.
     """
     runs = list(targets)
     if not runs:
-        yield "Nothing was logged, because the tracker has no run in this process."
+        yield "Nothing was logged, because there is no tracker run in this process."
     for result, step in results if runs else ():
         for run in runs:
             try:
                 yield from result.log_to(run, step)
-            except Exception as error:  # a training or a report must not be lost for it
+            except Exception as error:  # a training run or a report must not be lost because of this
                 yield f"Nothing was logged: {type(error).__name__}: {escape.plain(error, _LONGEST)}"
 
 
-#: Each part in words, and a function that logs it.
+#: A description of each part, and a function that logs it.
 _Parts = Iterator[tuple[str, Callable[[], Any]]]
 _Tracker = Callable[[Any, Logged, int | None], _Parts]
 
@@ -150,7 +156,7 @@ def _tracker(target: Any) -> _Tracker:
     def has(*names: str) -> bool:
         return all(hasattr(target, name) for name in names)
 
-    # A class has the methods, too, but is not a run.
+    # A class has the same methods but is not a run.
     if not isinstance(target, type):
         if has("MlflowClient", "active_run") or hasattr(getattr(target, "info", None), "run_id"):
             return _mlflow
@@ -161,7 +167,7 @@ def _tracker(target: Any) -> _Tracker:
         if has("log", "log_artifact", "summary") or has("Table", "Artifact", "run"):
             return _wandb
     raise TypeError(
-        "log_to takes an MLflow run or the mlflow module, a W&B run, a TensorBoard SummaryWriter or an Aim run, not "
+        "log_to requires an MLflow run or the mlflow module, a W&B run, a TensorBoard SummaryWriter or an Aim run, not "
         f"{shown(target)}."
     )
 
@@ -191,8 +197,8 @@ def _wandb(target: Any, logged: Logged, step: int | None) -> _Parts:
         raise PerfnbError("W&B has no open run to log to: call wandb.init() first.")
     latest = known(getattr(run, "step", None)) or 0
     if step is not None and step < latest:
-        late = f"W&B does not accept earlier steps and is at {latest:.0f}, where everything else was logged"
-        yield f"step {step} as the place of the figures", lambda: _refuse(late)
+        late = f"W&B does not accept earlier steps and is already at {latest:.0f}, where everything else was logged"
+        yield f"step {step} for the figures", lambda: _refuse(late)
         step = None
     values: dict[str, Any] = {**logged.scalars}
     if logged.layers is not None:
@@ -212,7 +218,7 @@ def _tensorboard(writer: Any, logged: Logged, step: int | None) -> _Parts:
     if logged.layers is not None:
         text = _markdown(logged.layers.reset_index())
         yield "the table of layers", lambda: writer.add_text(logged.name("layers"), text, step)
-    yield "the report", lambda: _refuse("TensorBoard shows no HTML, so write it with to_html")
+    yield "the report", lambda: _refuse("TensorBoard cannot display HTML, so write it with to_html")
     yield from _verdict(logged, lambda name, verdict: writer.add_text(name, verdict, step))
 
 
@@ -228,10 +234,10 @@ def _aim(run: Any, logged: Logged, step: int | None) -> _Parts:
 def _aim_file(run: Any, path: str) -> None:
     try:
         place = run.artifacts_uri
-    except TypeError:  # some versions join it with a folder
+    except TypeError:  # some versions join the location with a folder
         place = None
     if not place:  # Aim itself only prints this
-        _refuse("Aim stores files only after run.set_artifacts_uri(...)")
+        _refuse("Aim can store files only after you call run.set_artifacts_uri(...)")
     run.log_artifact(path, name=Path(path).name, block=True)  # the file is temporary
 
 
@@ -262,5 +268,5 @@ def _markdown(table: pd.DataFrame) -> str:
 
 
 def _known(table: pd.DataFrame, instead: str | None) -> pd.DataFrame:
-    """Return the table as plain objects, with missing values replaced."""
+    """Return the table as plain Python objects, with missing values replaced."""
     return table.astype(object).where(table.notna(), instead)

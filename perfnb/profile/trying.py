@@ -1,4 +1,4 @@
-"""*Try it*: try a finding's lever on the profile's own step, and send the result to the report."""
+"""Implement *Try it*, which tries a finding's lever on the profile's own step and sends the result to the report."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class Trying:
     kept : KeptStep
         The step of the profile.
     levers : collection of str
-        The levers that the profile's findings name; no others are tried.
+        The levers in the profile's findings. Other levers are not tried.
     tell : callable
-        Called with the state as JSON whenever it changes: the ``count`` of completed trials, the lever that is
-        ``running`` (or ``None``), its progress (``words``, ``done`` and ``total``), and the ``answers`` by lever.
+        Called with the state as JSON whenever it changes. The state consists of the ``count`` of completed trials, the
+        lever that is ``running`` (or ``None``), its progress (``words``, ``done`` and ``total``), and the ``answers``,
+        keyed by lever.
     """
 
     def __init__(self, kept: KeptStep, levers: Collection[str], tell: Callable[[str], None]) -> None:
@@ -51,13 +52,13 @@ class Trying:
         return self._loop is not None or threading.current_thread() is threading.main_thread()
 
     def press(self, lever: Any, after: Any) -> bool:
-        """Try a lever. Return whether it will be tried.
+        """Try a lever after its button was pressed, and return whether it will be tried.
 
-        Presses are ignored while another trial is running. A front end may deliver a press late, when that trial has
-        already ended, so each press includes the number of trials that had ended before it (`after`).
+        Button presses are ignored while another trial is running. Because a front end may deliver a press after that
+        trial has ended, each press includes the number of trials that had ended before it (`after`).
 
         JupyterLab delivers messages in a separate thread, even while a cell is running. A trial must run in the main
-        thread, where it can be interrupted and no cell runs at the same time.
+        thread, where it can be interrupted and where no cell is running at the same time.
         """
         if not isinstance(lever, str) or lever not in self._levers or not self._reached:
             return False
@@ -71,8 +72,8 @@ class Trying:
         return True
 
     def stop(self) -> None:
-        """End the running trial, like a kernel interrupt."""
-        if self._runs:  # and does not only wait for a cell, which must not be interrupted
+        """Stop the running trial, in the same way as a kernel interrupt."""
+        if self._runs:  # if the trial is waiting for a cell, that cell must not be interrupted
             signal.raise_signal(signal.SIGINT)
 
     def _run(self, lever: str) -> None:

@@ -1,7 +1,7 @@
-"""The live report.
+"""Display the live report.
 
-When the tab of a long timeline is opened for the first time, it requests all events from the kernel. When *Try it* is
-pressed, it requests a trial of the finding's lever.
+When the tab with a long timeline is opened for the first time, the page requests all events from the kernel. When
+*Try it* is pressed, it requests a trial of the finding's lever.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ class ReportWidget(DocumentWidget):
     Parameters
     ----------
     document : Document
-        From `perfnb.profile.report.report_document`.
+        The document returned by `perfnb.profile.report.report_document`.
     view_id : str
+        The identifier of the view.
     timeline : bytes
-        From `perfnb.timeline.data.timeline_bytes`; empty if there is no timeline. Saved notebooks contain these bytes.
+        The bytes returned by `perfnb.timeline.data.timeline_bytes`, or empty if there is no timeline. These bytes are
+        stored in saved notebooks.
     whole : callable, optional
-        Returns the bytes of all events on request, if `timeline` contains only a coarser level; ``None`` if they are no
-        longer available. The bytes are not kept.
+        A function that returns the bytes of all events on request, or ``None`` if they are no longer available. It is
+        needed if `timeline` contains only a coarser level. The bytes are not kept.
     kept : KeptStep, optional
         The step on which the findings' levers can be tried.
     """
 
     timeline = traitlets.Bytes().tag(sync=True)
-    #: The results of trials, from `perfnb.profile.trying.Trying`; empty before the first trial.
+    #: The results of trials, as sent by `perfnb.profile.trying.Trying`. Empty before the first trial.
     tried = traitlets.Unicode().tag(sync=True)
 
     def __init__(
@@ -59,7 +61,7 @@ class ReportWidget(DocumentWidget):
     def _answer(self, _: Any, content: Any, buffers: Any) -> None:
         """Send the full timeline to a page that requests it.
 
-        Other requests ask whether levers can be tried here, start a trial, or stop it.
+        Other requests check whether levers can be tried in this kernel, start a trial, or stop it.
         """
         if not isinstance(content, dict):
             return

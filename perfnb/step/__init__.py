@@ -1,7 +1,7 @@
-"""Run a live step in passes and record it. This room measures with torch and knows nothing of reports.
+"""Run a live step in passes and record it. This package measures with torch and does not depend on reports.
 
-The room is large because each pass has an instrument of its own: spans of layers (`layers`), the profiler (`tracer`),
-allocations (`memory`), operators with their FLOPs (`arithmetic`), Python's stacks (`stack_sampler`, `worker_stacks`),
-the clocks of devices, and the machine's ceilings. `session` contains the passes, `pass_order` their order, and
-`capture` their results.
+It is large because each pass uses a different instrument: layer spans (`layers`), the profiler (`tracer`), allocations
+(`memory`), operators with their FLOPs (`arithmetic`), Python stacks (`stack_sampler`, `worker_stacks`), device clocks,
+and the machine's ceilings. The passes are defined in `session`, their order in `pass_order`, and their results in
+`capture`.
 """

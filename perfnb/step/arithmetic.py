@@ -1,13 +1,14 @@
 """Count the FLOPs and bytes of every operator in a step as torch dispatches it.
 
-Each operator runs in a span ``pf_op#<n>``, so that its layer and direction are found as for any other event of the
-trace. Under a dispatch mode torch runs compiled regions uncompiled, so the operators of their layers are counted too.
+Each operator runs in a span named ``pf_op#<n>``, which allows its layer and direction to be found like those of any
+other event in the trace. torch runs compiled regions uncompiled under a dispatch mode, so the operators in their layers
+are also counted.
 
-FLOPs are computed with torch's formulas, or with perfnb's where torch has none. A multiply-add counts as two, and
-masked and causal attention count in full, as in torch. Users can add formulas to torch's registry; perfnb's formulas
-are not part of it. Bytes are a lower bound, based on reading each input once and writing each output once, without
-caches and repeated reads. Views and written arguments are determined from the operator's schema, and operators that use
-only part of an argument are listed below.
+FLOPs are computed with torch's formulas, or with perfnb's where torch has none. As in torch, a multiply-add counts as
+two FLOPs, and masked and causal attention are counted in full. Users can add formulas to torch's registry, which does
+not contain perfnb's formulas. The number of bytes is a lower bound: each input is read once and each output is written
+once, ignoring caches and repeated reads. The operator's schema shows which results are views and which arguments are
+written to. Operators that use only part of an argument are listed below.
 """
 
 from __future__ import annotations
@@ -28,56 +29,56 @@ from perfnb.step.layers import function_span
 from perfnb.trace_names import COLLECTIVE_OP, OP_SPAN
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-#: Classes of tensors without data, which compilers and tensor-parallel planning use.
+#: Tensor classes without data, used by compilers and tensor-parallel planning.
 _SHADOWS = ("FakeTensor", "FunctionalTensor")
 
 
 class OpCall(NamedTuple):
     """A call to an operator."""
 
-    #: As in the label of its span.
+    #: The number in the label of its span.
     number: int
-    #: Name as in the trace: ``aten::addmm``.
+    #: The operator's name in the trace, such as ``aten::addmm``.
     op: str
-    #: A multiply-add counts as two; ``None`` if there is no formula.
+    #: The number of FLOPs, where a multiply-add counts as two; ``None`` if there is no formula.
     flops: int | None
-    #: Lower bound of the bytes moved; for a collective, the bytes of its largest argument.
+    #: A lower bound on the bytes moved or, for a collective, the size of its largest argument in bytes.
     bytes: int
-    #: The dtype of the arithmetic: ``float32``.
+    #: The dtype of the arithmetic, such as ``float32``.
     dtype: str
     #: The kind of device that it ran on.
     device: str = "cpu"
 
 
 class OpCounter(TorchDispatchMode):
-    """Context manager that counts each operator of this thread and of its backward passes.
+    """Context manager that counts each operator that this thread and its backward passes run.
 
-    It does not keep tensors alive, and errors are passed on unchanged. Kernels launched without an operator, such as a
-    Triton function called in an `autograd.Function`, are not counted.
+    The counter does not keep tensors alive, and it does not change errors. Kernels launched without an operator, for
+    example by a Triton function called in an `autograd.Function`, are not counted.
 
     Attributes
     ----------
     calls : list of OpCall
-        The calls, sorted by their end.
+        The calls, sorted by the time when they ended.
     """
 
-    #: Receive operators that take functions, too, such as `flex_attention`.
+    #: Also receive operators that take functions as arguments, such as `flex_attention`.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[OpCall] = []
         self._numbers = itertools.count()
-        #: One per nested entry: the mode re-enters itself for the parts of composite operators.
+        #: One stance per nested entry, because the mode re-enters itself for the parts of composite operators.
         self._stances: list[Any] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Otherwise torch loads its compiler, which takes seconds, only to disable it in the dispatch below.
+        # Otherwise, torch would spend seconds loading its compiler, only to disable it in the dispatch below.
         return False
 
     def __enter__(self) -> OpCounter:
-        # Under a mode torch runs compiled regions eagerly, but it refuses those with `fullgraph` unless asked.
+        # Under a mode, torch runs compiled regions eagerly, but regions with `fullgraph` raise an error without this.
         compiles = not self._stances and "torch._dynamo" in sys.modules
         self._stances.append(torch.compiler.set_stance("force_eager") if compiles else None)
         if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
@@ -94,14 +95,14 @@ class OpCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
         kwargs = kwargs or {}
-        # A user's range opens and closes by operators of its own, and no span may cut it.
+        # The user's own ranges are opened and closed by operators, and a span must not overlap them.
         if getattr(func, "namespace", "") == "profiler":
             return func(*args, **kwargs)
         subclasses = [kind for kind in types if _dispatches(kind)]
         if any(kind.__name__ in _SHADOWS for kind in subclasses):
             return func(*args, **kwargs)
         if subclasses:
-            return NotImplemented  # the subclass handles it; its operators on plain tensors come here again
+            return NotImplemented  # the subclass handles it, and its operators on plain tensors are dispatched here
         if operator_of(func).composite and all(map(_is_plain, tensors_in([*args, *kwargs.values()]))):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
@@ -116,16 +117,16 @@ class OpCounter(TorchDispatchMode):
         try:
             collective = COLLECTIVE_OP.match(operator.name) is not None
             moved = message_bytes(args) if collective else bytes_moved(operator, args, kwargs, out)
-        except Exception:  # a kind of tensor without a size
+        except Exception:  # some kinds of tensors have no size
             moved = 0
         flops = 0 if operator.only_views else flops_of(func, args, kwargs, out)
         values = sorted([*args, *kwargs.values(), out], key=lambda value: not isinstance(value, Tensor))
-        tensors = list(tensors_in(values))  # those in lists come last
+        tensors = list(tensors_in(values))  # tensors in lists come last
         self.calls.append(OpCall(number, operator.name, flops, moved, _dtype(tensors), _device(tensors)))
 
 
 def _register_with_each_operator() -> None:
-    """Register the counter with operators that take functions: an older torch refuses modes that it does not know."""
+    """Register the counter with operators that take functions, because older versions of torch reject unknown modes."""
     for op in torch._ops._higher_order_ops.values():
         if OpCounter not in op.python_key_table:
             op.python_key_table[OpCounter] = partial(_dispatched, op)
@@ -136,7 +137,7 @@ def _dispatched(op: Any, counter: OpCounter, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatches(kind: type) -> bool:
-    """Return whether tensors of this class handle their operators themselves."""
+    """Check whether a tensor class implements its own operators."""
     return getattr(kind, "__torch_dispatch__", None) not in (
         Tensor.__torch_dispatch__,
         torch._C._disabled_torch_dispatch_impl,
@@ -146,30 +147,31 @@ def _dispatches(kind: type) -> bool:
 class _Argument(NamedTuple):
     name: str
     written: bool
-    #: Whether it is an `out=`, which is not read.
+    #: Whether this is an `out=` argument, which is written but not read.
     only: bool
 
 
 class _Operator(NamedTuple):
-    """The facts in an operator's name and schema."""
+    """Properties of an operator that follow from its name and schema."""
 
-    #: The name as in the trace, without the overload: ``aten::addmm``.
+    #: The name in the trace, without the overload, such as ``aten::addmm``.
     name: str
-    #: Whether it consists of others; it arrives whole only without autograd, as in inference mode.
+    #: Whether it is made up of other operators. It is dispatched as a whole only without autograd, for example in
+    #: inference mode.
     composite: bool
-    #: ``None`` without a schema.
+    #: The arguments, or ``None`` if the operator has no schema.
     arguments: tuple[_Argument, ...] | None = None
-    #: For each result, whether it is an argument or a view of one.
+    #: Whether each result is one of the arguments or a view of one.
     results: tuple[bool, ...] = ()
-    #: Whether it changes no argument and returns only views of its arguments, or no tensor.
+    #: Whether it leaves its arguments unchanged and returns no tensors other than views of them.
     only_views: bool = False
-    #: Whether it neither computes nor moves data.
+    #: Whether it neither computes anything nor moves data.
     free: bool = False
 
 
 @lru_cache(maxsize=4096)
 def operator_of(func: Any) -> _Operator:
-    """Return the facts about an operator that its name and schema reveal."""
+    """Return the properties of an operator that follow from its name and schema."""
     full = str(func.name() if callable(getattr(func, "name", None)) else func)
     name = full.partition(".")[0] if "::" in full else full
     own = isinstance(func, torch._ops.OpOverload)
@@ -190,59 +192,63 @@ def operator_of(func: Any) -> _Operator:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether composite operators have no special kernels for a tensor."""
+    """Check that composite operators have no special kernels for this kind of tensor."""
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def _dtype(tensors: list[Tensor]) -> str:
-    """Return the first floating-point dtype among inputs and outputs or, if there is none, the first dtype."""
+    """Return the first floating-point dtype among the inputs and outputs, or the first dtype if there is none."""
     dtypes = [tensor.dtype for tensor in tensors]
     fractions = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
     return str(next(iter(fractions or dtypes), "")).removeprefix("torch.")
 
 
 def _device(tensors: list[Tensor]) -> str:
-    """Return the kind of the first accelerator among inputs and outputs, else the CPU, because scalars stay there."""
+    """Return the kind of device on which an operator ran.
+
+    This is the first accelerator among the inputs and outputs. The CPU is returned only if there is no accelerator,
+    because scalars stay on the CPU.
+    """
     return next((tensor.device.type for tensor in tensors if tensor.device.type != "cpu"), "cpu")
 
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
-#: FLOPs from an operator's arguments and its result.
+#: Computes FLOPs from an operator's arguments and result.
 Formula = Callable[[tuple[Any, ...], Any], Any]
 
 
 def message_bytes(args: Iterable[Any]) -> int:
-    """Return the size of a collective's message in bytes, which is its largest tensor or list of tensors."""
+    """Return the size in bytes of a collective's message, which is its largest tensor or list of tensors."""
     return max((sum(tensor.nbytes for tensor in tensors_in([one])) for one in args), default=0)
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
-    """Return the FLOPs of a call to an operator; ``None`` if there is no formula, or if it does not fit the call."""
+    """Return the number of FLOPs in a call to an operator, or ``None`` if no formula applies to the call."""
     name = operator_of(func).name
     if name in MOVING or (name in _MAY_ADD and not adds(name, args, kwargs)):
         return 0
     if any(isinstance(value, Tensor) and value.layout in _SPARSE for value in args):
-        return None  # formulas use shapes, which do not reveal the number of stored values
+        return None  # formulas are based on shapes, which do not show how many values are stored
     try:
         known = flop_registry.get(getattr(func, "_overloadpacket", func))
         if known is not None and name not in _WRONG_IN_TORCH:
             return int(known(*args, **kwargs, out_val=out))
         return int(_FORMULAS[name](args, out)) if name in _FORMULAS else None
-    except Exception:  # a formula that fails on unexpected arguments must not fail the step
+    except Exception:  # the step must not fail because a formula does not expect these arguments
         return None
 
 
 def aten(names: str) -> frozenset[str]:
-    """Return the full names of torch's operators from a list of short ones."""
+    """Return the full names of torch operators, given their short names separated by whitespace."""
     return frozenset(f"aten::{name}" for name in names.split())
 
 
 def _convolution_backward(args: tuple[Any, ...], out: Any) -> Any:
-    """Return the FLOPs of a convolution's backward.
+    """Return the number of FLOPs in the backward pass of a convolution.
 
-    Each of the two gradients takes as many multiply-adds as the forward. torch's formula wrongly multiplies the
-    weight's gradient by the number of groups.
+    Computing each of the two gradients takes as many multiply-adds as the forward pass. torch's formula is wrong: it
+    multiplies the cost of the weight's gradient by the number of groups.
     """
     gradient, inputs, weight = args[:3]
     transposed, mask = args[7], args[10]
@@ -251,9 +257,10 @@ def _convolution_backward(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _attention(tensors: tuple[Any, ...], by_key: int, by_value: int) -> Any:
-    """Return the number of products of the size of the attention scores.
+    """Return the number of FLOPs in attention.
 
-    There are `by_key` along the keys' width, and `by_value` along the values'.
+    It consists of matrix products that are as large as the attention scores: `by_key` products along the width of the
+    keys, and `by_value` products along the width of the values.
     """
     query, key, value = tensors
     scores = prod(query.shape[:-1]) * key.shape[-2]
@@ -261,9 +268,9 @@ def _attention(tensors: tuple[Any, ...], by_key: int, by_value: int) -> Any:
 
 
 def _grouped(args: tuple[Any, ...], out: Any) -> Any:
-    """Return the FLOPs of a grouped product.
+    """Return the number of FLOPs in a grouped matrix product.
 
-    The groups together make up the rows, the columns or the inner dimension.
+    Together, the groups make up the rows, the columns or the inner dimension.
     """
     a, b = args[:2]
     groups = a.shape[0] if a.dim() == 3 and b.dim() == 3 else 1
@@ -271,15 +278,15 @@ def _grouped(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _recurrent(inputs: Any, weights: Any) -> Any:
-    """Return the FLOPs of a recurrent layer, where each weight matrix is multiplied with each row of the input."""
+    """Return the number of FLOPs in a recurrent layer, which multiplies each weight matrix by each row of the input."""
     rows = inputs.numel() // inputs.shape[-1]
     return 2 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
 def _encoder_layer(args: tuple[Any, ...], out: Any) -> Any:
-    """Return the FLOPs of a transformer layer that is a single operator.
+    """Return the number of FLOPs in a transformer layer that is implemented as a single operator.
 
-    It has four projections, and attention over all pairs of positions.
+    The layer has four projections and computes attention over all pairs of positions.
     """
     batch, length, width = args[0].shape
     weights = sum(args[place].numel() for place in (3, 5, 14, 16))
@@ -287,13 +294,13 @@ def _encoder_layer(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _multi_head_attention(args: tuple[Any, ...], out: Any) -> Any:
-    """Return the FLOPs of `_native_multi_head_attention`, self or cross."""
+    """Return the number of FLOPs in `_native_multi_head_attention`, for self-attention or cross-attention."""
     query, key, width = args[0], args[1], args[3]
     batch, length, other = query.shape[0], query.shape[1], key.shape[1]
     return 4 * batch * width * width * (length + other) + 4 * batch * length * other * width
 
 
-#: Operators whose formula in torch is wrong for some calls.
+#: Operators whose formulas in torch are wrong for some calls.
 _WRONG_IN_TORCH = aten("convolution_backward")
 
 #: perfnb's formulas.
@@ -311,7 +318,7 @@ _FORMULAS: Mapping[str, Formula] = {
             _scaled_dot_product_flash_attention_for_cpu_backward
             _scaled_dot_product_fused_attention_overrideable_backward
         """),
-        # recomputed scores, their gradient, and the gradients of query, key and value
+        # The scores are recomputed, followed by their gradient and the gradients of the query, key and value.
         lambda args, out: _attention(args[1:4], 3, 2),
     ),
     "aten::_native_multi_head_attention": _multi_head_attention,
@@ -335,7 +342,7 @@ _FORMULAS: Mapping[str, Formula] = {
         },
         lambda args, out: 2 * out.numel() * args[0].shape[-1],
     ),
-    # Convolutions, not transposed, under the names of libraries' implementations.
+    # Convolutions that are not transposed, named after the libraries that implement them.
     **dict.fromkeys(
         {
             *aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu miopen_convolution"),
@@ -351,7 +358,7 @@ _FORMULAS: Mapping[str, Formula] = {
     "aten::_cudnn_rnn_backward": lambda args, out: (1 + args[-1][3]) * _recurrent(args[0], args[1]),
 }
 
-#: Operators that neither compute nor move data, other than the views that their schemas declare.
+#: Operators that neither compute anything nor move data, in addition to those whose schemas declare a view.
 FREE = aten("""
     empty empty_like empty_strided new_empty new_empty_strided empty_permuted _empty_affine_quantized
     _efficientzerotensor t_ transpose_ squeeze_ unsqueeze_ as_strided_ swapaxes_ swapdims_ detach_ rename_
@@ -359,7 +366,7 @@ FREE = aten("""
     lift_fresh _fused_sdp_choice
 """)
 
-#: Operators that create or move data without arithmetic.
+#: Operators that create or move data without doing arithmetic.
 MOVING = FREE | aten("""
     zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full zero zero_ fill fill_ scalar_tensor eye
     arange tril_indices triu_indices _foreach_zero_
@@ -373,24 +380,24 @@ MOVING = FREE | aten("""
     index_fill index_fill_ masked_fill masked_fill_ masked_scatter masked_scatter_ where _local_scalar_dense
 """)
 
-#: Operators that move data unless they are asked to accumulate.
+#: Operators that only move data unless they are called with an option to accumulate.
 _MAY_ADD = aten("index_put index_put_ _index_put_impl_ _unsafe_index_put put put_ scatter scatter_")
 
 
 def adds(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an operator that writes into a tensor accumulates."""
+    """Check whether an operator that writes into a tensor adds to the existing values."""
     if name in _MAY_ADD:
         by_position = "scatter" not in name and len(args) > 3 and bool(args[3])
         return by_position or bool(kwargs.get("accumulate", False)) or "reduce" in kwargs
     return name in ("aten::index_add", "aten::index_add_", "aten::scatter_add", "aten::scatter_add_")
 
 
-#: Identifies a tensor's memory, so that a tensor passed twice counts once, even with permuted dimensions.
+#: Identifies a tensor's memory. A tensor that is passed twice is counted once, even with permuted dimensions.
 _Place = tuple[Any, ...]
 
 
 def bytes_moved(operator: _Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Return a lower bound of the bytes that a call to an operator reads and writes."""
+    """Return a lower bound on the bytes that a call to an operator reads and writes."""
     name, arguments = operator.name, operator.arguments
     if arguments is None:
         return sum(_extents([*args, *kwargs.values(), out]).values())
@@ -418,7 +425,7 @@ def bytes_moved(operator: _Operator, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among some values, including those in containers."""
+    """Yield the tensors among the given values, including tensors inside containers."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -437,12 +444,12 @@ def _place(tensor: Tensor) -> _Place:
 
 
 def _extents(values: Iterable[Any]) -> dict[_Place, int]:
-    """Return the bytes of the tensors among some values, by their places."""
+    """Return the sizes in bytes of the tensors among the given values, keyed by their location in memory."""
     return {_place(tensor): _extent(tensor) for tensor in tensors_in(values)}
 
 
 def _extent(tensor: Tensor) -> int:
-    """Return the bytes of memory that a tensor's elements occupy, without repeats."""
+    """Return the number of bytes that a tensor's elements occupy in memory, without counting any of them twice."""
     size = tensor.element_size()
     if tensor.layout is torch.sparse_coo:
         return int(tensor._nnz()) * (size * prod(tensor.shape[tensor.sparse_dim() :]) + 8 * tensor.sparse_dim())
@@ -458,9 +465,9 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _putting(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Return the bytes that are moved by an operator that writes only some elements of its first argument.
+    """Return the number of bytes moved by an operator that writes only some elements of its first argument.
 
-    If it accumulates, it also reads them.
+    If the operator accumulates, it also reads these elements.
     """
     sources = sum(_extents(args[1:]).values())
     touched = _TOUCHED[name](args) * int(args[0].element_size())
@@ -470,7 +477,7 @@ def _putting(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int
 def _put_places(args: tuple[Any, ...]) -> int:
     """Return the number of elements that `index_put_` writes.
 
-    For a mask, whose sum is unknown here, this is the number of values.
+    If the index is a mask, the number of true elements is unknown here, so the number of values is returned.
     """
     target, indices, values = args[:3]
     chosen = [(dim, index) for dim, index in enumerate(indices) if index is not None]
@@ -481,14 +488,14 @@ def _put_places(args: tuple[Any, ...]) -> int:
 
 
 def _unread(name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the positions of arguments whose shape alone is used."""
+    """Return the positions of the arguments of which an operator uses only the shape."""
     if name == "aten::convolution_backward":
         mask = args[10]
         return tuple(place for place, needed in ((1, mask[1]), (2, mask[0])) if not needed)
     return _UNREAD.get(name, ())
 
 
-#: In-place operators that do not read the old values.
+#: In-place operators that do not read the previous values.
 _OVERWRITING = aten("""
     copy_ fill_ zero_ _foreach_copy_ _foreach_zero_ uniform_ normal_ bernoulli_ random_ exponential_ cauchy_ geometric_
     log_normal_
@@ -503,7 +510,7 @@ _UNREAD: Mapping[str, tuple[int, ...]] = {
 }
 
 _AS_MANY_AS_RETURNED = aten("embedding index index_select gather take masked_select _unsafe_index")
-#: Number of elements read from the first argument.
+#: The number of elements that are read from the first argument.
 _PICKED: Mapping[str, Callable[[tuple[Any, ...], Any], int]] = {
     **dict.fromkeys(_AS_MANY_AS_RETURNED, lambda args, out: int(out.numel())),
     **dict.fromkeys(aten("nll_loss_forward nll_loss2d_forward"), lambda args, out: int(args[1].numel())),
@@ -511,7 +518,7 @@ _PICKED: Mapping[str, Callable[[tuple[Any, ...], Any], int]] = {
     "aten::_embedding_bag_forward_only": lambda args, out: int(args[1].numel()) * int(args[0].shape[-1]),
 }
 
-#: Number of elements written to the first argument.
+#: The number of elements that are written to the first argument.
 _TOUCHED: Mapping[str, Callable[[tuple[Any, ...]], int]] = {
     **dict.fromkeys(aten("index_put_ _index_put_impl_"), _put_places),
     **dict.fromkeys(aten("scatter_ scatter_add_ scatter_reduce_"), lambda args: int(args[2].numel())),

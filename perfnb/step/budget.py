@@ -1,4 +1,4 @@
-"""Determine the number of steps per pass within the user's time budget, and whether the step time is steady."""
+"""Choose the number of steps per pass within the user's time budget, and check whether the step time is steady."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from perfnb.arguments import require_count, require_flag, require_seconds
 from perfnb.errors import CaptureError
 from perfnb.quantities import duration
 
-#: The fewest steps of an automatic warm-up, without and with a GPU.
+#: The minimum number of steps in an automatic warm-up, without and with a GPU.
 FLOOR, FLOOR_GPU = 3, 10
-#: The share of the budget at which an automatic warm-up ends, in steady state or not.
+#: The share of the budget after which an automatic warm-up ends, even if the step time is not in steady state.
 WARMUP_SHARE = 0.2
-#: The most steps of an automatic warm-up, even if the clock stands still.
+#: The maximum number of steps in an automatic warm-up, which applies even if the clock stands still.
 MOST_WARMUP = 10_000
-#: Limits of an automatic timed pass, and the half-width of the median's 95 % interval that it aims at.
+#: The limits of an automatic timed pass, and the half-width that it aims at for the median's 95 % interval.
 FEWEST_TIMED, MOST_TIMED, AIM = 20, 200, 0.02
-#: The fewest timed steps for a 95 % interval of the median, and how far they may exceed the budget.
+#: The minimum number of timed steps for a 95 % interval of the median, and how far these steps may exceed the budget.
 FEWEST_FOR_INTERVAL, SLACK = 6, 1.05
-#: The most steps of a trial, and its largest share of the budget.
+#: The maximum number of steps in a trial, and the maximum share of the budget that it may use.
 MOST_TRIED, TRIAL_SHARE = 10, 0.1
-#: The planned duration of a traced and of a counted step, in timed steps.
+#: The durations planned for a traced step and for a counted step, as multiples of a timed step.
 TRACED_FACTOR, COUNTED_FACTOR = 1.5, 2.0
-#: The seconds of steps whose stacks are sampled, 100 samples per second, and the most of these steps.
+#: How many seconds of steps are sampled at 100 stacks per second, and the maximum number of these steps.
 SAMPLED_S, MOST_SAMPLED = 3.0, 2_000
-#: The least time that is sampled whatever the budget, in seconds, so that there are enough samples.
+#: The minimum number of seconds to sample, regardless of the budget, in order to collect enough samples.
 LEAST_SAMPLED_S = 0.5
-#: The most seconds that are sampled without a request.
+#: The maximum number of seconds to sample if the user did not ask for stacks.
 BRIEFLY_S = 1.5
-#: The most steps that are sampled without a request: this many times the timed steps, or this many.
+#: The maximum number of steps to sample if the user did not ask for stacks: this multiple of the timed steps, or this
+#: number.
 _UNASKED, _UNASKED_STEPS = 3, 30
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The user's options: ``None`` lets perfnb choose the number of steps; the budget limits them all.
+    """The user's options for the number of steps and the time budget.
 
-    Every pass runs at least one step, regardless of the budget. If steps are long, the timed pass has priority: it gets
-    enough steps for an interval before a second step is traced.
+    If a number of steps is ``None``, perfnb chooses it. The budget limits all passes, but each of them runs at least
+    one step, regardless of the budget. If steps are long, the timed pass has priority: it gets enough steps for an
+    interval before a second step is traced.
     """
 
     warmup: int | None = None
@@ -63,7 +65,7 @@ class Plan:
             require_flag(name, bool(value) if isinstance(value, np.bool_) else value)
 
     def goes_on_warming(self, times_ns: Sequence[int], spent_s: float, gpu: bool) -> bool:
-        """Return whether to run another warm-up step after steps of these durations."""
+        """Decide whether to run another warm-up step, given the durations of the previous ones."""
         if self.warmup is not None:
             return len(times_ns) < self.warmup and (not times_ns or spent_s < self.budget_s / 2)
         if not times_ns:
@@ -74,9 +76,9 @@ class Plan:
         return len(times_ns) < max(FEWEST, FLOOR_GPU if gpu else FLOOR) or not is_steady(times_ns)
 
     def steps_are_long(self, times_ns: Sequence[int], spent_s: float) -> bool:
-        """Return whether another warm-up step would leave too few timed steps for an interval.
+        """Check whether another warm-up step would leave too little time for the timed steps that an interval needs.
 
-        The first step is not typical of the others: it may compile or fill caches.
+        The first step is not typical of the others, because it may compile code or fill caches.
         """
         if self.warmup is not None or len(times_ns) < 2:
             return False
@@ -89,25 +91,27 @@ class Plan:
         return 1 + self.memory + self.flops
 
     def timed_steps(self, warm_ns: Sequence[int]) -> int:
-        """Return how many steps to time.
+        """Return the number of steps to time.
 
-        This is the requested number, or the number needed for the target precision given the warm-up's spread.
+        If the user did not request a number, it is estimated from the spread of the warm-up steps and the target
+        precision.
         """
         if self.steps is not None:
             return self.steps
         recent = np.asarray(warm_ns[-FEWEST_TIMED:], dtype=float)
         if len(recent) < FEWEST:
             return FEWEST_TIMED
-        # The median's standard error is 1.2533 standard deviations over the root of n; robustly, from the quartiles.
+        # The median's standard error is 1.2533 standard deviations divided by the square root of n. For robustness,
+        # the standard deviation is estimated from the quartiles.
         low, middle, high = np.percentile(recent, [25, 50, 75])
         spread = (high - low) / 1.349 / middle if middle > 0 else 0.0
         return int(np.clip(math.ceil((1.96 * 1.2533 * spread / AIM) ** 2), FEWEST_TIMED, MOST_TIMED))
 
     def goes_on_timing(self, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
-        """Return whether to time another step, reserving time for the later passes.
+        """Decide whether to time another step, reserving time for the later passes.
 
-        Until there are enough steps for an interval, the time of one step is reserved for each pass; afterwards, the
-        time of all the steps that the passes request.
+        Until there are enough steps for an interval, time for a single step is reserved for each later pass. After
+        that, time is reserved for all the steps that these passes need.
         """
         if done == 0:
             return True
@@ -118,26 +122,30 @@ class Plan:
         return done < wanted and spent_s + step_s + kept_back <= self.budget_s
 
     def why_longer(self, spent_s: float, step_s: float) -> str | None:
-        """Return a note for the user after the first step if the passes will exceed the budget."""
+        """After the first step, return a note for the user if the remaining passes will exceed the budget."""
         passes = {"timed": True, "traced": True, "memory": self.memory, "FLOPs": self.flops}
         left = [name for name, wanted in passes.items() if wanted]
         if spent_s + len(left) * step_s <= self.budget_s:
             return None
         return (
-            f"a step takes {duration(step_s * 1e3)}: the passes still to come ({', '.join(left)}) need at least one "
-            f"each, about {duration(len(left) * step_s * 1e3)} in all, which exceeds the budget of {self.budget_s:g} s"
+            f"a step takes {duration(step_s * 1e3)}: the remaining passes ({', '.join(left)}) need at least one step "
+            f"each, about {duration(len(left) * step_s * 1e3)} in total, which exceeds the budget of "
+            f"{self.budget_s:g} s"
         )
 
     def steps_to_try(self, spent_s: float, step_s: float) -> int:
-        """Return the number of steps to try another setting with, after two that do not count; 0 if time is short."""
+        """Return the number of steps for trying another setting, or 0 if there is not enough time.
+
+        The two steps that run first and are discarded are not included.
+        """
         left_s = min(TRIAL_SHARE * self.budget_s, (self.budget_s - spent_s) / 2)
         affordable = int(left_s / step_s) - 2 if step_s > 0 else MOST_TRIED
         return min(MOST_TRIED, affordable) if affordable >= 3 else 0
 
     def traced_steps(self, spent_s: float, step_s: float) -> tuple[int, bool]:
-        """Return how many steps to trace, and whether to run an unanalysed one first.
+        """Return the number of steps to trace, and whether to run one that is not analysed beforehand.
 
-        Time for counted steps is reserved.
+        Time for the counted steps is reserved.
         """
         left_s = max(0.0, self.budget_s - spent_s - (self.memory + self.flops) * step_s)
         affordable = int(left_s / (step_s * TRACED_FACTOR)) if step_s > 0 else self.traced + 1
@@ -145,16 +153,16 @@ class Plan:
         return max(1, min(self.traced, affordable)), lead_in
 
     def sampled_steps(self, spent_s: float, step_s: float) -> int:
-        """Return how many steps to sample the stacks of; time for counted steps is reserved."""
+        """Return the number of steps whose stacks to sample, reserving time for the counted steps."""
         left_s = (self.budget_s - spent_s - 2 * (self.memory + self.flops) * COUNTED_FACTOR * step_s) / 2
         wanted_s = max(LEAST_SAMPLED_S, min(SAMPLED_S, left_s))
         return max(1, min(MOST_SAMPLED, math.ceil(wanted_s / step_s))) if step_s > 0 else FEWEST_TIMED
 
     def briefly_sampled_steps(self, spent_s: float, step_s: float, timed: int) -> int:
-        """Return how many steps to sample without a request, after all other passes.
+        """Return the number of steps to sample after all other passes if the user did not ask for stacks.
 
-        This is not much more than the number of timed steps, because each step trains the user's model. It is 0 if the
-        budget does not allow enough samples.
+        The number is limited to a small multiple of the timed steps, because each step trains the user's model. It is 0
+        if the budget does not allow enough samples.
         """
         left_s = min(BRIEFLY_S, self.budget_s - spent_s)
         if left_s < LEAST_SAMPLED_S or step_s <= 0 or self.budget_s - spent_s < step_s:
@@ -162,23 +170,26 @@ class Plan:
         return max(1, min(MOST_SAMPLED, max(_UNASKED * timed, _UNASKED_STEPS), int(left_s / step_s)))
 
     def affords_lead_in(self, spent_s: float, step_s: float) -> bool:
-        """Return whether there is time for a lead-in step before the one whose memory is counted."""
+        """Check whether there is time for a lead-in step before the step whose memory is counted."""
         return spent_s + (2 + self.flops) * COUNTED_FACTOR * step_s <= self.budget_s
 
 
-#: The number of steps that the test uses; one half is compared with the other.
+#: The number of steps used by the test, which compares the first half with the second.
 WINDOW = 20
-#: The fewest steps that the test can use.
+#: The minimum number of steps that the test needs.
 FEWEST = 6
 
 
 def is_steady(times: Sequence[float]) -> bool | None:
-    """Return whether the last step times are in steady state; ``None`` if there are too few, or the clock stood still.
+    """Check whether the last step times are in steady state.
 
-    The last 20 (or an even number from 6) are split into halves that must agree: the first value is at most 1.5
-    interquartile ranges above the upper quartile of its half, medians and outer quartiles differ by at most 5 %, and
-    spreads (median absolute deviation relative to the median) by at most 10 points. The thresholds are those of
-    pyperf's warm-up calibration.
+    The last 20 step times are split into two halves, which must agree. If there are fewer than 20, the largest possible
+    even number is used, which must be at least 6. The halves agree if the first value is at most 1.5 interquartile
+    ranges above the upper quartile of its half, the medians and outer quartiles differ by at most 5 %, and the spreads
+    (median absolute deviation relative to the median) differ by at most 10 percentage points. The thresholds are taken
+    from pyperf's warm-up calibration.
+
+    The result is ``None`` if there are too few step times or if the clock stood still.
     """
     count = min(len(times), WINDOW) // 2 * 2
     if count < FEWEST:
@@ -198,19 +209,19 @@ def is_steady(times: Sequence[float]) -> bool | None:
 
 
 def steady_from(times: Sequence[float], fewest: int = 0) -> int | None:
-    """Return the index of the first of the last `WINDOW` steps, at least `fewest`, if these are in steady state.
+    """Return the index at which the last `WINDOW` steps begin, but at least `fewest`, if they are in steady state.
 
-    The result is ``None`` otherwise. When called after each step, it finds the end of the warm-up, which consists of
-    the steps before that index.
+    Otherwise, return ``None``. Call this function after each step to find the end of the warm-up, which consists of the
+    steps before the returned index.
     """
     first = len(times) - WINDOW
     return first if first >= fewest and is_steady(times[first:]) else None
 
 
 def require_passing_time(times: Sequence[float]) -> None:
-    """Raise `CaptureError` if the clock stood still during all of these steps."""
+    """Raise `CaptureError` if the clock stood still throughout these steps."""
     if len(times) and not any(times):
         raise CaptureError(
-            f"The clock stood still for {len(times)} steps, so they cannot be timed: something replaced "
-            "time.perf_counter, as tests that freeze time do; restore it while perfnb measures."
+            f"The clock stood still for {len(times)} steps, so they cannot be timed: time.perf_counter was replaced, "
+            "for example by a test that freezes time. Restore it while perfnb measures."
         )

@@ -21,27 +21,27 @@ class Capture:
 
     #: Every completed step, in order.
     steps: list[ExecutedStep] = field(default_factory=list)
-    #: The trace of the traced pass, until `close`; ``None`` if there was none, or it failed.
+    #: The trace of the traced pass, available until `close`; ``None`` if the pass did not run or failed.
     tracer: Tracer | None = None
-    #: Recorded memory, and its trace.
+    #: The recorded memory and its trace.
     memory: tuple[WatchedMemory, Tracer] | None = None
-    #: Counted operators, and their trace.
+    #: The counted operators and their trace.
     arithmetic: tuple[list[OpCall], Tracer] | None = None
-    #: Samples of what Python was running.
+    #: Samples of the code that Python was running.
     sampler: StackSampler | None = None
-    #: Samples of what loader workers were running meanwhile.
+    #: Samples of the code that loader workers were running in the meantime.
     workers: list[WorkerStack] = field(default_factory=list)
-    #: Number of loader workers that could not be sampled.
+    #: The number of loader workers that could not be sampled.
     unreached_workers: int = 0
     #: The layers of the models that were called.
     layers: list[Layer] = field(default_factory=list)
-    #: Index in `layers` of each module, by the module's ``id``.
+    #: The index in `layers` of each module, keyed by the module's ``id``.
     places: dict[int, int] = field(default_factory=dict)
-    #: For each span its number, the index of its layer, and whether it is a loss.
+    #: The number of each span, the index of its layer, and whether it is a loss.
     spans: list[tuple[int, int | None, bool]] = field(default_factory=list)
-    #: The code that was called: of the modules' forward passes, and of functions given to ``torch.compile``.
+    #: The code objects that were called: the modules' forward passes, and functions passed to ``torch.compile``.
     called: list[CodeType] = field(default_factory=list)
-    #: Options, environment and facts about the run, ready for JSON.
+    #: The options, the environment and other information about the run, ready for JSON.
     meta: dict[str, Any] = field(default_factory=dict)
     #: The out-of-memory error that ended the capture.
     failure: Exception | None = None

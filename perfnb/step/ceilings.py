@@ -1,7 +1,7 @@
 """Measure the machine's roofline ceilings once: the FLOP/s of large matrix products, and the bytes/s of a large copy.
 
-A measurement uses the best of many repetitions, which is the one least disturbed by other work. It does not draw random
-numbers, and it uses the user's thread and precision settings.
+Each measurement uses the best of many repetitions, because that one is disturbed least by other work. Measurements use
+the user's thread and precision settings and do not draw random numbers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import torch
 from perfnb.step.environment import describe_environment
 from perfnb.step.kept_rates import Rate, keep, kept
 
-#: The dtypes that products are measured in; `torch.mm` does not support others.
+#: The dtypes of the matrix products that are measured. `torch.mm` does not support any others.
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
-#: The seconds per turn of a ceiling, its fewest and most turns, and the improvement that earns another turn.
+#: The seconds per turn of a ceiling, its minimum and maximum number of turns, and the improvement that leads to another
+#: turn.
 _TURN_S, _LEAST_TURNS, _MOST_TURNS, _BETTER = 0.12, 4, 12, 1.03
-#: Larger products than this are not measured.
+#: The largest matrix products that are measured.
 _SLOWEST_S = 0.1
 #: The kinds of devices whose ceilings can be measured.
 MEASURABLE = ("cpu", "cuda")
@@ -36,35 +37,35 @@ _COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 #: If other programs use more than this share of the CPUs, a rate is measured again after this many seconds.
 _MANY_OTHERS, _AGAIN_S = 0.1, 600.0
 
-#: The FLOPs or bytes, and the function that takes as many.
+#: A number of FLOPs or bytes, and a function that executes or moves that many.
 _Run: TypeAlias = tuple[float, Callable[[], Any]]
 
 
 def measure_ceilings(
     dtypes: Iterable[str], device: str = "cpu", *, refresh: bool = False, only_kept: bool = False
 ) -> dict[str, Any]:
-    """Return the FLOP/s by dtype and the bytes/s that a device reaches.
+    """Return the FLOP/s for each dtype and the bytes/s that a device achieves.
 
-    Each unknown rate takes about half a second to measure.
+    It takes about half a second to measure a rate that is not yet known.
 
     Parameters
     ----------
     dtypes : iterable of str
-        For example ``float32``. Dtypes that cannot be measured are omitted.
+        Names of dtypes, such as ``float32``. Dtypes that cannot be measured are omitted.
     device : str
         ``cpu`` or a CUDA device.
     refresh : bool
-        Whether to measure again and keep the higher rate.
+        Whether to repeat the measurement and keep the higher rate.
     only_kept : bool
-        Whether to omit unknown rates instead of measuring them.
+        Whether to omit rates that are not yet known instead of measuring them.
 
     Returns
     -------
     dict
-        ``device`` (its name), ``threads``, ``flops_per_s`` by dtype, ``bytes_per_s`` (``None`` if there is no memory
-        for the copy), ``measured_at``, ``others`` (share of the CPUs that other programs used, 0 to 1); The result is
-        ready for JSON. If a rate was measured on a busy machine, it is measured again some minutes later, and the
-        higher rate is kept.
+        A dictionary that is ready for JSON, with the keys ``device`` (its name), ``threads``, ``flops_per_s`` (by
+        dtype), ``bytes_per_s`` (``None`` if there is not enough memory for the copy), ``measured_at``, and ``others``
+        (the share of the CPUs that other programs used, from 0 to 1). If a rate was measured on a busy machine, it is
+        measured again a few minutes later, and the higher rate is kept.
     """
     target = torch.device(device)
     machine = _machine(target)
@@ -95,16 +96,16 @@ def measure_ceilings(
 
 
 def _doubtful(rate: Rate, now: datetime) -> bool:
-    """Return whether a rate was measured on a busy machine, some time ago."""
+    """Check whether a rate was measured on a busy machine and is old enough to be measured again."""
     try:
         age_s = (now - datetime.fromisoformat(rate.at)).total_seconds()
-    except (ValueError, TypeError):  # no date, or one without a time zone
+    except (ValueError, TypeError):  # not a date, or a date without a time zone
         age_s = math.inf
     return rate.others > _MANY_OTHERS and age_s > _AGAIN_S
 
 
 def _better(known: Rate | None, fresh: Rate) -> Rate:
-    """Return the higher of two rates; a lower one measured on a quieter machine confirms the known rate."""
+    """Return the higher of two rates. A lower rate that was measured on a quieter machine confirms the known rate."""
     if known is None or fresh.per_s > known.per_s:
         return fresh
     return known if known.others <= fresh.others else Rate(known.per_s, known.at, fresh.others)
@@ -127,13 +128,13 @@ class _Others:
 
 
 def _busy_s() -> float:
-    """Return the CPU seconds used on the machine since it was started."""
+    """Return the number of CPU seconds used on the machine since it was started."""
     times = psutil.cpu_times()
     return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    """Return everything that ceilings depend on apart from the dtype."""
+    """Return everything that the ceilings depend on, apart from the dtype."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "threads": None, "torch": torch.__version__}
     facts = describe_environment()
@@ -159,7 +160,7 @@ def _precision(device: torch.device, dtype: str) -> str:
     }
     settings = []
     for name in names.get(dtype, ()):
-        # Fails in other versions of torch, or if the user has used both of its APIs.
+        # This fails in other versions of torch, or if the user has used both of its APIs.
         with suppress(AttributeError, AssertionError, RuntimeError):
             value = getattr(backend.matmul, name)
             settings += [f"{name}={value}"] if value not in ("none", "ieee", False) else []
@@ -172,9 +173,9 @@ def _precision(device: torch.device, dtype: str) -> str:
 
 
 class _Ceiling:
-    """A rate that the best of some runs reaches; another run is added while the one before it is fast.
+    """The highest rate achieved by a series of runs. Runs are added as long as the previous run is fast enough.
 
-    Each of `makers` makes a run: a function, and the FLOPs or bytes that it takes.
+    Each of the `makers` creates a run, which consists of a function and the number of FLOPs or bytes that it needs.
     """
 
     def __init__(self, device: torch.device, makers: Sequence[Callable[[], _Run]]) -> None:
@@ -184,15 +185,15 @@ class _Ceiling:
         self._runs: list[_Run] = []
 
     def measure(self, budget_s: float) -> None:
-        """Take all runs that are not too slow, one after the other, until the time is over."""
+        """Execute all runs that are not too slow, one after the other, until the time is up."""
         with torch.autocast(self._device.type, enabled=False):
             begin = time.perf_counter()
             while True:
                 if not self._runs:
                     self._add()
-                for place, (amount, run) in enumerate(self._runs):  # grows
+                for place, (amount, run) in enumerate(self._runs):  # the list grows meanwhile
                     seconds = self._clock(run)
-                    if seconds <= 0:  # the clock stands still
+                    if seconds <= 0:  # the clock is standing still
                         return
                     self.rate = max(self.rate or 0.0, amount / seconds)
                     if place == len(self._runs) - 1 and 8 * seconds < _SLOWEST_S:
@@ -201,14 +202,14 @@ class _Ceiling:
                     return
 
     def _add(self) -> None:
-        """Make the next run, and take it once without timing."""
+        """Create the next run, and execute it once without using its time."""
         if self._makers:
             self._runs.append(self._makers.pop()())
             self._clock(self._runs[-1][1])
 
 
 def _ceiling(device: torch.device, dtype: str) -> _Ceiling:
-    """Return the ceiling of products in a dtype, of growing size; without a dtype, the ceiling of a copy."""
+    """Return the ceiling of increasingly large matrix products in a dtype or, without a dtype, of a copy."""
     sizes = [size for size in _SIZES if size <= _LARGEST[device.type]]
     products = [partial(_product, size, device, getattr(torch, dtype)) for size in sizes] if dtype else []
     return _Ceiling(device, products or [partial(_copy, device)])
@@ -217,8 +218,8 @@ def _ceiling(device: torch.device, dtype: str) -> _Ceiling:
 def _measure(ceilings: dict[str, _Ceiling]) -> dict[str, float]:
     """Return the rate of each ceiling that can be measured.
 
-    The ceilings take turns, so that a burst of other work affects all of them. A ceiling that still improves gets
-    additional turns.
+    The ceilings take turns, because a burst of other work then affects all of them. A ceiling that is still improving
+    gets additional turns.
     """
     waiting = dict.fromkeys(ceilings, _LEAST_TURNS)
     with torch.no_grad():
@@ -228,7 +229,7 @@ def _measure(ceilings: dict[str, _Ceiling]) -> dict[str, float]:
                 before = ceiling.rate
                 try:
                     ceiling.measure(_TURN_S)
-                except (RuntimeError, MemoryError):  # no such product in this dtype here, or no memory for it
+                except (RuntimeError, MemoryError):  # the dtype is not supported here, or there is too little memory
                     waiting[name] = 0
                     continue
                 better = before is not None and ceiling.rate is not None and ceiling.rate > _BETTER * before
@@ -239,7 +240,7 @@ def _measure(ceilings: dict[str, _Ceiling]) -> dict[str, float]:
 def _product(size: int, device: torch.device, dtype: torch.dtype) -> _Run:
     """Return a product of square matrices with varied values.
 
-    With constant values a GPU draws less power and runs faster.
+    With constant values, a GPU would draw less power and run faster.
     """
     line = torch.arange(size, dtype=torch.float32, device=device).mul_(0.618034).frac_().sub_(0.5)
     left = torch.outer(line, line.flip(0)).to(dtype)
@@ -248,7 +249,7 @@ def _product(size: int, device: torch.device, dtype: torch.dtype) -> _Run:
 
 
 def _copy(device: torch.device) -> _Run:
-    """Return a copy too large for any cache. Bytes read and bytes written both count."""
+    """Return a run that copies more data than fits into any cache. Both reads and writes are counted."""
     source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     return 2.0 * source.numel(), lambda: target.copy_(source)
@@ -269,5 +270,5 @@ def _on_host(run: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-#: Run a function and return the seconds that it took.
+#: Functions that run another function and return its duration in seconds.
 _CLOCKS = {"cpu": _on_host, "cuda": _on_gpu}

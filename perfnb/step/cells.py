@@ -11,22 +11,22 @@ BATCH = "__perfnb_batch__"
 
 
 class Clause(NamedTuple):
-    """``for TARGET in ITERABLE``, compiled."""
+    """A compiled ``for TARGET in ITERABLE`` clause."""
 
-    #: Binds a batch, named `BATCH`, to the target.
+    #: Code that binds a batch, named `BATCH`, to the target.
     assign: CodeType
-    #: Evaluates the iterable.
+    #: Code that evaluates the iterable.
     iterable: CodeType
     text: str
 
 
 def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) -> Callable[..., None]:
-    """Return the step, which binds the batch to the clause's target by `assign` and then runs `body` in `namespace`."""
+    """Return a step that binds the batch to the clause's target with `assign` and then runs `body` in `namespace`."""
 
     def step(*batch: Any) -> None:
         __tracebackhide__ = True
         if assign is not None:
-            # The batch's internal name never enters the user's namespace.
+            # The batch's internal name must not appear in the user's namespace.
             bound = {BATCH: batch[0]}
             exec(assign, namespace, bound)
             del bound[BATCH]
@@ -39,9 +39,9 @@ def step_of(body: CodeType, namespace: dict[str, Any], assign: CodeType | None) 
 def batches_of(
     clause: Clause, namespace: dict[str, Any], refuse: Callable[[str], Exception]
 ) -> Callable[[], Iterable[Any]]:
-    """Return a function that evaluates a clause's iterable anew whenever the batches restart.
+    """Return a function that evaluates a clause's iterable again whenever the batches restart.
 
-    This makes ``enumerate`` work.
+    This is required for iterators such as ``enumerate(loader)``.
     """
 
     def batches() -> Iterable[Any]:

@@ -1,12 +1,12 @@
 """Read the results of torch.compile: each graph's kernels, and the modules whose operations they compute.
 
-A graph contains this information only if it was compiled inside `CompilesForProfiling`. Each generated kernel is then
-an event in the trace, Inductor records which operations it fused into which kernel, and a description of the operations
-is attached to the compiled graph. Inductor's cache stores the description with the graph, and does not return graphs
-that were compiled without a description.
+This information is available only for graphs that were compiled inside `CompilesForProfiling`. In that case, each
+generated kernel is an event in the trace, Inductor records which operations it fused into which kernel, and a
+description of the operations is attached to the compiled graph. Inductor's cache stores the description together with
+the graph, and it does not return graphs that were compiled without a description.
 
-This is the only module that uses private names of torch's compiler. `missing_names` lists the names that do not exist
-in this version of torch.
+This is the only module that uses private names from torch's compiler. `missing_names` lists the names that do not exist
+in the installed version of torch.
 """
 
 from __future__ import annotations
@@ -35,50 +35,53 @@ from perfnb.recording.kernel_work import Kernel, Operation
 from perfnb.step.installed import Installed
 from perfnb.step.refusals import is_compiled, wrapped_by_compiler
 
-#: The attribute of a module with the code that ``compile()`` made for it.
+#: The module attribute that contains the code created by ``compile()``.
 IN_PLACE = "_compiled_call_impl"
 _CONFIG, _DEBUG = "torch._inductor.config", "torch._inductor.debug"
 _OUTPUT, _PASSES = "torch._inductor.output_code", "torch._inductor.custom_graph_pass"
 _GRAPH = "CompiledFxGraph"
-#: The operations in each kernel of the graph that is being compiled; the graph itself keeps them only for a forward
-#: pass.
+#: The operations in each kernel of the graph that is being compiled. The graph itself stores them only if it belongs to
+#: a forward pass.
 _FUSED = "_inductor_triton_kernel_to_post_grad_node_info"
 _DYNAMO = "torch._dynamo.utils"
 _BREAKS, _GUARDS = "torch._dynamo.output_graph", "torch._guards"
-#: The private names needed for layers, by module.
+#: The private names needed to attribute kernels to layers, by module.
 PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     _CONFIG: ("cpp.enable_kernel_profile", "trace.provenance_tracking_level", "post_grad_custom_post_pass"),
     _DEBUG: (_FUSED,),
     _OUTPUT: (_GRAPH, f"{_GRAPH}._fx_graph_cache_key"),
     _PASSES: ("CustomGraphPass",),
 }
-#: The private names needed for the reasons of recompilations and graph breaks.
+#: The private names needed to report the reasons for recompilations and graph breaks.
 REPORTED_NAMES: Mapping[str, tuple[str, ...]] = {_DYNAMO: ("get_compilation_metrics", "graph_break_reasons")}
-#: The private names needed to tell which of several breaks in a function ends which of its regions.
+#: The private names needed to find out which of a function's graph breaks ends which of its regions.
 BREAK_NAMES: Mapping[str, tuple[str, ...]] = {
     _BREAKS: ("GraphCompileReason.__post_init__",),
     _GUARDS: ("CompileContext.current_compile_id",),
 }
-#: The reason of a graph break that was noted while a region was compiled.
+#: The attribute of a graph break's reason that stores which region was being compiled.
 _REGION_OF_REASON = "_perfnb_region"
-#: The private names needed to compile a model once more.
+#: The private names needed to recompile a model.
 AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
     "torch": ("_TorchCompileInductorWrapper",),
     "torch._dynamo": ("optimize",),
     "torch._dynamo.eval_frame": ("innermost_backend",),
 }
-#: What newer versions of torch call a branch on a tensor's value.
+#: The name that newer versions of torch use for a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
-#: The end of the path of torch's file with the function that is compiled in place of the forward of a torch.nn module.
+#: The end of the path to torch's own file that contains the function compiled instead of a torch.nn module's forward.
 _WRAPPER = ("_dynamo", "external_utils.py")
-#: The number of objects that the interpreter itself may freeze; importing torch makes ten times as many.
+#: The number of objects that the interpreter itself may freeze. Importing torch creates ten times as many.
 _FROZEN = 10_000
-#: The attribute of a compiled graph that holds the description; a number counts its versions.
+#: The attribute of a compiled graph that contains the description. It ends with the version of its format.
 _ATTRIBUTE = "_perfnb_operations_5"
 
 
 def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
-    """Return the private names that this torch lacks; by default, of those that layers of compiled regions need."""
+    """Return those of the `needed` private names that this version of torch lacks.
+
+    By default, these are the names needed to find the layers of compiled regions.
+    """
     wanted = PRIVATE_NAMES if needed is None else needed
     return [f"{module}.{name}" for module, names in wanted.items() for name in names if not _has(module, name)]
 
@@ -91,14 +94,14 @@ def _has(module: str, name: str) -> bool:
             value = getattr(value, part)
     except (ImportError, AttributeError):
         return False
-    # A field of a dataclass without a default is not an attribute of the class.
+    # A dataclass field without a default is not an attribute of the class.
     return hasattr(value, last) or last in getattr(value, "__annotations__", {})
 
 
 class CompilesForProfiling(Installed):
     """Context manager that makes newly compiled code report the layers of its kernels.
 
-    It does nothing if `missing_names` finds any.
+    It does nothing if `missing_names` returns any names.
     """
 
     def _install(self, stack: ExitStack) -> None:
@@ -127,7 +130,7 @@ class CompilesForProfiling(Installed):
 def why_not_again() -> str:
     """Return the reason why this version of torch cannot recompile a model separately for profiling.
 
-    The result is empty if it can.
+    The result is empty if this version can.
     """
     missing = missing_names() + missing_names(AGAIN_NAMES)
     if not missing and "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
@@ -136,15 +139,15 @@ def why_not_again() -> str:
 
 
 class CompilesAgain(Installed):
-    """Context manager that makes models run recompiled code, with the settings of `CompilesForProfiling`.
+    """Context manager that makes models run code that is recompiled with the settings of `CompilesForProfiling`.
 
-    The new code is compiled when the models are called, and torch keeps it separate. Outside the context, the models
-    run the same code as before, and the new code does not count towards the recompilation limit.
+    The new code is compiled when the models are called, and torch stores it separately. It does not count towards the
+    recompilation limit. Outside the context, the models run the same code as before.
 
     Attributes
     ----------
     models : list of Module
-        All living models that Inductor compiled as a whole, by ``torch.compile(model)`` or in place.
+        All live models that Inductor compiled as a whole, either with ``torch.compile(model)`` or in place.
     """
 
     models: list[nn.Module]
@@ -163,9 +166,9 @@ class CompilesAgain(Installed):
 
 
 def _compiled_again(compiled: Any) -> Any:
-    """Return the result of ``torch.compile`` for the same function with the same settings.
+    """Call ``torch.compile`` again for the same function with the same settings, and return the result.
 
-    Without Inductor, it is ``None``.
+    Return ``None`` if the function was not compiled with Inductor.
     """
     dynamo, eval_frame = map(importlib.import_module, ("torch._dynamo", "torch._dynamo.eval_frame"))
     try:
@@ -181,14 +184,14 @@ def _compiled_again(compiled: Any) -> Any:
             shapes_spec=settings._shapes_spec,
             isolate_recompiles=True,
         )(compiled._torchdynamo_orig_callable)
-    except (AttributeError, KeyError, TypeError):  # not a function that torch.compile made
+    except (AttributeError, KeyError, TypeError):  # not a function that torch.compile created
         return None
 
 
 def _unlike(backend: Any) -> Any:
-    """Return a copy of a backend that equals no other one.
+    """Return a copy of a backend that does not compare equal to any other backend.
 
-    Otherwise, torch would use the code that the other backend has compiled.
+    Otherwise, torch would use the code that the original backend has compiled.
     """
 
     class Unlike(type(backend)):  # type: ignore[misc]
@@ -203,15 +206,15 @@ def _unlike(backend: Any) -> Any:
 
 
 def _fused() -> dict[str, tuple[str, ...]]:
-    """Return the operations of each kernel that Inductor has noted: those of this graph, and of some before it."""
+    """Return the operations of each kernel that Inductor has recorded, for this graph and for some previous graphs."""
     fused = getattr(importlib.import_module(_DEBUG), _FUSED)
     return {str(kernel): tuple(map(str, names)) for kernel, names in fused.items()}
 
 
 def _marker(before: dict[str, tuple[str, ...]]) -> Any:
-    """Return a pass that notes which operations were fused before the graph.
+    """Return a compiler pass that records which operations were fused before this graph was compiled.
 
-    It also changes the key that caches the graph.
+    The pass also changes the graph's cache key.
     """
     base: Any = importlib.import_module(_PASSES).CustomGraphPass
 
@@ -233,7 +236,7 @@ def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
     @wraps(plain)
     def described(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        with suppress(Exception):  # without a description the graph is one row; the user's compilation must not fail
+        with suppress(Exception):  # the user's compilation must not fail; without a description, the graph is one row
             module = next(value for value in (*args, *kwargs.values()) if isinstance(value, fx.GraphModule))
             own = {kernel: names for kernel, names in _fused().items() if before.get(kernel) != names}
             kernels = [tuple(kernel) for kernel in kernels_in_order(own)]
@@ -243,7 +246,7 @@ def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
 
 
 def _noting_region(plain: Any) -> Any:
-    """Return a `GraphCompileReason.__post_init__` that notes which region is being compiled."""
+    """Return a `GraphCompileReason.__post_init__` that records which region is being compiled."""
     context: Any = importlib.import_module(_GUARDS).CompileContext
 
     @wraps(plain)
@@ -257,9 +260,9 @@ def _noting_region(plain: Any) -> Any:
 
 @contextmanager
 def not_imported() -> Iterator[None]:
-    """Prevent checks for torch's compiler from importing it, which takes a second or two.
+    """Prevent checks for torch's compiler from importing it, because the import takes a second or two.
 
-    A compiler that has not been imported has compiled nothing.
+    If the compiler has not been imported, it cannot have compiled anything.
     """
     found: Any = vars(torch).get("__getattr__")
     if "torch._inductor" in sys.modules or found is None:
@@ -279,16 +282,16 @@ def not_imported() -> Iterator[None]:
 
 
 def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    """Return the living compiled modules that satisfy a condition."""
+    """Return the live compiled modules that satisfy a condition."""
     if "torch._dynamo" not in sys.modules:
         return []  # nothing has been compiled
-    # torch has no list of them.
+    # torch does not keep a list of these modules.
     modules = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module))
     return [module for module in modules if holds(module)]
 
 
 def compiled_in_place() -> list[nn.Module]:
-    """Return the living modules on which ``compile()`` was called."""
+    """Return the live modules whose ``compile()`` method was called."""
     return modules_where(_is_in_place)
 
 
@@ -299,7 +302,7 @@ def _is_in_place(module: nn.Module) -> bool:
 def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
     """Make Dynamo ignore these functions when compiled code calls them after a graph break.
 
-    Versions of torch without the private names compile these functions, where they do nothing.
+    Versions of torch without the required private names compile these functions, which do nothing in compiled code.
     """
     if "torch._dynamo" in sys.modules:
         with suppress(AttributeError):
@@ -308,12 +311,12 @@ def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
 
 
 _in_force: list[CompilesForProfiling] = []
-#: One for each open `profiling_block`.
+#: One entry for each open `profiling_block`.
 _blocks: list[None] = []
 
 
 def begin_for_profiling() -> None:
-    """Make code that torch compiles from now on report the layers of its kernels."""
+    """Make all code that torch compiles from now on report the layers of its kernels."""
     if not _in_force:
         settings = CompilesForProfiling()
         settings.__enter__()
@@ -321,14 +324,14 @@ def begin_for_profiling() -> None:
 
 
 def end_for_profiling() -> None:
-    """Undo `begin_for_profiling`, if it is in force and no block is open."""
+    """Undo `begin_for_profiling` if it is in effect and no block is open."""
     while _in_force and not _blocks:
         _in_force.pop().__exit__()
 
 
 @contextmanager
 def profiling_block() -> Iterator[None]:
-    """Keep `begin_for_profiling` in force in the block; blocks may nest, and overlap on several threads."""
+    """Keep `begin_for_profiling` in effect inside the block. Blocks can be nested and can overlap across threads."""
     begin_for_profiling()
     _blocks.append(None)
     try:
@@ -339,17 +342,17 @@ def profiling_block() -> Iterator[None]:
 
 
 def objects_are_frozen() -> bool:
-    """Return whether `gc.freeze` hides objects, including compiled code, from searches for them."""
+    """Check whether `gc.freeze` hides objects, including compiled code, from searches through live objects."""
     return gc.get_freeze_count() > _FROZEN
 
 
 def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:
-    """Return the compiled graphs with these keys that report their kernels' layers; by default all of them."""
+    """Return the compiled graphs that report the layers of their kernels, optionally only those with the given keys."""
     wanted, found = None if keys is None else set(keys), dict[str, Graph]()
     if (wanted is not None and not wanted) or missing_names():
         return []
     kind = getattr(importlib.import_module(_OUTPUT), _GRAPH)
-    for compiled in gc.get_objects():  # torch has no list of them
+    for compiled in gc.get_objects():  # torch does not keep a list of compiled graphs
         if type(compiled) is not kind:
             continue
         key = compiled._fx_graph_cache_key
@@ -364,9 +367,9 @@ def compiled_graphs(keys: Iterable[str] | None = None) -> list[Graph]:
 def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> list[CompiledCode]:
     """Return torch's information about the functions of compiled regions.
 
-    A region is called ``1/0``, for example: the first version of the second function. Other versions of these functions
-    follow, and then the `called` functions that torch has not compiled because their graph breaks where it cannot
-    resume.
+    The name of a region is, for example, ``1/0``: the first version of the second function. The result contains the
+    given regions first, then other versions of their functions, and finally those of the `called` functions that torch
+    has not compiled because their graph breaks where torch cannot resume.
     """
     wanted = dict.fromkeys(regions)
     if "torch._dynamo" not in sys.modules or missing_names(REPORTED_NAMES):
@@ -406,22 +409,23 @@ def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> li
 
 
 def _function(region: str) -> str:
-    """Return torch's number of the function of a region."""
+    """Return the number that torch has assigned to a region's function."""
     return region.partition("/")[0]
 
 
 def _since_reset(utils: Any) -> list[Any]:
-    """Return everything that torch has compiled since it last restarted its numbering of functions."""
+    """Return everything that torch has compiled since it last began to number functions from zero."""
     metrics = list(utils.get_compilation_metrics())
     first = (at for at, each in enumerate(metrics) if str(each.compile_id) == "0/0" and each.co_name)
     return metrics[max(first, default=0) :]
 
 
 def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    """Return the compilations in some steps of this thread.
+    """Return the compilations that took place on this thread during the given steps.
 
-    Each step is given by its begin and end (`time.perf_counter_ns`). Each compilation has the number of its step, the
-    function, its file and line, the guard that failed (empty if the code was not compiled before), and milliseconds.
+    Each step is specified by its start and end (`time.perf_counter_ns`). A compilation is described by the index of its
+    step, the function, the function's file and line, the guard that failed (empty if the code had not been compiled
+    before), and the duration in milliseconds.
     """
     if "torch._dynamo" not in sys.modules or missing_names(REPORTED_NAMES):
         return []
@@ -441,7 +445,10 @@ def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
 
 
 def _on_another_thread(facts: Any) -> bool:
-    """Return whether the stack of a compilation, if torch kept it, begins where that of this thread does not."""
+    """Check whether a compilation ran on another thread.
+
+    This is the case if torch recorded the compilation's stack and its outermost frame is not that of this thread.
+    """
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -450,7 +457,7 @@ def _on_another_thread(facts: Any) -> bool:
 
 
 class _Break(NamedTuple):
-    """A graph break: the line of the function that was being compiled, the reason, and the place."""
+    """A graph break: the line in the function that was being compiled, the reason for the break, and its location."""
 
     line: int
     reason: str
@@ -458,9 +465,9 @@ class _Break(NamedTuple):
 
 
 def _break_of(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -> _Break:
-    """Return the break that ends a region.
+    """Return the graph break that ends a region.
 
-    This is the recorded break or, if there is none, the first break after the line where the region begins.
+    If no break was recorded for the region, return the first break after the line where the region begins.
     """
     if region in breaks:
         return breaks[region][-1]
@@ -487,7 +494,7 @@ def _code(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]], backw
         "" if wraps else f"{facts.co_filename}:{facts.co_firstlineno}",
         facts.guard_count,
         None if facts.entire_frame_compile_time_s is None else facts.entire_frame_compile_time_s + backward_s,
-        _first_line(getattr(facts, "recompile_reason", "")),  # torch 2.6 does not keep it
+        _first_line(getattr(facts, "recompile_reason", "")),  # torch 2.6 does not record it
         broke.reason,
         broke.place,
     )
@@ -498,7 +505,7 @@ def _first_line(text: Any) -> str:
 
 
 def _operations(module: fx.GraphModule) -> Iterator[Operation]:
-    from perfnb.step.arithmetic import operator_of, tensors_in  # which needs this module
+    from perfnb.step.arithmetic import operator_of, tensors_in  # imported here because it imports this module
 
     shared = _in_subgraphs(module)
     returned = {each for node in module.graph.nodes if node.op == "output" for each in node.all_input_nodes}
@@ -530,8 +537,8 @@ def _operations(module: fx.GraphModule) -> Iterator[Operation]:
 def _in_subgraphs(module: fx.GraphModule) -> set[str]:
     """Return the names of the operations in regions that were compiled once for several layers.
 
-    The names do not show which of these layers a kernel belongs to, or whether it belongs to an operation with the same
-    name outside them.
+    These names do not show which of the layers a kernel belongs to. The kernel might even belong to an operation
+    outside these layers that has the same name.
     """
     called = (node.args[0] for node in module.graph.nodes if str(node.target) == "invoke_subgraph")
     graphs = {str(each.target) for each in called if isinstance(each, fx.Node)}
@@ -544,7 +551,10 @@ def _class_name(kind: Any) -> str:
 
 
 def _flops(node: fx.Node, value: Any) -> int:
-    """Return the FLOPs by formula, else one for each element of the result or, if that is smaller, of an input."""
+    """Return the number of FLOPs in an operation.
+
+    If there is no formula, one FLOP is counted for each element of the result or of an input, whichever is larger.
+    """
     from perfnb.step.arithmetic import flops_of, tensors_in
 
     if isinstance(node.target, torch._ops.OpOverload):
@@ -557,7 +567,7 @@ def _flops(node: fx.Node, value: Any) -> int:
 
 
 def _with_numbers(value: Any) -> Any:
-    """Return a value in a graph, with the numbers that the compiler saw in place of symbolic ones."""
+    """Return a value from a graph after replacing symbolic numbers with the numbers that the compiler saw."""
     if isinstance(value, torch.SymInt):
         return _number(value)
     if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
@@ -574,7 +584,7 @@ def _elements(tensor: Tensor) -> int:
 def _number(size: Any) -> int:
     """Return a size as a number.
 
-    For a symbolic size, this is the value that the compiler saw, because reading the size itself would add a guard.
+    For a symbolic size, return the value that the compiler saw, because reading the size itself would add a guard.
     """
     if isinstance(size, int):
         return size

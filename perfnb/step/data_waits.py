@@ -1,4 +1,4 @@
-"""Record a step's duration, its waits for batches, and the number of samples and tokens in them."""
+"""Record how long a step takes, how long it waits for batches, and how many samples and tokens they contain."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ import torch
 
 
 class ExecutedStep(NamedTuple):
-    """An executed step of any pass; `begin_ns` is the `time.perf_counter_ns` at its start."""
+    """A step that was executed in any pass. `begin_ns` is the `time.perf_counter_ns` at its start."""
 
     pass_name: str
     begin_ns: int
     wall_ns: int
-    #: How long it waited for its batches, if known.
+    #: How long the step waited for its batches, if known.
     data_ns: int | None
-    #: The number of samples in all its batches, if known.
+    #: The number of samples in all of the step's batches, if known.
     samples: int | None
-    #: The number of token ids in its batches, if they seem to have some; see `token_count`.
+    #: The number of token ids in the step's batches, if they appear to contain any. See `token_count`.
     tokens: int | None = None
-    #: The number of batches: more than one if gradients are accumulated.
+    #: The number of batches, which is more than one if gradients are accumulated.
     batches: int = 1
 
 
 class Intake:
-    """Records how long a step waits for batches, and how many samples and tokens these contain.
+    """Records how long a step waits for batches, and how many samples and tokens the batches contain.
 
-    The code that runs the step reports when it waits. `take` handles batches that a step itself requests from torch's
-    data loaders, and all these waits count as part of the step. A step's batches are those that are passed to it or, if
-    there are none, those from the first loader that it uses; batches from other loaders are considered part of them.
+    The code that runs the step reports when it waits. If a step requests batches from torch's data loaders, `take`
+    fetches them, and the time spent waiting for them counts as part of the step. A step's batches are the ones that are
+    passed to it. If none are passed, they are the batches from the first loader that the step uses, and batches from
+    other loaders are considered part of them.
 
     Attributes
     ----------
@@ -40,7 +41,7 @@ class Intake:
     begin_ns : int
         `time.perf_counter_ns` at its start.
     wait_ns : int or None
-        The time it has waited; ``None`` if this is unknown because waits were not reported.
+        The time that the step has waited; ``None`` if this is unknown because waits were not reported.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class Intake:
         self.reset()
 
     def reset(self) -> None:
-        """Discard the last step, so that no step is in progress."""
+        """Discard the last step. No step is in progress afterwards."""
         self.is_open = False
         self.begin_ns, self._waits_from_ns, self._own_ns = 0, 0, 0
         self.wait_ns: int | None = None
@@ -59,20 +60,20 @@ class Intake:
         self._tokens.clear()
 
     def begin(self, seen: Callable[[Any], None] | None = None, *, wait_ns: int | None = None) -> None:
-        """Record that a step begins; `seen` is called with its batches.
+        """Record the start of a step, whose batches will be passed to `seen`.
 
-        `wait_ns` is 0 if all its waits will be reported.
+        Set `wait_ns` to 0 if all of the step's waits will be reported.
         """
         self.reset()
         self._seen, self.is_open, self.begin_ns, self.wait_ns = seen, True, time.perf_counter_ns(), wait_ns
 
     def wait(self) -> None:
-        """Record that the current step waits for a batch, or is still waiting."""
+        """Record that the current step starts to wait for a batch, or continues to wait."""
         if self.is_open and not self._waits_from_ns:
             self._waits_from_ns = time.perf_counter_ns()
 
     def get(self, batch: Any = None) -> None:
-        """Record that the wait, if there was one, is over; `batch` belongs to the step, if given."""
+        """Record the end of the wait, if there was one, and add `batch` to the step's batches if it is given."""
         now = time.perf_counter_ns()
         if self._waits_from_ns:
             self.wait_ns = (self.wait_ns or 0) + now - self._waits_from_ns
@@ -85,9 +86,9 @@ class Intake:
             self._own_ns += time.perf_counter_ns() - now
 
     def take(self, loader: Any, fetch: Callable[[], Any]) -> Any:
-        """Fetch a batch that the current step requests from a loader, as `see_loaders` requires."""
+        """Fetch a batch that the current step requests from a loader. Pass this method to `see_loaders`."""
         __tracebackhide__ = True
-        if not self.is_open or self._waits_from_ns:  # what the step already waits for may itself ask loaders
+        if not self.is_open or self._waits_from_ns:  # the code that the step is waiting for may itself use loaders
             return fetch()
         if not self._sizes:
             self._loader = weakref.ref(loader)
@@ -100,7 +101,7 @@ class Intake:
         return batch
 
     def end(self, pass_name: str) -> ExecutedStep:
-        """End the current step, and return it."""
+        """End the current step and return it."""
         wall_ns = time.perf_counter_ns() - self.begin_ns - self._own_ns
         taken = total(self._sizes), total(self._tokens), max(1, len(self._sizes))
         executed = ExecutedStep(pass_name, self.begin_ns, wall_ns, self.wait_ns, *taken)
@@ -109,10 +110,10 @@ class Intake:
 
 
 def common_size(batch: Any) -> int | None:
-    """Return the length of the first dimension of all tensors of a batch; ``None`` if they differ."""
+    """Return the size of the first dimension of all tensors in a batch, or ``None`` if their sizes differ."""
     try:
         sizes = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim() > 0}
-    except Exception:  # a batch may be anything, and its size is not worth an error
+    except Exception:  # a batch can be any object, and an unknown size is no reason to fail
         return None
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -120,8 +121,8 @@ def common_size(batch: Any) -> int | None:
 def token_count(batch: Any) -> int | None:
     """Return the number of token ids in a batch.
 
-    These are found under ``input_ids``, the name that Hugging Face's tokenizers use. Otherwise, the first integer
-    tensor of shape [batch, sequence] in the batch is used.
+    The token ids are the tensor named ``input_ids``, which is the name that Hugging Face tokenizers use. If there is no
+    such tensor, they are the first integer tensor in the batch that has the shape [batch, sequence].
     """
     try:
         if isinstance(batch, Mapping) and "input_ids" in batch:
@@ -133,18 +134,18 @@ def token_count(batch: Any) -> int | None:
         first = tensors[0]
         is_text = first.dtype in (torch.int64, torch.int32) and first.dim() == 2 and first.shape[1] > 1
         return first.numel() if is_text else None
-    except Exception:  # as above
+    except Exception:  # for the same reason as above
         return None
 
 
 def total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum over a step's batches; ``None`` if one is unknown, or there is none."""
+    """Return the sum of counts over a step's batches, or ``None`` if a count is unknown or there are no batches."""
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, inside nested lists, tuples and mappings."""
+    """Yield the tensors in a batch, including those inside nested lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth > 0 and isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
-"""Accelerators from any vendor: wait for them, time steps on them, and read their memory and random state.
+"""Wait for accelerators from any vendor, time steps on them, and read their memory and random state.
 
-All operations use torch's module for the kind of device (``torch.cuda``, ``torch.xpu``, ``torch.mps`` or a module that
-a backend registered). perfnb checks which functions the module offers, and never relies on version numbers.
+All operations use torch's module for the kind of device: ``torch.cuda``, ``torch.xpu``, ``torch.mps`` or a module that
+a backend has registered. perfnb checks which functions the module provides instead of relying on version numbers.
 """
 
 from __future__ import annotations
@@ -18,56 +18,60 @@ import torch
 
 from perfnb.telemetry.sampler.cgroup import memory_limit_bytes
 
-#: Each step is waited for if work that events do not see lasts longer than this share of all steps, and this long.
+#: The clock waits for each step if work that is not covered by events takes longer than this share of the time of all
+#: steps, and also longer than this many nanoseconds.
 _UNSEEN, _UNSEEN_NS = 0.02, 100_000
 
 
 class Accelerator(NamedTuple):
     """The devices of one kind that this process uses."""
 
-    #: torch's name for the kind: ``cuda`` (NVIDIA and AMD), ``xpu``, ``mps`` or another backend's.
+    #: torch's name for the kind: ``cuda`` (NVIDIA and AMD), ``xpu``, ``mps`` or the name of another backend.
     kind: str
-    #: torch's module for it.
+    #: torch's module for this kind of device.
     module: Any
-    #: Numbers of the devices in use; empty if the module has only one device and does not number it.
+    #: The indices of the devices in use. This is empty if the module has only one device and does not number it.
     indices: tuple[int, ...]
 
     def synchronize(self) -> None:
-        """Wait for all its devices in use."""
+        """Wait for all devices of this kind that are in use."""
         for index in self.indices:
             self.module.synchronize(index)
         if not self.indices:
             self.module.synchronize()
 
     def names(self) -> list[str]:
-        """Return the names of all its devices, in use or not; the kind of device if torch does not know a name."""
+        """Return the names of all devices of this kind, whether or not they are in use.
+
+        The kind of device is used as the name if torch does not report one.
+        """
         name = getattr(self.module, "get_device_name", None)
         count = int(self.module.device_count()) if hasattr(self.module, "device_count") else 1
         return [str(name(index)) if name is not None else self.kind for index in range(count)]
 
 
 def accelerators() -> list[Accelerator]:
-    """Return the accelerators that this process uses, without initialising any."""
+    """Return the accelerators that this process uses, without initialising any of them."""
     return [Accelerator(kind, module, _indices(module)) for kind, module in _modules() if _is_used(module)]
 
 
 def accelerator_in_use() -> bool:
-    """Return whether this process has used any accelerator."""
+    """Check whether this process has used any accelerator."""
     return any(_is_used(module) for _, module in _modules())
 
 
 def cuda_in_use() -> bool:
-    """Return whether this process has used an NVIDIA or AMD GPU, without creating a GPU context."""
+    """Check whether this process has used an NVIDIA or AMD GPU, without creating a GPU context."""
     return bool(torch.cuda.is_initialized())
 
 
 def synchronize() -> None:
-    """Wait until every accelerator in use has finished; does nothing without one."""
+    """Wait until every accelerator in use has finished its work. Do nothing if there is no accelerator."""
     _wait_for(accelerators())
 
 
 def _wait_for(used: list[Accelerator]) -> int:
-    """Wait for accelerators. Return how long that took, in nanoseconds."""
+    """Wait for accelerators, and return how many nanoseconds that took."""
     begin = time.perf_counter_ns()
     for accelerator in used:
         accelerator.synchronize()
@@ -75,7 +79,7 @@ def _wait_for(used: list[Accelerator]) -> int:
 
 
 def _modules() -> list[tuple[str, Any]]:
-    """Return the kinds of accelerators this build of torch may have, with their modules."""
+    """Return the kinds of accelerators that this build of torch may support, along with their modules."""
     kinds = ("cuda", "xpu", "mps", "mtia", "hpu", torch._C._get_privateuse1_backend_name())
     modules = ((kind, getattr(torch, kind, None)) for kind in kinds)
     return [(kind, module) for kind, module in modules if hasattr(module, "synchronize")]
@@ -83,7 +87,7 @@ def _modules() -> list[tuple[str, Any]]:
 
 def _is_used(module: Any) -> bool:
     initialized = getattr(module, "is_initialized", None)
-    if initialized is not None:  # asked first: CUDA's is_available() starts a driver, which forked workers could not
+    if initialized is not None:  # checked first because CUDA's is_available() starts the driver
         return bool(initialized())
     available = getattr(module, "is_available", None)
     if available is not None and not available():
@@ -93,29 +97,29 @@ def _is_used(module: Any) -> bool:
 
 
 def _indices(module: Any) -> tuple[int, ...]:
-    """Return the devices that hold memory of torch, in use or cached after use, or else the current one."""
+    """Return the devices on which torch has allocated or cached memory, or the current device if there are none."""
     if not hasattr(module, "current_device"):
         return ()
     held = getattr(module, "memory_reserved", None) or getattr(module, "memory_allocated", None)
     used: tuple[int, ...] = ()
     if held is not None and hasattr(module, "device_count"):
-        with suppress(RuntimeError):  # an allocator plugged into torch does not tell
+        with suppress(RuntimeError):  # an allocator plugged into torch does not report this
             used = tuple(index for index in range(module.device_count()) if held(index) > 0)
     return used or (int(module.current_device()),)
 
 
 class StepClock:
-    """Times steps, without waiting for the device after each one if that can be avoided.
+    """Times steps without waiting for the device after each step, if that can be avoided.
 
-    On a single device with timing events, events on its current stream mark the start and end of each step, and are
-    read after the pass. With several devices, or a device without events, the clock waits for each step, because its
-    work would otherwise count as part of a later step. The same applies to MPS, whose events report different times in
-    different versions of torch. Without an accelerator, the host's clock is used.
+    On a single device with timing events, events on its current stream mark the start and end of each step. They are
+    read after the pass. With several devices, or a device without events, the clock waits until each step has finished,
+    because its work would otherwise count as part of a later step. The clock also waits on MPS, because MPS events
+    report different times in different versions of torch. Without an accelerator, the host's clock is used.
 
     Parameters
     ----------
     wait : bool
-        Whether to wait for each step even if there are events; see `read_clocks`.
+        Whether to wait for each step even if events are available. See `read_clocks`.
     """
 
     def __init__(self, *, wait: bool = False) -> None:
@@ -139,7 +143,7 @@ class StepClock:
         self._host_ns.append(host_ns)
 
     def durations_ns(self) -> list[int]:
-        """Return the durations of all steps; this waits for the last event."""
+        """Wait for the last event, and return the durations of all steps."""
         if self._events:
             self._events[-1][1].synchronize()
         elapsed = (round(first.elapsed_time(second) * 1e6) for first, second in self._events)
@@ -147,13 +151,13 @@ class StepClock:
 
 
 def read_clocks(*clocks: StepClock) -> tuple[list[list[int]], bool]:
-    """Return the durations of all steps of clocks that took turns; this waits for the devices.
+    """Wait for the devices, and return the durations of all steps for each of several clocks that took turns.
 
-    The second value is true if a lot of work ran after all events, on a stream that the events do not cover. The steps
-    then took longer than measured, so time them again with a clock that waits.
+    The second value is true if a lot of work was still running after the last event, on a stream that the events do not
+    cover. In that case, the steps took longer than measured and must be timed again with a clock that waits.
     """
     durations = [clock.durations_ns() for clock in clocks]
-    used = accelerators()  # takes as long as many a short step
+    used = accelerators()  # this can take as long as a short step
     unseen_ns = _wait_for(used)
     return durations, unseen_ns > max(_UNSEEN * sum(map(sum, durations)), _UNSEEN_NS)
 
@@ -161,7 +165,7 @@ def read_clocks(*clocks: StepClock) -> tuple[list[list[int]], bool]:
 def _event_maker(used: list[Accelerator]) -> Any:
     """Return a function that records a timing event on the only device in use.
 
-    The result is ``None`` with several, or without events.
+    Return ``None`` if several devices are in use, or if the device has no timing events.
     """
     if len(used) != 1 or len(used[0].indices) != 1 or not hasattr(used[0].module, "Event"):
         return None
@@ -170,7 +174,7 @@ def _event_maker(used: list[Accelerator]) -> Any:
     def record() -> Any:
         event = module.Event(enable_timing=True)
         if hasattr(module, "current_stream"):
-            event.record(module.current_stream(index))  # the device in use need not be the current one
+            event.record(module.current_stream(index))  # the device in use may not be the current device
         else:
             event.record()
         return event
@@ -179,16 +183,16 @@ def _event_maker(used: list[Accelerator]) -> Any:
         first, second = record(), record()
         second.synchronize()
         first.elapsed_time(second)
-    except (RuntimeError, TypeError):  # a build or a backend whose events measure no time
+    except (RuntimeError, TypeError):  # the events of this build or backend do not measure time
         return None
     return record
 
 
 def capacity_bytes(kind: str) -> int | None:
-    """Return the amount of memory that a kind of device offers to this process; ``None`` if it is unknown.
+    """Return the amount of memory that a kind of device can provide to this process, or ``None`` if it is unknown.
 
-    On CUDA and XPU that is the free memory and the memory that this process already holds, on MPS the most that Metal
-    recommends, and on the CPU the installed memory or the container's limit.
+    On CUDA and XPU, this is the sum of the free memory and the memory that this process has already allocated. On MPS,
+    it is the maximum that Metal recommends. On the CPU, it is the installed memory or the container's limit.
     """
     if kind == "cpu":
         return min(int(psutil.virtual_memory().total), memory_limit_bytes() or sys.maxsize)
@@ -199,13 +203,16 @@ def capacity_bytes(kind: str) -> int | None:
         return int(module.recommended_max_memory())
     free = getattr(module, "mem_get_info", None)
     held = getattr(module, "memory_reserved", lambda: 0)
-    with suppress(RuntimeError):  # some of Intel's devices do not tell
+    with suppress(RuntimeError):  # some Intel devices do not report this
         return None if free is None else int(free()[0] + held())
     return None
 
 
 def allocator_statistics() -> dict[str, dict[str, int]]:
-    """Return statistics of the accelerators' caching allocators by device, such as ``cuda:0``; empty without any."""
+    """Return statistics from the accelerators' caching allocators, keyed by device (such as ``cuda:0``).
+
+    The result is empty if there are no such allocators.
+    """
     statistics: dict[str, dict[str, int]] = {}
     for kind, module, indices in accelerators():
         if not hasattr(module, "memory_stats"):
@@ -222,7 +229,7 @@ def allocator_statistics() -> dict[str, dict[str, int]]:
     return statistics
 
 
-#: torch's names for the statistics of an allocator.
+#: torch's names for an allocator's statistics.
 _STATISTICS = {
     "allocated_bytes": "allocated_bytes.all.current",
     "reserved_bytes": "reserved_bytes.all.current",
@@ -233,7 +240,10 @@ _STATISTICS = {
 
 
 def _largest_free(module: Any) -> dict[int, int]:
-    """Return the largest free block inside a segment, by device; empty if the allocator does not track blocks."""
+    """Return the size of the largest free block inside a segment for each device.
+
+    The result is empty if the allocator does not track blocks.
+    """
     free: dict[int, int] = {}
     segments: list[Any] = []
     with suppress(RuntimeError):
@@ -246,7 +256,7 @@ def _largest_free(module: Any) -> dict[int, int]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception means that a device or the host ran out of memory."""
+    """Check whether an exception means that a device or the host ran out of memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     words = str(error)
@@ -256,14 +266,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def random_state() -> tuple[Any, ...]:
-    """Return the state of the random number generators of Python, NumPy, torch and every accelerator in use."""
+    """Return the states of the random number generators in Python, NumPy, torch and every accelerator in use."""
     used = [module for _, module in _modules() if _is_used(module)]
     on_devices = [(module, _of_all(module, "get")()) for module in used if _of_all(module, "get")]
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_devices
 
 
 def set_random_state(state: tuple[Any, ...]) -> None:
-    """Restore what `random_state` returned."""
+    """Restore the states that `random_state` returned."""
     of_python, of_numpy, of_torch, on_devices = state
     random.setstate(of_python)
     np.random.set_state(of_numpy)
@@ -273,5 +283,5 @@ def set_random_state(state: tuple[Any, ...]) -> None:
 
 
 def _of_all(module: Any, verb: str) -> Any:
-    """Return the module's function for the random state of all its devices, or of its only one."""
+    """Return the module's function that gets or sets the random state of all its devices, or of its only device."""
     return getattr(module, f"{verb}_rng_state_all", None) or getattr(module, f"{verb}_rng_state", None)

@@ -1,4 +1,4 @@
-"""Describe a figure's origin (versions, settings, host, the user's commit) and possible disturbances."""
+"""Record the origin of a measurement (versions, settings, host, the user's commit) and possible disturbances."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from perfnb.step.tracer import untraced
 from perfnb.telemetry.history import throttle_words
 from perfnb.telemetry.sampler.cgroup import cpu_limit, throttled
 
-#: The seconds to wait for git, which may be slow in a network folder.
+#: The number of seconds to wait for git, which may be slow in a network folder.
 _GIT_S = 3.0
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return the versions, device, threads and settings that affect speed, ready for JSON."""
+    """Return the versions, devices, threads and settings that affect speed, ready for JSON."""
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -51,7 +51,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def place_in_job() -> dict[str, int] | None:
-    """Return the rank and number of ranks of this process; ``None`` if torch's process group is not set up."""
+    """Return this process's rank and the number of ranks, or ``None`` if torch's process group is not initialized."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
@@ -59,7 +59,7 @@ def place_in_job() -> dict[str, int] | None:
 
 
 def usable_cpus() -> float:
-    """Return the number of CPUs that this process may use, according to its affinity and its cgroup's limit."""
+    """Return the number of CPUs that this process may use, taking into account its affinity and its cgroup's limit."""
     limit = cpu_limit()
     return float(available_cpus()) if limit is None else min(float(available_cpus()), limit)
 
@@ -70,7 +70,7 @@ def available_cpus() -> int:
 
 
 def lower_precision(kind: str) -> str | None:
-    """Return a 16-bit dtype with native matrix instructions on this kind of device, if any."""
+    """Return a 16-bit dtype that this kind of device supports with native matrix instructions, if there is one."""
     try:
         if kind == "cuda":
             return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
@@ -81,7 +81,7 @@ def lower_precision(kind: str) -> str | None:
 
 
 def _processor() -> str:
-    """Return the CPU's name, if known."""
+    """Return the name of the CPU, if it is known."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if line.startswith("model name"):
@@ -90,10 +90,10 @@ def _processor() -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """Return `describe_environment` with facts that identify a run, ready for JSON.
+    """Return the result of `describe_environment` along with information that identifies a run, ready for JSON.
 
-    This adds ``host``, ``perfnb`` and ``numpy`` (versions), ``at`` (UTC, ISO 8601), and in a git repository ``commit``
-    and ``uncommitted`` (whether tracked files differ from it).
+    This adds ``host``, the versions ``perfnb`` and ``numpy``, and the time ``at`` (UTC, ISO 8601). In a git repository,
+    it also adds ``commit`` and ``uncommitted`` (whether tracked files differ from the commit).
     """
     return {
         **describe_environment(),
@@ -121,8 +121,11 @@ def _commit() -> dict[str, Any]:
 
 
 def _git(*words: str) -> str | None:
-    """Return the output of git; ``None`` without git, outside a repository, or if it takes too long."""
-    # Do not run the file-system monitor that a repository may configure.
+    """Return the output of a git command.
+
+    Return ``None`` if git is not installed, if this is not a repository, or if the command takes too long.
+    """
+    # Do not run a file-system monitor, which the repository may have configured.
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words]
     try:
         done = subprocess.run(
@@ -139,23 +142,24 @@ class Conditions:
     Attributes
     ----------
     step : int
-        Number of the current or next step; set by the caller.
+        The number of the current or next step, which the caller must set.
     running : bool
-        Whether a step is running; set by the caller, which calls `ended` afterwards. Garbage collections count only as
-        far as they occur during a step.
+        Whether a step is running. The caller must set this, and call `ended` after the step. Garbage collections are
+        counted only to the extent that they overlap with a step.
     facts : dict
-        Ready for JSON, and complete on exit; unknown facts are absent. ``load_before`` and ``load_after`` (the
-        machine's mean number of runnable threads in the last minute), ``cpus``, ``cpu_mhz_before`` and
-        ``cpu_mhz_after``, ``gc_pauses`` (pairs of step and milliseconds), ``gc_share`` (their share of the time of all
-        steps), ``involuntary_switches`` (of the process's context), ``throttled_periods`` and ``throttled_ms`` (by its
-        cgroup's limit), ``gpu_throttle_reasons`` (at the end).
+        The recorded values, ready for JSON. The dictionary is complete on exit, and unknown values are omitted:
+        ``load_before`` and ``load_after`` (the machine's mean number of runnable threads in the last minute), ``cpus``,
+        ``cpu_mhz_before`` and ``cpu_mhz_after``, ``gc_pauses`` (pairs of step number and milliseconds), ``gc_share``
+        (the share of the time of all steps that these pauses take), ``involuntary_switches`` (context switches of the
+        process), ``throttled_periods`` and ``throttled_ms`` (due to the cgroup's limit), and ``gpu_throttle_reasons``
+        (at the end).
     """
 
     def __init__(self) -> None:
         self.step, self.running = 0, False
         self.facts: dict[str, Any] = {}
         self._pauses: list[list[float]] = []
-        self._collected: list[tuple[int, int]] = []  # begin and end (ns) of the collections of the running step
+        self._collected: list[tuple[int, int]] = []  # start and end (ns) of the collections during this step
         self._began_ns = self._ran_ns = 0
         self._before: dict[str, float] = {}
 
@@ -177,7 +181,7 @@ class Conditions:
             self.facts["gpu_throttle_reasons"] = reasons
 
     def ended(self, begin_ns: int, end_ns: int) -> None:
-        """Note that the running step ended; it took from `begin_ns` to `end_ns` (`time.perf_counter_ns`)."""
+        """Record that the step has ended. It ran from `begin_ns` to `end_ns` (`time.perf_counter_ns`)."""
         self.running = False
         self._ran_ns += end_ns - begin_ns
         for began, stopped in self._collected:
@@ -198,7 +202,7 @@ def _now(word: str) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     with suppress(OSError, AttributeError):
         facts[f"load_{word}"] = round(os.getloadavg()[0], 2)
-    with suppress(Exception):  # psutil's readers of sysfs fail in many ways
+    with suppress(Exception):  # psutil can fail in many ways when it reads sysfs
         frequency = psutil.cpu_freq()
         if frequency.current > 0:
             facts[f"cpu_mhz_{word}"] = round(frequency.current)
@@ -206,7 +210,7 @@ def _now(word: str) -> dict[str, Any]:
 
 
 def _interruptions() -> dict[str, float]:
-    """Return how often and how long the process has been kept from running so far, as far as this is known."""
+    """Return how many times and for how long the process has been prevented from running so far, if known."""
     counts: dict[str, float] = {}
     with suppress(psutil.Error, NotImplementedError):
         counts["involuntary_switches"] = psutil.Process().num_ctx_switches().involuntary
@@ -216,7 +220,7 @@ def _interruptions() -> dict[str, float]:
 
 
 def _gpu_throttle_reasons() -> list[str] | None:
-    """Return NVML's reasons why the current GPU runs below its clock; ``None`` if unknown."""
+    """Return the reasons reported by NVML for a reduced clock of the current GPU, or ``None`` if they are unknown."""
     try:
         import pynvml
 
@@ -227,6 +231,6 @@ def _gpu_throttle_reasons() -> list[str] | None:
             bits = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
         finally:
             pynvml.nvmlShutdown()
-    except Exception:  # no driver, a MIG slice, an older library
+    except Exception:  # there is no driver, the GPU is a MIG slice, or the library is too old
         return None
     return throttle_words(bits)

@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Installed(ABC):
-    """Context manager that removes everything it has installed, even if installing failed halfway."""
+    """Context manager that removes everything it has installed, even if the installation fails halfway."""
 
     _installed: ExitStack
 

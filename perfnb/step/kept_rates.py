@@ -1,6 +1,6 @@
-"""Keep measured ceilings between sessions, in a JSON file in the user's cache folder.
+"""Keep measured ceilings between sessions in a JSON file in the user's cache folder.
 
-The file is optional: if it is damaged, has another format or cannot be written, ceilings are measured again.
+The file is optional. If it is damaged, has a different format or cannot be written, ceilings are measured again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perfnb.arguments import finite
 from perfnb.files import write_file
 
 _FILE, _FORMAT = "ceilings.json", 1
-#: Larger than any such file.
+#: A size in bytes that a valid file cannot exceed.
 _MOST_BYTES = 1 << 20
 
 
@@ -26,12 +26,13 @@ class Rate(NamedTuple):
     per_s: float
     #: The time of the measurement.
     at: str
-    #: Share of the CPUs that other programs used during the measurement, 0 to 1; the rate may be too low then.
+    #: The share of the CPUs that other programs used during the measurement, from 0 to 1. If this is high, the rate may
+    #: be too low.
     others: float = 0.0
 
 
 def cache_folder() -> Path | None:
-    """Return perfnb's cache folder; ``None`` if the user has no home directory."""
+    """Return perfnb's cache folder, or ``None`` if the user has no home directory."""
     if chosen := os.environ.get("PERFNB_CACHE"):
         return Path(chosen)
     try:
@@ -43,12 +44,12 @@ def cache_folder() -> Path | None:
 
 
 def kept(machine: str) -> dict[str, Rate]:
-    """Return the known rates of a machine by name."""
+    """Return the known rates of a machine, keyed by name."""
     return {name: rate for name, entry in _read().get(machine, {}).items() if (rate := _rate(entry)) is not None}
 
 
 def keep(machine: str, rates: dict[str, Rate]) -> None:
-    """Add rates of a machine to the file."""
+    """Add a machine's rates to the file."""
     folder = cache_folder()
     if folder is None:
         return
@@ -74,7 +75,7 @@ def _read() -> dict[str, dict[str, Any]]:
 
 
 def _rate(entry: Any) -> Rate | None:
-    """Return a rate from its entry in the file; ``None`` if the entry is invalid."""
+    """Return the rate stored in an entry of the file, or ``None`` if the entry is invalid."""
     match entry:
         case [per_s, str() as at, others]:
             rate, share = finite(per_s), finite(others)

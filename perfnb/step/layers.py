@@ -1,12 +1,13 @@
 """Record the layers that a step calls as spans in the trace, and find the user's names for them.
 
-Global forward hooks open a span for every module call. Its label is ``pf#<n>``, where n is the number of the call;
-`Calls` records the module of each call. Labels are unique because torch merges nested spans with the same name, and
-they are ASCII because torch's exporter loses other characters. Backward hooks are not used, because they break in-place
-operations and fire early. Instead, attribution finds a layer's backward in the trace by autograd's sequence numbers.
+Global forward hooks open a span for every module call. The span's label is ``pf#<n>``, where n is the number of the
+call, and `Calls` records the module that was called. Labels must be unique because torch merges nested spans with the
+same name, and they must be ASCII because torch's exporter loses other characters. Backward hooks are not used, because
+they break in-place operations and fire early. Instead, attribution uses autograd's sequence numbers to find a layer's
+backward pass in the trace.
 
 torch's profiler records the thread that started it and the threads where autograd runs its backward passes. Calls on
-any other thread, which may come at any time, get no span; `Calls` only remembers their modules.
+any other thread can happen at any time and do not get a span. `Calls` only records their modules.
 """
 
 from __future__ import annotations
@@ -45,18 +46,16 @@ from perfnb.step.namespace import named_modules, names_of
 from perfnb.step.refusals import COMPILED_CHILD, is_compiled, is_compiled_in_place, wrapped_by_compiler
 from perfnb.trace_names import LAYER_SPAN
 
-#: A span at a third of the cost of `record_function`. It has the category of operators, which no `record_function`
-#: gets.
+#: A span that costs a third as much as `record_function`. The trace puts it in the same category as operators, unlike a
+#: `record_function` range.
 function_span: Any = torch._C._profiler._RecordFunctionFast
 
-#: torch's frames between a module's caller and its hooks; their first argument is the module that is called.
+#: torch's functions between a module's caller and its hooks. Their first argument is the module that is called.
 _CALLING = ("_call_impl", "_wrapped_call_impl", "__call__")
-#: The module that runs the step; frames outside it are not part of the step.
+#: The module that runs the step. Frames outside it are not part of the step.
 _RUNNER = "perfnb.step.steps"
 
-#: The attribute where torch keeps what ``compile()`` makes of a module.
-
-#: The methods by which a class may copy its modules.
+#: The methods that a class may define to copy its instances.
 _COPYING = ("__copy__", "__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
 
 Stack = list[tuple[nn.Module, int, Any]]
@@ -64,28 +63,28 @@ Stack = list[tuple[nn.Module, int, Any]]
 
 @dataclass
 class Calls:
-    """The module calls of all passes with layer spans."""
+    """The module calls in all passes that record layer spans."""
 
-    #: For each call its number, its module, and the number of the enclosing call.
+    #: The number of each call, its module, and the number of the enclosing call.
     records: list[tuple[int, nn.Module, int | None]] = field(default_factory=list)
     #: The numbers of the calls that computed a loss.
     loss: set[int] = field(default_factory=set)
     #: The number of the first call of each step.
     begins: list[int] = field(default_factory=list)
-    #: For each outermost module, by ``id``: whether the step called it itself, not through a module's method.
+    #: Whether the step called an outermost module directly, not through a module's method, keyed by ``id``.
     called_whole: dict[int, bool] = field(default_factory=dict)
-    #: The modules called on threads that the profiler does not record, by ``id``.
+    #: The modules that were called on threads that the profiler does not record, keyed by ``id``.
     elsewhere: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
-    #: Outermost modules that were only called in a step that ran uncompiled: in other steps they are in compiled
-    #: functions.
+    #: The outermost modules that were called only in a step that ran uncompiled. In the other steps, they are part of
+    #: compiled functions.
     hidden: list[nn.Module] = field(default_factory=list)
 
     def begin_step(self) -> None:
-        """Note that later calls belong to the next step."""
+        """Record that subsequent calls belong to the next step."""
         self.begins.append(len(self.records))
 
     def unseen(self) -> list[nn.Module]:
-        """Return the modules, except losses, that were only called on threads that the profiler does not record."""
+        """Return the modules that were called only on threads that the profiler does not record, except losses."""
         seen = {id(module) for _, module, _ in self.records}
         alive = [reference() for reference in list(self.elsewhere.values())]
         return [m for m in alive if m is not None and id(m) not in seen and not isinstance(m, _Loss)]
@@ -99,7 +98,7 @@ class LayerSpans(Installed):
     only : list of Module or None
         Restrict the spans to these modules, their submodules, and outermost calls.
     calls : Calls, optional
-        The calls of earlier passes, which this pass adds to.
+        The calls from earlier passes. Calls in this pass are added to them.
     outermost : callable, optional
         Called with the positional arguments of each outermost call.
     """
@@ -123,14 +122,14 @@ class LayerSpans(Installed):
         run_uncompiled(_HOOKS)
         self._own_thread = threading.get_ident()
         self._local.stack = self._own_stack
-        # An interrupt skips even the hooks. A span can only be closed on its own thread.
+        # An interrupt skips even the hooks. A span can be closed only on the thread that opened it.
         stack.callback(_close_down_to, self._own_stack, 0)
         stack.enter_context(warnings.catch_warnings())
-        # that they see a compiled model as one more module
+        # The warning says that hooks see a compiled model as one more module.
         warnings.filterwarnings("ignore", message="Using `torch.compile.* when there are global hooks")
         before = register_module_forward_pre_hook(self._open)
         stack.callback(before.remove)
-        # always_call: an exception in forward must close the span
+        # always_call is needed because the span must be closed even if forward raises an exception.
         behind = register_module_forward_hook(self._close, always_call=True)
         stack.callback(behind.remove)
         self._hooks = [
@@ -144,10 +143,10 @@ class LayerSpans(Installed):
             self._span_around(module, stack)
 
     def _span_around(self, module: nn.Module, stack: ExitStack) -> None:
-        """Have a module that was compiled in place, or one inside it, open a span when it is called.
+        """Make a module that was compiled in place, or a module inside one, open a span when it is called.
 
-        Compiled code calls no hooks, and neither does code that runs uncompiled at its graph breaks. The compiler sees
-        the call that is replaced.
+        Hooks are called neither in compiled code nor in the uncompiled code at its graph breaks. The compiler still
+        sees the original call.
         """
         own = vars(module)
         plain = own.get(IN_PLACE)
@@ -164,13 +163,13 @@ class LayerSpans(Installed):
             return output
 
         call._torchdynamo_inline = getattr(compiled, "_torchdynamo_inline", compiled)  # type: ignore[attr-defined]
-        run_uncompiled([call])  # but what it calls stays compiled
+        run_uncompiled([call])  # the code that it calls stays compiled
         had = IN_PLACE in own
         own[IN_PLACE] = call
 
         def restore() -> None:
             if own.get(IN_PLACE) is not call:
-                return  # compiled meanwhile
+                return  # compiled in the meantime
             if had:
                 own[IN_PLACE] = plain
             else:
@@ -180,7 +179,7 @@ class LayerSpans(Installed):
 
     @contextmanager
     def _without_hooks(self) -> Iterator[None]:
-        """Hide the hooks from the compiled code's guards, because it would otherwise be recompiled with the hooks."""
+        """Hide the hooks from the guards of compiled code, which would otherwise be recompiled with the hooks."""
         hidden = [(hooks, key, hooks.pop(key)) for hooks, key in self._hooks if key in hooks]
         try:
             yield
@@ -189,14 +188,14 @@ class LayerSpans(Installed):
                 hooks[key] = hook
 
     def call(self, module: nn.Module, argument: Any) -> Any:
-        """Call a module inside a span, without calling any other hook."""
+        """Call a module inside a span, without running any other hooks."""
         self._open(module, (argument,))
         output = module.forward(argument)
         self._close(module, (argument,), output)
         return output
 
     def _open(self, module: nn.Module, args: Any) -> None:
-        # This runs for every module call, so it must be fast.
+        # This method runs for every module call, so it must be fast.
         if is_compiling():
             return
         try:
@@ -206,7 +205,7 @@ class LayerSpans(Installed):
         if not stack and not self._is_recorded():
             self.calls.elsewhere[id(module)] = weakref.ref(module)
             return
-        # An outermost call always gets a span, because it is forward, whichever models are wanted.
+        # An outermost call always gets a span, because it is part of forward even if its model was not requested.
         if stack and self._wanted is not None and id(module) not in self._wanted:
             return
         if not stack:
@@ -221,13 +220,13 @@ class LayerSpans(Installed):
         span.__enter__()
 
     def _close(self, module: nn.Module, args: Any, output: Any) -> None:
-        if is_compiling():  # first, or the compiler would compile the stack too
+        if is_compiling():  # checked first because the compiler would otherwise compile the stack
             return
         stack: Stack | None = getattr(self._local, "stack", None)
         if not stack:
             return
         if stack[-1][0] is not module:
-            # Either a span inside this call is still open, or this module got none.
+            # Either a span inside this call is still open, or no span was opened for this module.
             open_at = [place for place, entry in enumerate(stack) if entry[0] is module]
             if not open_at:
                 return
@@ -238,35 +237,42 @@ class LayerSpans(Installed):
             self.calls.loss.add(number)
 
     def _is_recorded(self) -> bool:
-        """Return whether the profiler records this thread: it was started here, or autograd runs here on its behalf."""
+        """Check whether the profiler records this thread.
+
+        It does if the profiler was started on this thread or if autograd is running a recorded backward pass on it.
+        """
         return threading.get_ident() == self._own_thread or profiler_active()
 
 
 def _copies_itself(module: nn.Module) -> bool:
-    """Return whether a user's class copies or pickles its modules: a copy might keep what is put into the module."""
+    """Check whether a module's class defines how to copy or pickle its instances.
+
+    A copy might then keep the attribute that perfnb adds to the module.
+    """
     return not isinstance(module, ScriptModule) and any(
         getattr(type(module), name, None) is not getattr(nn.Module, name, None) for name in _COPYING
     )
 
 
 def profiler_active() -> bool:
-    """Return whether torch's profiler is recording this thread."""
+    """Check whether torch's profiler is recording this thread."""
     return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def others_listen() -> bool:
-    """Return whether other global hooks see every module call."""
+    """Check whether there are other global hooks that see every module call."""
     hooks = (*_global_forward_pre_hooks.values(), *_global_forward_hooks.values())
     return any(not isinstance(getattr(hook, "__self__", None), LayerSpans) for hook in hooks)
 
 
 def _inside_a_method(frame: FrameType | None) -> bool:
-    """Return whether the outermost module call of this frame comes from a module's method, such as ``generate``."""
+    """Check whether the outermost module call in this frame was made by a module's method, such as ``generate``."""
     while frame is not None and frame.f_globals.get("__name__") != _RUNNER:
         code = frame.f_code
         if code.co_name not in _CALLING and code.co_argcount:
             first = frame.f_locals.get(code.co_varnames[0])
-            # By type: isinstance asks a proxy for its class. A function may take a model first, too.
+            # The type is checked because isinstance would query a proxy for its class. The code must also be a method,
+            # because the first argument of a function can be a model as well.
             if issubclass(type(first), nn.Module) and _is_method(code, first):
                 return True
         frame = frame.f_back
@@ -274,7 +280,7 @@ def _inside_a_method(frame: FrameType | None) -> bool:
 
 
 def _is_method(code: CodeType, module: Any) -> bool:
-    """Return whether code is that of a method of a module."""
+    """Check whether a code object belongs to one of a module's methods."""
     owners = (vars(module), *map(vars, type(module).__mro__))
     methods = (owner[code.co_name] for owner in owners if code.co_name in owner)
     return any(getattr(unwrap(method), "__code__", None) is code for method in methods)
@@ -286,9 +292,9 @@ def _close_down_to(stack: Stack, height: int) -> None:
 
 
 def computes_loss(module: nn.Module, output: Any) -> bool:
-    """Return whether an outermost call was a loss.
+    """Check whether an outermost call computed a loss.
 
-    It is one of torch's loss classes, or has a scalar result without parameters.
+    It did if the module is one of torch's loss classes, or if it has no parameters and returns a scalar.
     """
     if isinstance(module, _Loss):
         return True
@@ -296,7 +302,7 @@ def computes_loss(module: nn.Module, output: Any) -> bool:
     return scalar and next(module.parameters(), None) is None
 
 
-#: Functions that run in the hooks.
+#: The functions that run inside the hooks.
 _HOOKS = (
     *(LayerSpans._open, LayerSpans._close, LayerSpans._is_recorded, unwrap(LayerSpans._without_hooks)),
     *(profiler_active, _inside_a_method, _is_method, _close_down_to, computes_loss),
@@ -307,27 +313,28 @@ _HOOKS = (
 class Layer:
     """A module as a layer of a model."""
 
-    #: Qualified name, starting with the model's variable or class.
+    #: The qualified name, which starts with the model's variable or class.
     name: str
-    #: Class of the module.
+    #: The module's class.
     module: str
-    #: Index of the enclosing layer; ``None`` for a model.
+    #: The index of the enclosing layer, or ``None`` for a model.
     parent: int | None
-    #: The parameters of the module and its submodules, shared ones counted once.
+    #: The number of parameters in the module and its submodules. Shared parameters are counted once.
     parameters: int
     parameter_bytes: int
-    #: Whether the layer is a region of ``torch.compile`` or TorchScript, which hide the layers inside.
+    #: Whether the layer is a region compiled by ``torch.compile`` or TorchScript, which hides the layers inside it.
     compiled: bool
 
 
 def name_layers(
     calls: Calls, namespace: Mapping[str, Any], only: list[nn.Module] | None = None
 ) -> tuple[list[Layer], dict[int, int]]:
-    """Return all layers of the models that were called, in model order, and the layer index of each module, by ``id``.
+    """Return all layers of the models that were called, in model order, and each module's layer index, keyed by ``id``.
 
-    A model is an outermost called module, or the module in a variable of `namespace` that contains it. Modules outside
-    all models, created by the step, become layers below the enclosing call; a module that each step creates anew is one
-    layer. `only` restricts the layers to these models.
+    A model is an outermost module that was called or, if a variable in `namespace` contains that module inside another
+    one, the module in the variable. Modules that the step creates are not part of any model, so they become layers
+    below the enclosing call. A module that every step creates again is a single layer. If `only` is given, the result
+    is restricted to these models.
     """
     modules = {number: module for number, module, _ in calls.records}
     twins = _made_anew(calls, namespace)
@@ -336,7 +343,7 @@ def name_layers(
     inner = {id(part) for module in unseen for part in module.modules() if part is not module}
     outermost += [module for module in unseen if id(module) not in inner]
     owned = {id(part) for _, model in named_modules(namespace) for part in model.modules()}
-    hidden = [module for module in calls.hidden if id(module) in owned]  # others may be new in each step
+    hidden = [module for module in calls.hidden if id(module) in owned]  # other modules may be created in each step
     outermost += hidden
     layers: list[Layer] = []
     places: dict[int, int] = {}
@@ -365,7 +372,7 @@ def name_layers(
         wanted = {places[id(part)] for model in only for part in model.modules() if id(part) in places}
         order = [place for place in order if place in wanted]
     new: dict[int | None, int] = {old: place for place, old in enumerate(order)}
-    # Models in `only` become roots under their qualified names.
+    # The models in `only` become roots and keep their qualified names.
     moved = [replace(layers[old], parent=new.get(layers[old].parent)) for old in order]
     return moved, {key: new[old] for key, old in places.items() if old in new}
 
@@ -378,8 +385,8 @@ def known_models(
     Returns
     -------
     list of dict
-        ``name`` (of the layer and the variable); ``called``: whether the step calls the model itself, not a method
-        such as ``generate`` or layers inside it.
+        Each entry contains ``name`` (of the layer and the variable) and ``called``, which is true if the step calls the
+        model itself rather than layers inside it or a method such as ``generate``.
     """
     known: list[dict[str, Any]] = []
     for name, module in named_modules(namespace):
@@ -392,13 +399,14 @@ def known_models(
 def parallel_models(
     layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module]
 ) -> list[dict[str, Any]]:
-    """Return the called modules that DistributedDataParallel wraps, and their settings, ready for JSON.
+    """Return the DistributedDataParallel modules that were called, and their settings, ready for JSON.
 
     Returns
     -------
     list of dict
-        ``name`` of the layer, ``find_unused_parameters``, ``static_graph``, ``bucket_bytes`` (the cap) and
-        ``unused_bytes``, the bytes of parameters that DDP found unused; ``None`` if DDP does not report it.
+        Each entry contains ``name`` (of the layer), ``find_unused_parameters``, ``static_graph``, ``bucket_bytes`` (the
+        maximum) and ``unused_bytes``, which is the size of the parameters that DDP found to be unused, or ``None`` if
+        DDP does not report it.
     """
     found = {id(module): module for module in called if isinstance(module, nn.parallel.DistributedDataParallel)}
     return [
@@ -417,7 +425,7 @@ def parallel_models(
 def _unused_bytes(module: nn.parallel.DistributedDataParallel) -> int | None:
     try:
         told = module._get_ddp_logging_data().get("unused_parameter_size")
-    except Exception:  # torch calls it private, and it fails before the first step
+    except Exception:  # the method is private, and it fails before the first step
         return None
     return told if isinstance(told, int) else 0
 
@@ -425,7 +433,7 @@ def _unused_bytes(module: nn.parallel.DistributedDataParallel) -> int | None:
 def own_tables(
     layers: list[Layer], places: Mapping[int, int], called: Iterable[nn.Module], namespace: Mapping[str, Any]
 ) -> list[str]:
-    """Return the embedding layers with a dense gradient whose weight no other module shares."""
+    """Return the names of embedding layers that have a dense gradient and do not share their weight."""
     held: dict[int, set[int]] = {}
     embeddings: dict[int, Any] = {}
     for model in [*called, *(module for _, module in named_modules(namespace))]:
@@ -442,10 +450,11 @@ def own_tables(
 
 
 def _made_anew(calls: Calls, namespace: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """Return, for each module that a step created again, by ``id``, the corresponding module of an earlier step.
+    """Map the ``id`` of each module that a step created again to the corresponding module of an earlier step.
 
-    A module created by a step is not in any named model, and is called in only one step. Corresponding modules have the
-    same class, structure and caller, and the same position among such modules of their steps.
+    A module was created by a step if it is not part of any named model and was called in only one step. Modules of
+    different steps correspond if they have the same class, structure and caller, and the same position among such
+    modules in their steps.
     """
     steps = [bisect_right(calls.begins, number) for number, _, _ in calls.records]
     seen: dict[int, set[int]] = {}
@@ -476,7 +485,7 @@ def _made_anew(calls: Calls, namespace: Mapping[str, Any]) -> dict[int, nn.Modul
 def _models(
     outermost: list[nn.Module], namespace: Mapping[str, Any], twins: Mapping[int, nn.Module]
 ) -> list[tuple[str, nn.Module]]:
-    """Return the models that contain the outermost modules, each once, with their names."""
+    """Return the models that contain the outermost modules, along with their names. Each model is returned once."""
     named = named_modules(namespace)
     by_id = names_of(namespace, nn.Module)
     found: dict[int, tuple[str, nn.Module]] = {}
@@ -502,7 +511,7 @@ def _add_model(
         above = parent if not path else by_path.get(path.rpartition(".")[0], parent)
         last = path.rpartition(".")[2]
         if last == COMPILED_CHILD and above is not None and layers[above].compiled:
-            places[id(module)] = by_path[path] = above  # the compiled model and the original are one layer
+            places[id(module)] = by_path[path] = above  # the compiled model and the original are the same layer
             continue
         own = name if not path or above is None else f"{layers[above].name}.{last}"
         places[id(module)] = by_path[path] = len(layers)
@@ -537,7 +546,7 @@ def _layer(name: str, module: nn.Module, parent: int | None) -> Layer:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """Return `name`, with a number appended if it is already in use."""
+    """Return `name`, and append a number if the name is already in use."""
     candidate, count = name, 1
     while candidate in taken:
         count += 1

@@ -1,4 +1,4 @@
-"""Intercept a loop's requests to torch's data loaders, so that waits and batches can be counted."""
+"""Intercept a loop's requests to torch's data loaders in order to count waits and batches."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
-#: A function that is called with a loader and with a function that fetches its next batch; it calls that, and returns
+#: A function that takes a loader and a function that fetches the loader's next batch. It calls the latter and returns
 #: the batch.
 Take: TypeAlias = Callable[[Any, functools.partial[Any]], Any]
 
 
 class Nameless:
-    """Represents a loader that no longer exists, while one of its iterators is still in use."""
+    """Represents a loader that no longer exists although one of its iterators is still in use."""
 
 
 def see_loaders(module: ModuleType, take: Take) -> Callable[[], None]:
-    """Make `take` fetch every batch that this thread requests from a loader. Return a function that stops it.
+    """Make `take` fetch every batch that this thread requests from a loader, and return a function that undoes this.
 
-    `module` is ``torch.utils.data.dataloader``, which is passed in because it may be loaded later than this module.
+    `module` is ``torch.utils.data.dataloader``. It is a parameter because it may be loaded later than this module.
     """
     iterators = module._BaseDataLoaderIter
     make, following = iterators.__init__, iterators.__next__
@@ -38,12 +38,12 @@ def see_loaders(module: ModuleType, take: Take) -> Callable[[], None]:
     @functools.wraps(following)
     def __next__(self_: Any) -> Any:
         __tracebackhide__ = True
-        # A loader that another loader's data set asks is part of that one's work.
+        # If a loader's dataset uses another loader, that counts as part of the first loader's work.
         if not here() or not inside.acquire(blocking=False):
             return following(self_)
         known = loaders.get(self_)
         loader = None if known is None else known()
-        if loader is None:  # as in `for batch in DataLoader(data)`
+        if loader is None:  # for example in `for batch in DataLoader(data)`
             loader = nameless.setdefault(id(self_._dataset), Nameless())
         try:
             return take(loader, functools.partial(following, self_))
@@ -58,9 +58,9 @@ def see_loaders(module: ModuleType, take: Take) -> Callable[[], None]:
 
 
 def only_here() -> Callable[[], bool]:
-    """Return a function that checks whether it runs in the same process and thread as this call.
+    """Return a function that checks whether it is called in the same process and thread as this function.
 
-    The loop does not wait for threads that fetch batches ahead, and a forked process has its own loop.
+    The loop does not wait for threads that prefetch batches, and a forked process has its own loop.
     """
     process, thread = os.getpid(), threading.get_ident()
     return lambda: threading.get_ident() == thread and os.getpid() == process

@@ -1,6 +1,7 @@
 """Record the memory of whole steps.
 
-The record contains every allocation in a trace, marks that identify the owners of blocks, and the process's size.
+The record consists of a trace with every allocation, marks that identify the owners of blocks, and the memory used by
+the process.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ class Known(NamedTuple):
     #: The address and size of the storage.
     address: int
     bytes: int
-    #: ``cpu``, ``cuda:0``.
+    #: The device, such as ``cpu`` or ``cuda:0``.
     device: str
     #: ``parameters`` (and buffers), ``gradients``, ``optimizer_state``, ``inputs``, or ``other`` for any other tensor.
     category: str
-    #: The ``id`` of the module of its parameter or buffer.
+    #: The ``id`` of the module that the parameter or buffer belongs to.
     module: int | None = None
-    #: Its name in that module.
+    #: The name of the parameter or buffer in that module.
     name: str | None = None
 
 
 class LiveObjects:
     """Finds the memory blocks of the live objects that a step uses.
 
-    Models become known when they are called, and optimizers when they step. If no optimizer steps, the known models'
-    optimizers are used.
+    A model becomes known when it is called, and an optimizer becomes known when its ``step`` is called. If no optimizer
+    is called, the optimizers of the known models are used.
     """
 
     def __init__(self) -> None:
@@ -81,14 +82,14 @@ class LiveObjects:
                         self._owner.setdefault(id(tensor), (id(module), name))
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add an optimizer's state, and its parameters that belong to no known model."""
+        """Add the state of an optimizer, and any of its parameters that do not belong to a known model."""
         self._optimizers[id(optimizer)] = optimizer
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._parameters.setdefault(id(parameter), parameter)
 
     def add_optimizers_not_seen(self) -> None:
-        """Add the optimizers of the known models if none has stepped, as in a step that fails early."""
+        """Add the optimizers of the known models if no optimizer was called, for example because the step failed."""
         if self._optimizers:
             return
         ours = self._parameters.keys()
@@ -97,7 +98,7 @@ class LiveObjects:
                 self.add_optimizer(optimizer)
 
     def blocks(self) -> Iterator[Known]:
-        """Yield the current blocks of parameters, buffers, gradients and optimizer state."""
+        """Yield the blocks that currently contain parameters, buffers, gradients and optimizer state."""
         for tensor in (*self._parameters.values(), *self._buffers.values()):
             yield from self._known(tensor, "parameters", tensor)
         for parameter in self._parameters.values():
@@ -110,7 +111,7 @@ class LiveObjects:
                         yield from self._known(tensor, "optimizer_state", key, str(word))
 
     def gradient(self, parameter: torch.Tensor) -> Iterator[Known]:
-        """Yield the block of a parameter's gradient, if it has one."""
+        """Yield the block that contains a parameter's gradient, if the parameter has one."""
         if parameter.grad is not None:
             yield from self._known(parameter.grad, "gradients", parameter)
 
@@ -123,10 +124,10 @@ class LiveObjects:
 
 
 def inputs(values: Any) -> Iterator[Known]:
-    """Yield the blocks of a batch or of a model's arguments, except tensors created by autograd."""
+    """Yield the blocks used by a batch or by a model's arguments, except for tensors that autograd created."""
     try:
         tensors = list(tensors_in(values))
-    except Exception:  # a batch may be anything, and its memory is not worth an error
+    except Exception:  # a batch can be any object, and unknown memory is no reason to fail
         return
     for tensor in tensors:
         if tensor.grad_fn is None and not isinstance(tensor, nn.Parameter):
@@ -142,27 +143,28 @@ def everything() -> Iterator[Known]:
 
 
 def living(kind: type[Any] | tuple[type[Any], ...]) -> Iterator[Any]:
-    """Yield the live objects of a class, by type: `isinstance` may run code of proxies."""
+    """Yield the live instances of a class. The type is checked because `isinstance` may run a proxy's code."""
     return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[int, int, str]]:
-    """Yield the address, size in bytes and device of the storages of a tensor, if it has any."""
+    """Yield the address, size in bytes and device of each of a tensor's storages, if it has any."""
     try:
         for part in _parts(tensor):
             storage = part.untyped_storage()
-            # A fake tensor, such as torch.compile leaves, has a meta storage, and asking for its address warns.
+            # A fake tensor, for example one left behind by torch.compile, has a meta storage, and reading the address
+            # of a meta storage emits a warning.
             if storage.device.type != "meta" and storage.data_ptr():
                 yield storage.data_ptr(), storage.nbytes(), str(part.device)
     except (RuntimeError, NotImplementedError, AttributeError):
-        return  # sparse, fake, functional or otherwise without a storage
+        return  # the tensor has no storage, for example because it is sparse, fake or functional
 
 
 def _parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-    """Return the plain tensors inside a wrapper subclass."""
+    """Return the plain tensors inside an instance of a wrapper subclass."""
     if not bool(is_traceable_wrapper_subclass(tensor)):
         return [tensor]
-    names, _ = getattr(tensor, "__tensor_flatten__")()  # noqa: B009 - not every tensor has it
+    names, _ = getattr(tensor, "__tensor_flatten__")()  # noqa: B009 - not every tensor has this attribute
     return [part for name in names for part in _parts(getattr(tensor, name))]
 
 
@@ -170,20 +172,20 @@ def _parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
 class WatchedMemory:
     """The results of watching memory."""
 
-    #: The blocks with a known owner, each after the number of the mark in the trace at which it was found.
+    #: The blocks with a known owner. Each is preceded by the number of the mark in the trace at which it was found.
     known: list[tuple[int, Known]] = field(default_factory=list)
-    #: Unix time in nanoseconds, and resident bytes of the process.
+    #: Readings of the Unix time in nanoseconds and the process's resident memory in bytes.
     resident: list[tuple[int, int]] = field(default_factory=list)
-    #: The Unix time in nanoseconds of the start of each watched step.
+    #: The Unix time in nanoseconds at which each watched step began.
     step_begins: list[int] = field(default_factory=list)
-    #: Statistics of each accelerator's allocator by device, ready for JSON.
+    #: The statistics of each accelerator's allocator, keyed by device and ready for JSON.
     allocator: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class MemoryWatch(Installed):
     """Context manager that records the owners of memory blocks while a profiler records memory.
 
-    `called` returns the modules called so far.
+    `called` is a function that returns the modules called so far.
     """
 
     def __init__(self, called: Callable[[], Iterable[nn.Module]]) -> None:
@@ -225,7 +227,7 @@ class MemoryWatch(Installed):
             self._objects.add_model(module)
 
     def inputs(self, values: Any) -> None:
-        """Record inputs: a batch, or the arguments of a call to a model."""
+        """Record the blocks of inputs, which are a batch or the arguments of a call to a model."""
         self._look(inputs(values))
 
     def _optimizer_begins(self, optimizer: Optimizer, *_: Any) -> None:
@@ -241,9 +243,9 @@ class MemoryWatch(Installed):
 
     def _look(self, blocks: Iterable[Known]) -> None:
         if not profiler_active():
-            return  # on a thread that is not recorded
+            return  # this thread is not recorded
         mark = self._marks
-        self._marks += 1  # a mark is an empty span: the moment when owners were noted
+        self._marks += 1  # a mark is an empty span that shows when the owners were recorded
         with function_span(f"{MARK_SPAN}{mark}"):
             pass
         self.watched.known += [(mark, block) for block in blocks]
@@ -255,7 +257,10 @@ INTERVAL_S = 0.001
 
 @contextmanager
 def resident_memory() -> Iterator[list[tuple[int, int]]]:
-    """Sample the process's resident memory in a thread: Unix time in nanoseconds, and bytes."""
+    """Sample the process's resident memory in a thread.
+
+    Each reading consists of the Unix time in nanoseconds and the number of bytes.
+    """
     readings: list[tuple[int, int]] = []
     end = threading.Event()
 
@@ -279,12 +284,13 @@ def resident_memory() -> Iterator[list[tuple[int, int]]]:
 
 @contextmanager
 def footprint() -> Iterator[Callable[[], int]]:
-    """Provide a function that reads the process's resident bytes, so that readings are comparable.
+    """Provide a function that reads the process's resident memory in bytes, in a way that makes readings comparable.
 
-    Plain readings hide leaks, because the C library keeps freed pages: memory jumps if batches vary in shape, and a
-    leak can fill these pages for a hundred steps before the process grows. Each reading is therefore preceded by a
-    garbage collection, and free pages are returned to the system if the C library supports it (glibc's `malloc_trim`).
-    Objects that exist at the start are frozen in the meantime, because a collection over all of them takes 0.1 s.
+    Plain readings hide leaks because the C library keeps freed pages. Memory usage jumps if batches vary in shape, and
+    a leak can fill the free pages for a hundred steps before the process grows. For this reason, garbage is collected
+    before each reading, and free pages are returned to the system if the C library supports it (glibc's
+    `malloc_trim`). Objects that exist at the start are frozen inside the context, because collecting all of them takes
+    0.1 s.
     """
     process, trim = psutil.Process(), _malloc_trim()
 
@@ -295,7 +301,7 @@ def footprint() -> Iterator[Callable[[], int]]:
         return int(process.memory_info().rss)
 
     gc.collect()
-    frozen = gc.get_freeze_count() == 0  # otherwise the user froze them
+    frozen = gc.get_freeze_count() == 0  # otherwise, the user has frozen objects
     if frozen:
         gc.freeze()
     try:
@@ -306,7 +312,7 @@ def footprint() -> Iterator[Callable[[], int]]:
 
 
 def _malloc_trim() -> Any:
-    """Return glibc's function that returns free pages to the system; ``None`` with other C libraries."""
+    """Return the glibc function that returns free pages to the system, or ``None`` with other C libraries."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):

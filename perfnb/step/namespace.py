@@ -1,6 +1,6 @@
 """Find the variables that a step uses.
 
-These are named variables, including models, optimizers and the loader, and other reachable objects.
+These include its models, optimizers and loader, along with the names of their variables, and other reachable objects.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDa
 from perfnb.step.optimizers import cannot_foreach, cannot_fuse, has_sparse_gradients, tensors_of
 from perfnb.step.refusals import refused_levers
 
-#: Locations of code that is not the user's.
+#: The locations of code that was not written by the user.
 _INSTALLED = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(__file__).parents[1]) + os.sep,
     "<frozen ",
 )
-#: The most functions called by a step, directly or not, whose variables are searched for names.
+#: The maximum number of functions called by a step, directly or indirectly, whose variables are searched for names.
 _MOST_FUNCTIONS = 50
 
 
 def namespace_of(step: Any) -> dict[str, Any]:
     """Return the globals and closure variables of a function.
 
-    The variables of nested functions, and of functions that it calls by name, are included. For a method, its object is
-    included as ``self``.
+    The result includes the variables of nested functions and of functions that are called by name. For a method, it
+    also includes the object, under the name ``self``.
     """
     seen: dict[str, Any] = {}
     functions = [getattr(step, "__func__", step)]
-    for function in functions:  # grows; variables nearer to the step keep their names
+    for function in functions:  # the list grows; variables closer to the step take precedence
         if type(function) is FunctionType:
             new = {name: value for name, value in _variables(function).items() if name not in seen}
             seen |= new
@@ -55,21 +55,21 @@ def namespace_of(step: Any) -> dict[str, Any]:
 
 
 def step_variables(step: Any, given: Mapping[str, Any], batches: Any = None) -> dict[str, Any]:
-    """Return the variables that name a step's parts; the user's names for models come first."""
+    """Return the variables that a step's parts are named after. The user's names for models come first."""
     return {**given, **name_of_batches(step, batches), **namespace_of(step), **given}
 
 
 def _variables(function: FunctionType) -> dict[str, Any]:
-    """Return the globals named in a function's code, and its closure."""
+    """Return the global variables that a function's code refers to, and its closure variables."""
     seen = {name: function.__globals__[name] for name in names_in(function.__code__) if name in function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return seen | {name: cell.cell_contents for name, cell in cells if not is_empty(cell)}
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """Return the variables that running code uses.
+    """Return the variables that the code running in a frame uses.
 
-    These are its own variables, its globals, and the variables of the functions that it calls by name.
+    These are its local variables, its globals, and the variables of the functions that it calls by name.
     """
     names = names_in(frame.f_code)
     own = {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
@@ -80,13 +80,13 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 def names_in(code: CodeType) -> list[str]:
-    """Return the global names in a code object and in the functions inside it."""
+    """Return the names of global variables in a code object and in the functions inside it."""
     inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in names_in(constant)]
     return list(dict.fromkeys([*code.co_names, *inner]))
 
 
 def is_empty(cell: CellType) -> bool:
-    """Return whether a closure variable has no value yet."""
+    """Check whether a closure variable does not have a value yet."""
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -95,14 +95,14 @@ def is_empty(cell: CellType) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether code belongs to the standard library, an installed package or perfnb rather than the user."""
+    """Check whether code belongs to the standard library, an installed package or perfnb rather than to the user."""
     return file.startswith(_INSTALLED)
 
 
 def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Module]]:
-    """Return the models that the user passed as a module, sequence or mapping, and their names in a mapping.
+    """Return the models that the user passed as a module, a sequence or a mapping, and a mapping with their names.
 
-    Raises `TypeError` for anything else except ``None``.
+    `TypeError` is raised for anything else, except for ``None``.
     """
     if model is None:
         return None, {}
@@ -117,12 +117,12 @@ def chosen_models(model: Any) -> tuple[list[nn.Module] | None, dict[str, nn.Modu
 
 
 def named_modules(namespace: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
-    """Yield modules in variables, then those one level inside an object, list or dict in a variable."""
+    """Return the modules in variables, followed by modules one level inside an object, list or dict in a variable."""
     return named_values(namespace, nn.Module)
 
 
 def named_values(namespace: Mapping[str, Any], kind: type) -> list[tuple[str, Any]]:
-    """Yield values of a class, found as in `named_modules`."""
+    """Return the instances of a class, which are found in the same way as in `named_modules`."""
     public = [(name, value) for name, value in namespace.items() if _is_public(name)]
     nested: list[tuple[str, Any]] = []
     for name, value in public:
@@ -133,14 +133,14 @@ def named_values(namespace: Mapping[str, Any], kind: type) -> list[tuple[str, An
         elif issubclass(type(value), (list, tuple)):
             nested += [(f"{name}[{place}]", item) for place, item in enumerate(value)]
         else:
-            with suppress(Exception):  # no attributes, or not readable
+            with suppress(Exception):  # the attributes do not exist or cannot be read
                 nested += [(f"{name}.{key}", item) for key, item in vars(value).items()]
-    # By type: isinstance may run code of a proxy.
+    # The type is checked because isinstance may run a proxy's code.
     return [(name, value) for name, value in (*public, *nested) if issubclass(type(value), kind)]
 
 
 def names_of(namespace: Mapping[str, Any], kind: type) -> dict[int, str]:
-    """Return the name of each value of a class, by its ``id``: the first one that `named_values` finds."""
+    """Return the first name that `named_values` finds for each instance of a class, keyed by ``id``."""
     return {id(value): name for name, value in reversed(named_values(namespace, kind))}
 
 
@@ -148,7 +148,7 @@ def _is_public(name: Any) -> bool:
     return isinstance(name, str) and not name.startswith("_") and name not in ("In", "Out")
 
 
-#: The most levels inside a variable, entries of a container, and values in all.
+#: The maximum number of levels inside a variable, entries of a container, and values in total.
 _MOST_LEVELS, _MOST_ENTRIES, _MOST_VALUES = 4, 1000, 20_000
 
 #: Values that are not searched.
@@ -156,13 +156,14 @@ _CLOSED = (str, bytes, bytearray, int, float, complex, type, ModuleType, Tensor,
 
 
 def reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    """Yield the roots, then the values inside them, nearest first, each once.
+    """Yield the roots, followed by the values inside them, starting with the nearest. Each value is yielded once.
 
-    This searches containers, objects, methods, partial functions, iterators and the variables of functions, but not
-    classes or Python modules. Depth and number are limited, because a dataset may contain millions of values.
+    The search covers containers, objects, methods, partial functions, iterators and the variables of functions, but not
+    classes or Python modules. The depth and the number of values are limited because a dataset may contain millions of
+    values.
     """
     waiting = deque((value, 0) for value in roots)
-    seen: dict[int, Any] = {}  # kept alive, so that no id is reused
+    seen: dict[int, Any] = {}  # values are kept alive to prevent an id from being reused
     while waiting and len(seen) < _MOST_VALUES:
         value, level = waiting.popleft()
         if id(value) in seen:
@@ -174,7 +175,7 @@ def reachable(roots: Iterable[Any]) -> Iterator[Any]:
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    kind = type(value)  # isinstance may run code of a proxy
+    kind = type(value)  # isinstance may run a proxy's code
     if issubclass(kind, _CLOSED):
         return ()
     if issubclass(kind, dict):
@@ -189,17 +190,17 @@ def _inside(value: Any) -> Iterable[Any]:
         return value.func, *value.args, *value.keywords.values()
     try:
         parts = vars(value)
-    except Exception:  # no attributes, or not readable
-        # The iterable of a generator's loop is in none of its variables.
+    except Exception:  # the attributes do not exist or cannot be read
+        # The iterable of a generator's loop is not in any of its variables.
         return gc.get_referents(value) if hasattr(kind, "__next__") else ()
-    if issubclass(kind, nn.Module):  # its tensors and submodules are found in other ways
+    if issubclass(kind, nn.Module):  # its tensors and submodules are found by other means
         return [part for name, part in parts.items() if not name.startswith("_")]
     return list(parts.values())
 
 
-#: The recorded settings of a loader and of an optimizer.
+#: The loader settings that are recorded. The optimizer settings follow below.
 _OF_LOADER = ("num_workers", "prefetch_factor", "batch_size")
-#: The arguments of a loader that another loader of the same samples needs, with their defaults.
+#: The arguments, with their defaults, that must be repeated to create another loader for the same samples.
 _LOADER_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "num_workers": (0,),
     "collate_fn": (default_collate, default_convert),
@@ -215,13 +216,13 @@ _LOADER_DEFAULTS: dict[str, tuple[Any, ...]] = {
 _OF_OPTIMIZER = ("foreach", "fused", "capturable")
 #: Modules that a recommended line may use.
 _IMPORTS = ("torch", "gc", "os")
-#: The arguments that make torch's optimizers update all parameters at once, fastest first, and the reasons against
-#: each.
+#: The arguments that make torch's optimizers update all parameters at once, starting with the fastest, and functions
+#: that return why an argument cannot be used.
 _AT_ONCE = {"fused": cannot_fuse, "foreach": cannot_foreach}
 
 
 def name_of_batches(step: Any, batches: Any) -> dict[str, Any]:
-    """Return the global variable of a step's module that holds the batches, and the batches."""
+    """Return the name of the global variable in the step's module that refers to the batches, and the batches."""
     places = getattr(getattr(step, "__func__", step), "__globals__", {})
     if batches is None or isinstance(batches, (int, str)):
         return {}
@@ -229,25 +230,30 @@ def name_of_batches(step: Any, batches: Any) -> dict[str, Any]:
 
 
 def named_parts(namespace: Mapping[str, Any], batches: Any, called: Iterable[nn.Module]) -> dict[str, Any]:
-    """Return the names and settings of the optimizers and the loader of a step, ready for JSON.
+    """Return the names and settings of a step's optimizers and loader, ready for JSON.
 
     Parameters
     ----------
     namespace : mapping
-        Variables.
+        The variables that the parts are named after.
     batches : object
-        Source of the batches; ``None`` without batches.
+        The source of the batches, or ``None`` if there are no batches.
     called : iterable of Module
-        The called modules; optimizers of other parameters are left out.
+        The modules that the step calls. Optimizers of other parameters are ignored.
 
     Returns
     -------
     dict
-        ``optimizers``, each once: ``name``, ``class``, ``tensors`` (number of parameters), ``elements`` in them,
-        ``groups``, ``at_once`` (arguments that make it update all at once, and that it takes) and its settings.
-        ``loader``: ``name`` (``None`` if it is in no variable), ``class``, whether it is iterated itself (``direct``),
-        its settings, and the result of `loader_facts`; ``None`` without batches. ``refused``: the levers of
-        `perfnb.try_levers` that do not apply. ``imports``: modules that the namespace has under their own names.
+        A dictionary with the following keys:
+
+        - ``optimizers``: for each optimizer, its ``name``, ``class``, ``tensors`` (the number of parameters),
+          ``elements`` (the number of elements in the parameters), ``groups``, ``at_once`` (the arguments that it
+          accepts and that make it update all parameters at once), and its settings.
+        - ``loader``: the loader's ``name`` (``None`` if it is not in a variable), its ``class``, ``direct`` (whether
+          the step iterates over the loader itself), its settings, and the result of `loader_facts`. This is ``None`` if
+          there are no batches.
+        - ``refused``: the levers of `perfnb.try_levers` that do not apply.
+        - ``imports``: the modules that the namespace contains under their own names.
     """
     modules = list(called)
     used = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
@@ -280,7 +286,7 @@ def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
     given = batches
     name = names_of(namespace, type(batches)).get(id(batches))
     if not isinstance(batches, DataLoader):
-        # enumerate(loader), zip(loader): use the loader, if there is only one.
+        # For enumerate(loader) or zip(loader), use the loader if there is only one.
         loaders = list({id(value): (name, value) for name, value in named_values(namespace, DataLoader)}.values())
         if name is not None or len(loaders) != 1 or isinstance(batches, (list, tuple)):
             return {"name": name, "class": type(batches).__name__}
@@ -292,14 +298,15 @@ def _loader(namespace: Mapping[str, Any], batches: Any) -> dict[str, Any]:
 
 
 def loader_facts(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the facts needed for a line that creates the same loader with other settings.
+    """Return the information needed to write a line of code that creates the same loader with other settings.
 
     Returns
     -------
     dict
-        ``dataset`` (its class), ``iterable`` (whether that is iterable-style), ``indexed`` (whether one index gives the
-        same batch as its samples one by one) and ``same``: the arguments to repeat, which are attributes of the loader.
-        ``same`` is empty for a subclass, which may do more than torch's own loader.
+        A dictionary with the keys ``dataset`` (the dataset's class), ``iterable`` (whether it is an iterable-style
+        dataset), ``indexed`` (whether indexing the dataset once with a list returns the same batch as fetching its
+        samples one by one) and ``same`` (the arguments to repeat, which are attributes of the loader). ``same`` is
+        empty for a subclass of torch's loader, because it may do more than the base class.
     """
     dataset, batched = loader.dataset, loader.batch_sampler is not None
     facts = {"dataset": type(dataset).__name__, "iterable": isinstance(dataset, IterableDataset)}

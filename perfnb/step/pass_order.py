@@ -1,8 +1,8 @@
-"""Capture a step, either in one run of all passes, or over many steps to find leaks.
+"""Capture a step, either by running all passes once or by running many steps to find leaks.
 
-Everything is measured once, with the lightest suitable instrument. Memory and FLOPs are counted in separate steps,
-because counting operators makes compiled regions run uncompiled, and a profiler that records shapes keeps tensors
-alive.
+Each quantity is measured once, with the lightest instrument that is suitable. Memory and FLOPs are recorded in separate
+steps because counting operators makes compiled regions run uncompiled, and because a profiler that records shapes keeps
+tensors alive.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def capture_step(
     Parameters
     ----------
     step : callable
-        Called with a batch if `batches` are given, otherwise without arguments.
+        The step to run. It is called with a batch if `batches` are given, and without arguments otherwise.
     plan : Plan
         The number of steps in each pass, and the time budget.
     models : list of Module or None
@@ -56,11 +56,11 @@ def capture_step(
     namespace : mapping
         The variables that models are named after.
     labels : collection of str
-        Names in `namespace` that the user chose for models and that are not variables.
+        Names in `namespace` that are not variables but names that the user chose for models.
     stacks : bool
-        Record Python calls and sample Python's stacks.
+        Whether to record Python calls and sample Python stacks.
     worth_sampling : callable, optional
-        Decides after all other passes whether to sample Python's stacks briefly.
+        Called after all other passes to decide whether to sample Python stacks briefly.
 
     Raises
     ------
@@ -69,8 +69,8 @@ def capture_step(
     CaptureError
         If the trace does not contain a step.
     Exception
-        Any exception that the step raises, after all hooks have been removed. If memory is watched, an out-of-memory
-        error is returned in the capture instead of being raised.
+        Any exception that the step raises. All hooks are removed first. If memory is recorded, an out-of-memory error
+        is stored in the capture instead of being raised.
     """
     __tracebackhide__ = True
     if plan.recompile and (reason := why_not_again()):
@@ -79,8 +79,8 @@ def capture_step(
         )
     source = None if batches is None else BatchSource(batches)
     namespace = namespace or {}
-    # The session is in no variable here, and the passes are not a closure: a traceback keeps what its frames hold
-    # alive.
+    # The session is not stored in a variable here, and the passes are not a closure, because a traceback keeps the
+    # variables of its frames alive.
     passes = _passes(Session(plan, models, source, namespace, progress), namespace, labels, stacks, worth_sampling)
     return StepRunner(step, source).drive(passes)
 
@@ -99,14 +99,14 @@ def _passes(
             yield from _measure(session, workers)
         capture = _named(session, namespace)
         _name_parts(session, namespace, None if source is None else source.made, labels)
-        lasts = source is None or source.starts_again  # an optional pass must not run out of batches
+        lasts = source is None or source.starts_again  # batches must not run out during an optional pass
         if worth_sampling is not None and not stacks and lasts and capture.failure is None:
             yield from session.sample_if(worth_sampling)
         return capture
 
 
 def _measure(session: Session, workers: WorkerStacks | None) -> Passes[None]:
-    """Yield all passes, or stop when memory runs out if it is watched. With `workers`, stacks are sampled."""
+    """Run all passes. If memory is recorded, stop when it runs out. If `workers` is given, sample Python stacks."""
     __tracebackhide__ = True
     capture, plan = session.capture, session.plan
     try:
@@ -139,18 +139,18 @@ def loop_passes(
 ) -> Passes[Capture]:
     """Return the passes of `capture_step` for the steps of a running loop, which executes them itself.
 
-    Anything that would need additional steps is skipped: numbers of threads are not tried, the machine's ceilings come
-    from earlier profiles, and a step that runs out of memory is not repeated. Compiled code is not counted, because
-    counting runs it uncompiled, with different rounding.
+    Anything that would require additional steps is skipped: perfnb does not try other numbers of threads, uses machine
+    ceilings from earlier profiles, and does not repeat a step that runs out of memory. The operations of compiled code
+    are not counted, because it would have to run uncompiled, with different rounding.
 
     Parameters
     ----------
     plan, models, stacks
         As in `capture_step`.
     namespace : callable
-        Called at the end; returns the variables that models are named after.
+        A function that is called at the end and returns the variables that models are named after.
     batches : object
-        The loader, whose settings are recorded.
+        The loader whose settings are recorded.
     """
     with Session(plan, models) as session:
         timed = yield from session.time((yield from session.warm_up()))
@@ -173,10 +173,11 @@ def count_step(
     warmup: int,
     namespace: Mapping[str, Any] | None = None,
 ) -> Capture:
-    """Warm `step` up and count its work: trace one step, record the memory of another, count the arithmetic of a third.
+    """Warm up `step` and count its work: trace one step, record the memory of another, and count operations in a third.
 
-    The number of steps never depends on their duration. Garbage is collected beforehand but not in between, so that it
-    is freed at the same point each time. Parameters and errors are the same as in `capture_step`.
+    The number of steps does not depend on how long they take. Garbage is collected before the first step but not
+    between steps, which means that it is freed at the same point each time. Parameters and errors are the same as in
+    `capture_step`.
     """
     __tracebackhide__ = True
     plan = Plan(warmup=warmup, steps=1, traced=1, budget_s=_NO_BUDGET_S)
@@ -201,7 +202,7 @@ def count_step(
 
 
 def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
-    """Return whether the step has compiled code: a model, one compiled in place, or a function."""
+    """Check whether the step runs compiled code: a compiled model, a model compiled in place, or a function."""
     called = session.called()
     known = [part for _, model in named_values(namespace, nn.Module) for part in model.modules()]
     return (
@@ -212,7 +213,7 @@ def _runs_compiled(session: Session, namespace: Mapping[str, Any]) -> bool:
 
 
 def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
-    """Return the capture of a session whose passes have run, including layers, spans and environment."""
+    """Complete the capture of a session whose passes have run with layers, spans and environment, and return it."""
     capture = session.capture
     capture.layers, capture.places = name_layers(session.watched_calls(), namespace, session.models)
     capture.spans = spans_of(session.calls, capture.places)
@@ -225,8 +226,8 @@ def _named(session: Session, namespace: Mapping[str, Any]) -> Capture:
 
 
 def _code_of(modules: Iterable[nn.Module], namespace: Mapping[str, Any]) -> list[CodeType]:
-    """Return the code of modules' forward passes, and of the compiled functions among some variables."""
-    # A scripted module's class has no forward of its own.
+    """Return the code objects of the modules' forward methods and of the compiled functions in some variables."""
+    # A scripted module's class does not define a forward method.
     functions = [getattr(type(wrapped_by_compiler(module) or module), "forward", None) for module in modules]
     compiled = (each for _, each in named_values(namespace, FunctionType) if is_compiled_function(each))
     functions += [each._torchdynamo_orig_callable for each in compiled]
@@ -234,7 +235,7 @@ def _code_of(modules: Iterable[nn.Module], namespace: Mapping[str, Any]) -> list
 
 
 def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, labels: Collection[str]) -> None:
-    """Record the names of the parts that the steps used in a session's capture, whose layers already have names."""
+    """Record the names of the parts that the steps used in a session's capture. Its layers must already have names."""
     capture, called = session.capture, session.called()
     parts = named_parts(namespace, batches, called)
     variables = {name: value for name, value in namespace.items() if name not in labels}
@@ -245,10 +246,11 @@ def _name_parts(session: Session, namespace: Mapping[str, Any], batches: Any, la
 
 
 def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | None, bool]]:
-    """For each span, return its number, the index of its layer, and whether it is a loss.
+    """Return the number of each span, the index of its layer, and whether it is a loss.
 
-    Spans of modules that are not layers belong to the span around them; spans inside a loss are loss. Modules called
-    only on threads that the profiler does not record get numbers that the trace does not contain.
+    If a span's module is not a layer, the span belongs to the layer of the enclosing span. Spans inside a loss are also
+    part of the loss. Modules that were called only on threads that the profiler does not record are assigned numbers
+    that do not occur in the trace.
     """
     known: dict[int, tuple[int | None, bool]] = {}
     for number, module, parent in calls.records:  # parents first
@@ -260,7 +262,7 @@ def spans_of(calls: Calls, places: Mapping[int, int]) -> list[tuple[int, int | N
     return spans + [(number, place, False) for number, place in enumerate(unseen, start=len(spans))]
 
 
-#: A budget that never ends, so that as many steps run as requested, however long they take.
+#: An unlimited budget. All requested steps run, regardless of how long they take.
 _NO_BUDGET_S = float(MOST)
 
 
@@ -275,25 +277,28 @@ def watch_steps(
     namespace: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Capture, list[int], int, list[int]]:
-    """Run `step` `warmup` times, `steps` times while reading process memory, and `steps` times recording allocations.
+    """Run `step` several times to find out whether it leaks memory.
 
-    These passes are separate because a recording profiler makes the process grow. If the process grew, its memory is
-    read again after the recording, to see whether it still does. To find what a step leaks, nothing here may keep
-    objects alive: live objects are not inspected, and called modules are only referenced weakly.
+    The step runs `warmup` times, then `steps` times while the process's memory is read, and then `steps` times while
+    allocations are recorded. The last two passes are separate because a recording profiler makes the process grow. If
+    the process grew, its memory is read again after the recording to check whether it continues to grow. No object may
+    be kept alive here, because that would hide leaks. Live objects are therefore not inspected, and called modules are
+    only referenced weakly.
 
-    Parameters and errors are those of `capture_step`, but an out-of-memory error is always raised.
+    Parameters and errors are the same as in `capture_step`, except that an out-of-memory error is always raised.
 
     Parameters
     ----------
     grows : callable
-        Returns whether the process grew, given its memory after each step.
+        A function that takes the process's memory after each step and returns whether the process grew.
 
     Returns
     -------
     tuple of (Capture, list of int, int, list of int)
-        The capture, whose only trace is that of the steps whose allocations were recorded, resident memory of the
-        process after each of the steps before them, how many were recorded (fewer than requested if the recording
-        grew too large), and resident memory after each of as many steps after them; empty if it did not grow before.
+        The capture, which only contains the trace of the steps whose allocations were recorded; the process's resident
+        memory after each of the preceding steps; the number of recorded steps, which is lower than requested if the
+        recording grew too large; and the resident memory after each of the same number of steps that followed. The last
+        list is empty if the process did not grow.
     """
     __tracebackhide__ = True
     namespace = namespace or {}
@@ -316,7 +321,7 @@ def watch_steps(
 
 
 class _Called:
-    """Replaces called modules by weak references, so that the record of calls does not keep their memory."""
+    """Replaces called modules with weak references, to prevent the record of calls from keeping them alive."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -324,7 +329,7 @@ class _Called:
         self._nobody = nn.Module()
 
     def let_go(self) -> None:
-        """Release the modules called since the last time."""
+        """Release the modules that have been called since this method last ran."""
         records = self._calls.records
         for place in range(len(self._modules), len(records)):
             number, module, around = records[place]
@@ -334,7 +339,7 @@ class _Called:
     def restore(self) -> None:
         """Put back the modules that are still alive.
 
-        Modules that no longer exist are replaced by empty modules with the same class name.
+        Modules that no longer exist are replaced with empty modules that have the same class name.
         """
         instead: dict[str, nn.Module] = {}
         for place, (reference, kind) in enumerate(self._modules):

@@ -1,6 +1,6 @@
-"""The passes of a capture, one after the other, over steps that other code runs.
+"""Define the passes of a capture, which run one after the other over steps that other code executes.
 
-A pass is a generator. To request a step, it yields a `Turn`, and the executed step is then sent to it.
+A pass is a generator. It requests a step by yielding a `Turn`, and the executed step is then sent to the generator.
 `StepRunner.drive` runs the user's step for each turn. In `perfnb.loop`, the turns are the steps of a running loop.
 """
 
@@ -42,20 +42,20 @@ from perfnb.step.tracer import Costs, Tracer, exclusive, measure_costs
 from perfnb.step.worker_stacks import WorkerStacks
 from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 
-#: Recording the allocations of many steps stops when the process has grown by this much, 0.4 KiB per event, once there
-#: are enough steps for an interval. Reading the trace takes seven times as much memory.
+#: The recording of allocations over many steps ends when the process has grown by this many bytes (an event takes
+#: 0.4 KiB), provided that there are enough steps for an interval. Reading the trace takes seven times as much memory.
 MOST_RECORDED_BYTES, FEWEST_RECORDED = 256 * 2**20, 15
 
-#: The number of steps that run while models are compiled once more; the second may meet other shapes.
+#: The number of steps that run while models are recompiled. The second step may encounter different shapes.
 _TO_RECOMPILE = 2
 
-#: A callback for after each step, with the pass, its steps done, its steps planned (or ``None``), and sometimes a note
-#: for the user.
+#: A function that is called after each step with the name of the pass, the number of completed steps, the number of
+#: planned steps (or ``None``), and sometimes a note for the user.
 Progress = Callable[..., None]
 
 
 class Session(Installed):
-    """Context manager for a capture, with the passes as methods. If an error occurs, the profiler's memory is freed.
+    """Context manager for a capture, whose methods are the passes. If an error occurs, the profiler's memory is freed.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ class Session(Installed):
     models : list of Module or None
         Restrict layers to these models.
     source : BatchSource or None
-        Closed at the end.
+        The source of batches, which is closed at the end.
     namespace : mapping or None
-        The variables that the first step's optimizers are named after; ``None`` to leave the first step alone.
+        The variables that the first step's optimizers are named after. If ``None``, optimizer calls are not counted.
     progress : callable, optional
 
     Attributes
@@ -73,11 +73,11 @@ class Session(Installed):
     capture : Capture
         The results so far.
     calls : Calls
-        The module calls of all passes with layer spans.
+        The module calls in all passes that record layer spans.
     plan, models, source
-        As given.
+        The corresponding parameters.
     running : str
-        The current or last pass.
+        The name of the current or most recent pass.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class Session(Installed):
         self.source, self._gate, self._conditions = source, InterruptGate(), Conditions()
         self._begin = time.perf_counter()
         self._bare: Costs | None = None
-        #: Whether each step is waited for, because events do not see all of its work.
+        #: Whether to wait for the device after each step, because events do not cover all of the step's work.
         self._waits = False
         self._uncompiled_from: int | None = None
         self._timed_already: list[int] = []
         self._notes: list[str] = []
         self._again = False
-        #: Models that ran code of their own in the traced steps, compiled once more for it.
+        #: The models that were recompiled, and that ran the recompiled code in the traced steps.
         self.recompiled: list[nn.Module] = []
         self._first: FirstStep | None = None
         if namespace is not None:
@@ -125,13 +125,13 @@ class Session(Installed):
 
     @contextmanager
     def _outside_budget(self) -> Iterator[None]:
-        """Leave what runs inside out of the time budget, which is for steps."""
+        """Exclude the time spent inside the block from the time budget, which applies only to steps."""
         begin = self._spent_s()
         yield
         self._begin += self._spent_s() - begin
 
     def warm_up(self) -> Passes[list[int]]:
-        """Run until the step time is in steady state, or as often as requested."""
+        """Run steps until the step time is in steady state, or as many steps as requested."""
         __tracebackhide__ = True
         plan = self.plan
 
@@ -142,14 +142,14 @@ class Session(Installed):
 
         times = yield from self._run("warmup", plan.warmup, more=more)
         if len(times) == 2 and plan.steps_are_long(times, self._spent_s()):
-            # Steps this long are too precious: the first one was the warm-up, and the second counts as timed.
+            # Steps that take this long must not be wasted. The first was the warm-up, and the second counts as timed.
             self.capture.steps[-1] = self.capture.steps[-1]._replace(pass_name="timed")
             self._timed_already.append(times.pop())
         self.capture.meta["steady"] = is_steady(times)
         return times
 
     def time(self, warm_ns: list[int]) -> Passes[list[int]]:
-        """Run without a profiler or hooks, to measure the true step time."""
+        """Run steps without a profiler or hooks to measure the true step time."""
         __tracebackhide__ = True
         plan, already = self.plan, self._timed_already
         wanted = plan.timed_steps(warm_ns)
@@ -172,7 +172,7 @@ class Session(Installed):
         return times
 
     def _note_compilations(self, key: str, pass_name: str) -> None:
-        """Record torch's compilations in the steps of a pass."""
+        """Record the compilations that took place during the steps of a pass."""
         steps = [step for step in self.capture.steps if step.pass_name == pass_name]
         if compiled := compilations([(step.begin_ns, step.begin_ns + step.wall_ns) for step in steps]):
             self.capture.meta[key] = compiled
@@ -180,7 +180,7 @@ class Session(Installed):
     def try_threads(self, timed_ns: list[int]) -> Passes[None]:
         """Time a few steps with one thread per core, and record the result in `meta`.
 
-        This is done if torch uses more threads than there are cores, or far fewer.
+        This pass only runs if torch uses more threads than there are cores, or far fewer threads.
         """
         __tracebackhide__ = True
         threads, cores = torch.get_num_threads(), max(1, int(usable_cpus()))
@@ -199,7 +199,7 @@ class Session(Installed):
         self.capture.meta["threads_tried"] = {"threads": cores, "steps_ms": [ns / 1e6 for ns in times]}
 
     def trace(self, timed_ns: list[int], stacks: bool) -> Passes[None]:
-        """Run under torch.profiler with layer spans, in a single session; if wanted, with code compiled for it."""
+        """Run steps with layer spans in a single torch.profiler session, using recompiled code if requested."""
         __tracebackhide__ = True
         with CompilesAgain() if self.plan.recompile else nullcontext() as again:
             if again is not None:
@@ -229,14 +229,14 @@ class Session(Installed):
         bare = bare.least(measure_costs())
         self.capture.meta |= {
             "cost": traced.beyond(bare)._asdict(),
-            # The machine's speed varies: the least of all measurements matches the fastest steps best.
+            # The machine's speed varies, and the smallest of all measurements is the best match for the fastest steps.
             "bare_cost": (bare if self._bare is None else self._bare.least(bare))._asdict(),
             "stacks": stacks,
             "traced_cut_short": count < self.plan.traced,
         }
 
     def sample_stacks(self, timed_ns: list[int], workers: WorkerStacks) -> Passes[None]:
-        """Run without a profiler while a thread samples Python stacks, here and in each loader worker."""
+        """Run steps without a profiler while threads sample Python stacks in this process and in each loader worker."""
         __tracebackhide__ = True
         count = self.plan.sampled_steps(self._spent_s(), _median_s(timed_ns))
         with workers.sampling():
@@ -244,9 +244,9 @@ class Session(Installed):
         self.capture.workers, self.capture.unreached_workers = workers.read(), workers.unreached
 
     def sample_if(self, worth: Callable[[Capture], bool]) -> Passes[None]:
-        """Sample Python stacks briefly, if there is time and `worth` accepts the results of all other passes.
+        """Sample Python stacks briefly if there is enough time and `worth` approves the results of all other passes.
 
-        `worth` may close the capture.
+        `worth` is allowed to close the capture.
         """
         __tracebackhide__ = True
         timed_ns = [step.wall_ns for step in self.capture.steps if step.pass_name == "timed"]
@@ -258,11 +258,11 @@ class Session(Installed):
             return
         with self._gate.opened():
             wanted = worth(self.capture)
-        if wanted and (count := affordable()):  # answering took time
+        if wanted and (count := affordable()):  # calling `worth` took time
             yield from self._sample(count)
 
     def _sample(self, count: int) -> Passes[None]:
-        """Run while a thread samples Python stacks."""
+        """Run steps while a thread samples Python stacks."""
         __tracebackhide__ = True
         outermost = {
             id(module): (module, number in self.calls.loss)
@@ -274,10 +274,10 @@ class Session(Installed):
         self.capture.sampler = sampler
 
     def watch_memory(self, *, lead_in: bool | None = None) -> Passes[None]:
-        """Run one step with every allocation recorded, even if it runs out of memory.
+        """Run one step and record every allocation, even if the step runs out of memory.
 
-        A lead-in step, which is watched but does not count, shows which objects are alive when the recorded step
-        starts.
+        An optional lead-in step is also recorded, but not counted. It shows which objects are alive when the counted
+        step starts.
         """
         __tracebackhide__ = True
         if lead_in is None:
@@ -295,10 +295,10 @@ class Session(Installed):
             if lead_in:
                 yield from self._run("lead_in", 1, watched, watch.inputs)
             yield from self._run("counted", 1, watched, watch.inputs)
-            gc.collect()  # garbage cycles are not leaks
+            gc.collect()  # garbage in reference cycles is not a leak
 
     def count_arithmetic(self) -> Passes[None]:
-        """Run one step with every operator counted."""
+        """Run one step and count its operators."""
         __tracebackhide__ = True
         self._uncompiled_from = len(self.calls.records)
         with Tracer() as tracer, LayerSpans(self.models, self.calls), OpCounter() as counter:
@@ -306,9 +306,10 @@ class Session(Installed):
         self.capture.arithmetic = (counter.calls, tracer)
 
     def measure_ceilings(self, *, only_kept: bool = False) -> None:
-        """Measure the machine's ceilings for the counted step's dtypes, and record them in `meta`.
+        """Measure the machine's ceilings for the dtypes in the counted step, and record them in `meta`.
 
-        Call this after `count_arithmetic`. With `only_kept`, only ceilings that were measured earlier are used.
+        This method must be called after `count_arithmetic`. If `only_kept` is true, only ceilings that were measured
+        earlier are used.
         """
         __tracebackhide__ = True
         assert self.capture.arithmetic is not None
@@ -320,14 +321,14 @@ class Session(Installed):
         with self._gate.opened():
             dtypes = dict.fromkeys(call.dtype for call in calls if call.flops)
             if "float32" in dtypes and (lower := lower_precision(device)) is not None:
-                dtypes[lower] = None  # for the gain from lower precision
+                dtypes[lower] = None  # needed to estimate the gain from lower precision
             if "float64" in dtypes:
                 dtypes["float32"] = None
             ceilings = measure_ceilings(dtypes, device, only_kept=only_kept)
             self.capture.meta["ceilings"] = {"on": device, **ceilings}
 
     def read_process(self, count: int) -> Passes[list[int]]:
-        """Run without a profiler or hooks, and return the process's resident bytes after each step."""
+        """Run steps without a profiler or hooks, and return the process's resident memory in bytes after each step."""
         __tracebackhide__ = True
         readings: list[int] = []
         with footprint() as read:
@@ -335,10 +336,10 @@ class Session(Installed):
         return readings
 
     def record_allocations(self, count: int, at_end: Callable[[], None]) -> Passes[int]:
-        """Run with every allocation recorded, but without recording live objects, then collect garbage.
+        """Run steps while every allocation is recorded, then collect garbage. Live objects are not inspected.
 
-        `at_end` is called inside each step, at its end. Return the number of steps, which is lower than requested if
-        the recording grows too large.
+        `at_end` is called inside each step, at its end. The method returns the number of steps, which is lower than
+        requested if the recording grows too large.
         """
         __tracebackhide__ = True
         numbered = self._numbered()
@@ -364,8 +365,8 @@ class Session(Installed):
     def watch_failure(self, error: Exception) -> Passes[Exception]:
         """Find the owners of memory after a step ran out of memory, and return the error to report.
 
-        If memory was not watched, the memory held by the error's traceback is released and the step is run again on the
-        same batch. The second error, if there is one, is then returned.
+        If memory was not being recorded, the objects in the error's traceback are released, and the step is run again
+        on the same batch. If it fails again, the second error is returned.
         """
         __tracebackhide__ = True
         if self.capture.memory is not None:
@@ -381,7 +382,10 @@ class Session(Installed):
         return error
 
     def watched_calls(self) -> Calls:
-        """Return the calls that name layers, without the counted step, which runs compiled regions uncompiled."""
+        """Return the calls that are used to name layers.
+
+        Calls in the counted step are left out, because this step runs compiled regions uncompiled.
+        """
         until = self._uncompiled_from
         if until is None:
             return self.calls
@@ -399,9 +403,9 @@ class Session(Installed):
         return list({id(module): module for _, module, _ in self.calls.records}.values())
 
     def _numbered(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that returns the span of the pass's next step.
+        """Return a function that returns a span for the pass's next step.
 
-        The span of a skipped step has the same number.
+        If a step is skipped, the span of the following step has the same number.
         """
         first = len(self.capture.steps)
 
@@ -421,10 +425,10 @@ class Session(Installed):
         more: Callable[[list[int]], bool] | None = None,
         after: Callable[[], None] | None = None,
     ) -> Passes[list[int]]:
-        """Run `count` steps of a pass, or steps as long as `more` returns true for their durations.
+        """Run `count` steps of a pass, or run steps as long as `more` returns true, and return their durations in ns.
 
-        Return the durations in ns. `span` makes the span around each step, and `seen` is called with its batch. `after`
-        is called after each step, outside its time.
+        `more` is called with the durations so far. `span` returns the span around each step, and `seen` is called with
+        the step's batch. `after` is called after each step and is not included in the step's duration.
         """
         __tracebackhide__ = True
         self.running = pass_name
@@ -466,7 +470,7 @@ class Session(Installed):
         return durations
 
     def _first_step_ended(self, looped: dict[str, Any] | None, step_s: float) -> None:
-        """Collect notes for the user after the first execution."""
+        """Collect notes for the user after the first step has run."""
         self._first = None
         notes = [self.plan.why_longer(self._spent_s(), step_s)]
         if looped is not None:
@@ -480,26 +484,26 @@ def _median_s(times_ns: list[int]) -> float:
 
 
 def _where_computed(calls: list[OpCall]) -> str:
-    """Return the kind of device on which most of the arithmetic ran."""
+    """Return the kind of device that performed most of the arithmetic."""
     flops: Counter[str] = Counter()
     for call in calls:
         flops[call.device] += call.flops or 0
     return max(flops, key=flops.__getitem__, default="cpu")
 
 
-#: More optimizer steps than this in one step look like a loop; some training methods need a few.
+#: If a step contains more optimizer steps than this, it is probably a loop. Some training methods require a few.
 MOST_STEPS = 8
 
 
-#: A longer name, such as a key in a dict of optimizers, is less helpful than the class.
+#: The maximum length of a name. A longer one, such as a key in a dict of optimizers, is less helpful than the class.
 _LONGEST_NAME = 60
 
 
 class FirstStep:
-    """Context manager for the first execution of a step that counts how often each optimizer is called.
+    """Context manager that counts how often each optimizer is called while a step is executed for the first time.
 
     If the step looks like a loop, `tell` is called with a note while the step is still running. Optimizers are named
-    after their variables in `namespace` or, if there are none, after their class.
+    after their variables in `namespace` or, if an optimizer is not in a variable, after its class.
     """
 
     def __init__(self, tell: Callable[[str], Any], namespace: Mapping[str, Any]) -> None:
@@ -516,7 +520,7 @@ class FirstStep:
 
     @property
     def looped(self) -> dict[str, Any] | None:
-        """The name and the number of calls of the most frequently called optimizer, if too many for one iteration."""
+        """The name and call count of the optimizer called most often, if there are too many calls for one iteration."""
         key, times = next(iter(self._times.most_common(1)), ((0, ""), 0))
         return {"optimizer": self._name(*key), "times": times} if times > MOST_STEPS else None
 
@@ -527,7 +531,7 @@ class FirstStep:
             self._tell(f"your step has called {self._name(*key)}.step() {MOST_STEPS + 1} times already: {_ADVICE}")
 
     def _name(self, identity: int, kind: str) -> str:
-        """Return the name of the optimizer's variable or, if there is none, its class."""
+        """Return the name of the variable that refers to the optimizer or, if there is none, the optimizer's class."""
         names = (name for name, value in named_values(self._namespace, Optimizer) if id(value) == identity)
         return next((name for name in names if len(name) <= _LONGEST_NAME), kind)
 

@@ -1,11 +1,11 @@
-"""Sample a step's Python stacks, with a thread that reads the frames of the thread running the step.
+"""Sample a step's Python stacks with a thread that reads the frames of the thread running the step.
 
 The sampler uses the interpreter for a few dozen microseconds every few milliseconds, so the step runs at nearly full
-speed. A sample represents the time since the previous sample. Code that does not release the interpreter delays a
-sample, which then represents the whole delay.
+speed. A sample represents the time since the previous sample. If code does not release the interpreter, the next sample
+is delayed and represents the whole delay.
 
-Phases follow the rules of `perfnb.attribution`: the outermost module calls are forward, what autograd's engine runs is
-backward, and what is between the two is the loss.
+Phases are determined by the same rules as in `perfnb.attribution`: the outermost module calls are the forward pass, the
+code run by autograd's engine is the backward pass, and the code between the two is the loss.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from perfnb.step.refusals import is_compiled
 from perfnb.step.steps import BatchSource, StepRunner
 from perfnb.step.worker_stacks import DEEPEST, INTERVAL_S, WorkerStack
 
-#: The seconds after which Python code hands over the interpreter while sampling; Python's default is 0.005.
+#: The interval in seconds after which Python switches threads during sampling. Python's default is 0.005.
 _SWITCH_S = 0.0005
 #: torch's functions between a module's caller and its ``forward``.
 _CALLING = ("_wrapped_call_impl", "_call_impl", "inner")
@@ -45,13 +45,13 @@ _ENGINE = "_engine_run_backward"
 _OPTIMIZER = os.path.join("torch", "optim", "")
 _OPTIMIZER_CALLS = ("wrapper", "step", "zero_grad", "_use_grad")
 
-#: A frame: its code, the line that runs, and the ``id`` and class of the module whose call it is.
+#: A frame: its code, the current line, and the ``id`` and class name of the module if the frame is a call to a module.
 Frame = tuple[CodeType, int, tuple[int, str] | None]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A moment of a step: its frames, outermost first, and the time that it represents."""
+    """A sample of a step: its frames, outermost first, and the amount of time that the sample represents."""
 
     time_ns: int
     weight_ns: int
@@ -65,15 +65,16 @@ class Call(NamedTuple):
     Attributes
     ----------
     parent : int
-        Index of the enclosing call, -1 for none.
+        The index of the enclosing call, or -1 if there is none.
     kind : str
-        ``phase``, ``layer``, ``worker`` for a loader worker, ``own`` for a user function, ``other``.
+        ``phase``, ``layer``, ``worker`` (for a loader worker), ``own`` (for a user function) or ``other``.
     name, file, line : str, str, int
-        The line is the running line in the user's functions, and the first line of other functions; -1 for none.
+        The name and location of the call. For user functions, `line` is the line that was running. For other functions,
+        it is the first line of the function, or -1 if there is none.
     code : str
-        The text of the line in the user's functions.
+        The text of the line, for user functions.
     self_ns, samples : int
-        Time and number of the samples that end in it.
+        The time and the number of the samples whose innermost call is this one.
     """
 
     parent: int
@@ -87,24 +88,25 @@ class Call(NamedTuple):
 
 
 class StackSampler(Installed):
-    """Context manager that samples the thread entering it during that thread's steps.
+    """Context manager that samples the thread that entered it while that thread runs steps.
 
     Parameters
     ----------
     outermost : iterable of (Module, bool)
-        The modules that the step calls itself, and whether each computes the loss.
+        The modules that the step calls directly, and whether each of them computes the loss.
     """
 
     def __init__(self, outermost: Iterable[tuple[nn.Module, bool]] = ()) -> None:
         self._outermost = [(module, loss) for module, loss in outermost if not is_compiled(module)]
         self._samples: list[list[Sample]] = []
-        #: For each step: times, what starts or ends then (``forward``, ``loss``, ``backward``), and whether it starts.
+        #: For each step, the times at which a phase (``forward``, ``loss`` or ``backward``) starts or ends, the name of
+        #: the phase, and whether it starts.
         self._marks: list[list[tuple[int, str, bool]]] = []
         self._stopped = False
         self._thread = threading.Thread(target=self._sample, name="perfnb-stacks", daemon=True)
         self._watched = 0
         self._begin: int | None = None
-        #: The nanoseconds in the steps before this one, and up to the last sample.
+        #: The duration of all previous steps, and the time covered by samples so far, both in nanoseconds.
         self._before = self._sampled_until = 0
 
     def _install(self, stack: ExitStack) -> None:
@@ -142,7 +144,7 @@ class StackSampler(Installed):
     def _watch_backward(self, stack: ExitStack) -> None:
         """Record when autograd's engine runs."""
         engine: Any = getattr(torch.autograd, _ENGINE, None)
-        if engine is None:  # its frame tells, if a sample meets it
+        if engine is None:  # a sample can still contain the engine's frame
             return
         start, end = self._marker("backward", True), self._marker("backward", False)
 
@@ -158,7 +160,7 @@ class StackSampler(Installed):
         stack.callback(setattr, torch.autograd, _ENGINE, engine)
 
     def _sample(self) -> None:
-        draw = random.Random()  # of its own: the step's random numbers must not change
+        draw = random.Random()  # a separate generator, because the step's random numbers must not change
         while not self._stopped:
             sleep(INTERVAL_S * (0.5 + draw.random()))  # cheaper than an event with a timeout
             frame = sys._current_frames().get(self._watched)
@@ -175,14 +177,16 @@ class StackSampler(Installed):
     def calls(self, layers: list[Layer], places: Mapping[int, int], workers: Iterable[WorkerStack] = ()) -> list[Call]:
         """Return all samples as a tree.
 
-        The tree contains phases with their layers and functions, and loader workers with their functions.
+        The tree contains the phases with their layers and functions, and the loader workers with their functions.
 
         Parameters
         ----------
         layers : list of Layer
+            The layers of the models.
         places : mapping of int to int
-            Index in `layers` of each module, by its ``id``.
+            The index in `layers` of each module, keyed by the module's ``id``.
         workers : iterable of WorkerStack
+            The stacks that were sampled in loader workers.
         """
         tree = _Tree(layers, places)
         for samples, marks in zip(self._samples, self._marks, strict=True):
@@ -194,12 +198,15 @@ class StackSampler(Installed):
 
     @property
     def count(self) -> int:
-        """Number of samples."""
+        """The number of samples."""
         return sum(map(len, self._samples))
 
 
 def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
-    """Return the frames of a step, outermost first, and whether it waits for data; none outside a step."""
+    """Return the frames of a step, outermost first, and whether the step is waiting for data.
+
+    There are no frames outside a step.
+    """
     found: list[Frame] = []
     waits = False
     while frame is not None:
@@ -221,12 +228,12 @@ def _frames(frame: FrameType | None) -> tuple[tuple[Frame, ...], bool]:
 
 _RUN = StepRunner._run.__code__
 _FETCHING = (BatchSource.next.__code__, Intake.take.__code__)
-#: Whatever is below its functions waits for a batch that the step itself requests.
+#: Any code called by the functions in this file is waiting for a batch that the step itself requested.
 _LOADERS = see_loaders.__code__.co_filename
 
 
 def phases_of(samples: list[Sample], marks: list[tuple[int, str, bool]]) -> list[str]:
-    """Return the phase of each sample of a step."""
+    """Return the phase of each sample in a step."""
     spans = _spans(marks)
     backward = [(start, end) for start, end, kind in spans if kind == "backward"]
     phases = []
@@ -258,7 +265,10 @@ def phases_of(samples: list[Sample], marks: list[tuple[int, str, bool]]) -> list
 
 
 def _spans(marks: list[tuple[int, str, bool]]) -> list[tuple[int, int, str]]:
-    """Yield start, end and kind of what the marks enclose; module calls inside backward do not count as forward."""
+    """Return the start, end and kind of each span between two marks.
+
+    Module calls inside the backward pass are not counted as forward.
+    """
     spans, open_ = [], []
     for now, kind, starts in marks:
         if starts:
@@ -283,7 +293,7 @@ class _Tree:
         self._sums: list[list[int]] = []
 
     def add(self, sample: Sample, phase: str) -> None:
-        """Add a sample."""
+        """Add a sample to the tree."""
         node = self._inside(-1, "phase", phase, "", -1)
         for code, line, module in sample.frames:
             if code.co_filename == _MODULE_FILE and code.co_name in _CALLING:
@@ -296,7 +306,7 @@ class _Tree:
         self._add(node, sample.weight_ns, 1)
 
     def add_worker(self, stack: WorkerStack) -> None:
-        """Add a stack of a loader worker."""
+        """Add a stack that was sampled in a loader worker."""
         node = self._inside(-1, "worker", f"loader worker {stack.worker}", "", -1)
         for name, file, first, line in stack.frames:
             node = self._function(node, name, file, first, line)
@@ -313,14 +323,14 @@ class _Tree:
         return node
 
     def _function(self, parent: int, name: str, file: str, first: int, line: int) -> int:
-        """Return the node of a call to a function, or `parent` itself if the function is perfnb's."""
+        """Return the node for a call to a function, or `parent` if the function belongs to perfnb."""
         kind = _kind(file)
         if kind == "perfnb":
             return parent
         return self._inside(parent, kind, name.replace(".<locals>", ""), file, line if kind == "own" else first)
 
     def calls(self) -> list[Call]:
-        """Return the calls, each after the one around it."""
+        """Return the calls. Each call comes after the call that encloses it."""
         return [
             Call(*key, linecache.getline(key[3], key[4]).strip()[:200] if key[1] == "own" else "", *sums)
             for key, sums in zip(self._nodes, self._sums, strict=True)
@@ -332,9 +342,10 @@ _OWN_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 
 @cache
 def _kind(file: str) -> str:
-    """Return the origin of a file's code: ``own`` means the user's code, neither part of Python nor installed.
+    """Return the origin of the code in a file.
 
-    Notebook cells count as the user's own code.
+    The result is ``own`` for the user's code, which is neither part of Python nor installed. This includes notebook
+    cells.
     """
     if file.startswith(_OWN_FOLDER):
         return "perfnb"

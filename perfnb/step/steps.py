@@ -1,4 +1,4 @@
-"""Run a step: fetch a batch, run the body, and time both. Passes request steps by yielding turns."""
+"""Run steps: fetch a batch, run the body, and time both. Passes request steps by yielding turns."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ _END = object()
 
 
 class SkippedStep(Exception):
-    """Raised inside `Turn.around` if the step does not take place because the loop's batches ran out."""
+    """Raised inside `Turn.around` if the loop's batches have run out and the step therefore does not take place."""
 
 
 class Turn(NamedTuple):
     """A pass's request for the next step."""
 
     pass_name: str
-    #: Opens what surrounds the step, including its wait for data.
+    #: Returns the context that the step runs in, including its wait for data.
     around: Callable[[], AbstractContextManager[None]]
-    #: Opens a span around the wait for the batch.
+    #: Returns a span for the wait for the batch.
     data: Callable[[], AbstractContextManager[Any]]
-    #: Called with the batch.
+    #: Is called with the batch.
     seen: Callable[[Any], None] | None
-    #: Whether to run the step on the last batch again.
+    #: Whether to run the step again on the last batch.
     again: bool
 
 
 _Result = TypeVar("_Result")
 
-#: Passes over steps: they yield turns, are sent each executed step (``None`` for one that did not take place after
-#: all), and return a result.
+#: A generator that runs passes. It yields turns, receives each executed step (or ``None`` if the step did not take
+#: place after all), and returns a result.
 Passes: TypeAlias = Generator[Turn, ExecutedStep | None, _Result]
 
 
 class BatchSource:
-    """An endless supply of batches: iteration restarts when they run out.
+    """An endless supply of batches. Iteration restarts when the batches run out.
 
     Parameters
     ----------
     batches : iterable, or callable returning one
-        A callable is called for a new iterable each time, so that ``enumerate(loader)`` can be restarted.
+        The batches, or a function that is called whenever iteration starts. The function is needed to restart iterators
+        such as ``enumerate(loader)``.
 
     Attributes
     ----------
     made : object
-        The current iterable; ``None`` before the first batch and after `close`.
+        The current iterable, or ``None`` before the first batch and after `close`.
     starts, taken : int
         The number of times the iteration was started, and the total number of batches taken.
     """
@@ -66,11 +67,11 @@ class BatchSource:
         self.made: Any = None
 
     def next(self) -> Any:
-        """Return the next batch, starting again if the batches have run out."""
+        """Return the next batch. If the batches have run out, start again."""
         __tracebackhide__ = True
         batch = _END if self._iterator is None else next(self._iterator, _END)
         if batch is _END:
-            self._iterator = None  # end a loader's workers before new ones start
+            self._iterator = None  # a loader's workers must exit before new ones start
             made = self._batches
             if callable(made) and not isinstance(made, Iterable):
                 made = made()
@@ -93,11 +94,11 @@ class BatchSource:
 
     @property
     def starts_again(self) -> bool:
-        """Whether the supply of batches is endless; this is unknown before the first batch, and therefore false."""
+        """Whether the batches can start again. This is unknown, and therefore false, before the first batch."""
         return self._own or callable(self._batches)
 
     def close(self) -> None:
-        """Release the iterator and end the loader's workers, which an error's traceback would keep alive."""
+        """Release the iterator and shut down the loader's workers, which an error's traceback would keep alive."""
         iterator, self._iterator, self.made = self._iterator, None, None
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None and self._own and not getattr(iterator, "_persistent_workers", True):
@@ -105,19 +106,19 @@ class BatchSource:
 
 
 def after_optimizer_steps(note: Callable[..., None], optimizer: Any = None) -> Callable[[], None]:
-    """Call a function after each step of one or all torch optimizers. Return a function that stops it."""
+    """Call a function after each step of one or all torch optimizers, and return a function that undoes this."""
     register = register_optimizer_step_post_hook if optimizer is None else optimizer.register_step_post_hook
     remove: Callable[[], None] = register(note).remove
     return remove
 
 
 def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the step to raise a clear error if it is a model that does not accept a whole batch as its input.
+    """Wrap a step to raise a clear error if it is a model that does not accept a whole batch as its input.
 
     Raises
     ------
     TypeError
-        Instead of the model's error when it uses a list, tuple or mapping as a tensor.
+        If the model fails because it uses a list, tuple or mapping as a tensor. This replaces the model's own error.
     """
     if not isinstance(step, torch.nn.Module):
         return step
@@ -136,9 +137,9 @@ def taking_batches(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _not_a_tensor(model: torch.nn.Module, given: tuple[Any, ...], said: str) -> str | None:
-    """Return the reason why a model failed on its batch, and what to pass instead.
+    """Return an explanation of why a model failed on its batch, with a suggestion to pass something else.
 
-    The result is ``None`` for any other error.
+    Return ``None`` for any other error.
     """
     batch = given[0] if given else None
     kind, by_name = type(batch).__name__, isinstance(batch, Mapping)
@@ -146,18 +147,19 @@ def _not_a_tensor(model: torch.nn.Module, given: tuple[Any, ...], said: str) -> 
     if not about_batch or not (by_name or isinstance(batch, (list, tuple))):
         return None
     return (
-        f"A step is a function that gets the whole batch, here a {kind}, but {type(model).__name__} cannot use that as "
-        f"its input{f' ({said})' if said else ''}: instead of the model, pass lambda batch: "
-        f"model({'**batch' if by_name else 'batch[0]'}), or for training a function that also computes the loss and "
+        f"A step is a function that receives the whole batch, here a {kind}, but {type(model).__name__} cannot use it "
+        f"as input{f' ({said})' if said else ''}: instead of the model, pass lambda batch: "
+        f"model({'**batch' if by_name else 'batch[0]'}), or, for training, a function that also computes the loss and "
         "calls backward()."
     )
 
 
 class StepRunner:
-    """Runs the user's steps, with batches if there are any.
+    """Runs the user's steps, and passes batches to them if there are any.
 
-    If a step itself requests batches from torch's data loaders, its waits for them count as well, for example in a cell
-    that accumulates gradients over the batches of an iterator. Without other batches, these are the step's batches.
+    If a step itself requests batches from torch's data loaders, the time it waits for them is counted as well. An
+    example is a cell that accumulates gradients over the batches of an iterator. If no other batches are passed to the
+    step, these count as the step's batches.
     """
 
     def __init__(self, step: Callable[..., Any], source: BatchSource | None) -> None:
@@ -167,9 +169,10 @@ class StepRunner:
         self._intake = Intake()
 
     def drive(self, passes: Passes[_Result]) -> _Result:
-        """Run a step for each turn of the passes, and return the passes' result.
+        """Run a step for each turn that the passes yield, and return the result of the passes.
 
-        An exception of a step is raised in the passes, which remove what they installed and may continue.
+        If a step raises an exception, it is raised inside the passes, which remove everything they installed and may
+        continue.
         """
         __tracebackhide__ = True
         failure: BaseException | None = None
@@ -188,7 +191,7 @@ class StepRunner:
             return end.value  # type: ignore[no-any-return]
         except RuntimeError as error:
             if isinstance(failure, StopIteration) and error.__cause__ is failure:
-                raise failure from None  # which no generator can raise
+                raise failure from None  # a generator cannot raise it
             raise
         finally:
             del failure

@@ -1,4 +1,4 @@
-"""Convert a capture to a recording: read its traces, select the steps' events, and build the frames."""
+"""Convert a capture to a recording: read its traces, select the events inside steps, and build the data frames."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from perfnb.trace.columns import MISSING, Ints, TraceColumns
 from perfnb.trace.trace_steps import is_in, numbered_spans, steps_of_events
 from perfnb.trace_names import DEVICE_EVENTS, DEVICE_KINDS, MARK_SPAN, OPS, STEP_SPAN
 
-#: The name and category of an allocation or a free among the events.
+#: The name and category used for allocations and frees in the table of events.
 CHANGE_NAME, CHANGE_CATEGORY = "[memory]", "memory"
 
 
 def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) -> Recording:
-    """Return a capture's recording with a watcher's telemetry, and close the capture.
+    """Return the recording of a capture, along with a watcher's telemetry, and close the capture.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
         meta["frozen"] = True
     steps = _steps(capture)
     if trace is not None:
-        # A traced step lasts as long as its mark, which its phases add up to, or longer if it waits for a device.
+        # A traced step lasts as long as its mark, which is the sum of its phases, or longer if it waits for a device.
         marks = _last_of_each(trace, STEP_SPAN)
         marked_ms = steps["step"].map({number: trace.duration_ns[row] / 1e6 for number, row in marks.items()})
         steps["wall_ms"] = np.fmax(steps["wall_ms"], marked_ms.astype("float64"))
@@ -83,11 +83,11 @@ def recording_of(capture: Capture, name: str, watcher: Watcher | None = None) ->
 
 
 def with_later(recording: Recording, capture: Capture, watcher: Watcher | None = None) -> Recording:
-    """Return the recording with results that came later: sampled steps, and the telemetry of a watcher that ended."""
+    """Return the recording with results that became available later: sampled steps, and telemetry from a watcher."""
     meta, steps, watch, python = dict(recording.meta), _steps(capture), recording.watch, recording.python
     steps["wall_ms"] = recording.steps["wall_ms"].reindex(steps.index).fillna(steps["wall_ms"])
     if watcher is not None:
-        # Both clocks start with the first step.
+        # Both clocks start at the first step.
         zero = capture.steps[0].begin_ns if capture.steps else 0
         watch = watch_record(watcher.columns(), [], (watcher.zero_ns - zero) / 1e9)
         meta["watch"] = watcher.meta
@@ -119,20 +119,20 @@ def _steps(capture: Capture) -> pd.DataFrame:
 
 
 def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
-    """Return the events inside the steps of a trace, and their positions in it.
+    """Return the events inside the steps of a trace, and their positions in the trace.
 
-    GPU work whose launch is not in the trace was launched before the steps, so it is excluded.
+    GPU work is excluded if its launch is not in the trace, because it was launched before the steps.
 
     Raises
     ------
     CaptureError
-        If the trace has no step.
+        If the trace does not contain a step.
     """
     marks = np.array(list(_last_of_each(trace, STEP_SPAN).values()), dtype=np.int64)
     if len(marks) == 0:
         raise CaptureError(
-            "The trace has none of the traced steps: torch's profiler lost them. Profile again; if this persists, look "
-            "for another profiler or tracer in the step."
+            "The trace does not contain any of the traced steps: torch's profiler lost them. Profile again. If this "
+            "happens repeatedly, check whether the step uses another profiler or tracer."
         )
     step = steps_of_events(trace, trace.start_ns[marks], trace.start_ns[marks] + trace.duration_ns[marks])
     on_device = is_in(trace, DEVICE_EVENTS)
@@ -142,7 +142,7 @@ def _steps_of_trace(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
 
 
 def _no_events() -> pd.DataFrame:
-    """Return the events of a recording without a traced step."""
+    """Return the table of events for a recording that does not contain a traced step."""
     text = pd.Categorical.from_codes([], categories=pd.Index([], dtype=TEXT))
     empty = np.array([], dtype=np.int64)
     texts, numbers = dict.fromkeys(TEXTS, text), dict.fromkeys(NUMBERS, empty)
@@ -185,17 +185,21 @@ def _modules(layers: Sequence[Layer]) -> pd.DataFrame:
 
 
 def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -> MemoryRecord:
-    """Return changes of memory as events among the others, and known blocks with times instead of marks.
+    """Return a record that includes memory changes among the events, and times instead of marks for known blocks.
 
     Parameters
     ----------
+    watched : WatchedMemory
+        The results of watching memory.
+    tracer : Tracer
+        The session that recorded memory.
     places : mapping of int to int
-        Row of each layer, by the ``id`` of its module.
+        The row of each layer, keyed by the ``id`` of its module.
     """
     trace = tracer.read()
     marks = _moments(trace, MARK_SPAN)
     known = [(marks[mark], block) for mark, block in watched.known if mark in marks]
-    # The start of the first step gives the offset between the two clocks.
+    # The offset between the two clocks is computed from the start of the first step.
     begin = min(_moments(trace, STEP_SPAN).values(), default=None)
     shift = begin - watched.step_begins[0] if begin is not None and watched.step_begins else 0
     events, place = _with_changes(trace)
@@ -209,14 +213,14 @@ def _memory(watched: WatchedMemory, tracer: Tracer, places: Mapping[int, int]) -
 
 
 def _moments(trace: TraceColumns, label: str) -> dict[int, int]:
-    """Return the start of each of perfnb's spans with this label, by number."""
+    """Return the start of each perfnb span with the given label, keyed by the span's number."""
     return {number: int(trace.start_ns[row]) for number, row in _last_of_each(trace, label).items()}
 
 
 def _last_of_each(trace: TraceColumns, label: str) -> dict[int, int]:
-    """Return the row of each of perfnb's spans with this label, by number.
+    """Return the row of each perfnb span with the given label, keyed by the span's number.
 
-    If there are two spans, the first one belongs to a step that did not take place.
+    If two spans have the same number, the first one belongs to a step that did not take place.
     """
     rows, numbers = numbered_spans(trace, label, OPS)
     order = np.argsort(trace.start_ns[rows], kind="stable")
@@ -224,7 +228,10 @@ def _last_of_each(trace: TraceColumns, label: str) -> dict[int, int]:
 
 
 def _with_changes(trace: TraceColumns) -> tuple[pd.DataFrame, Ints]:
-    """Return the events of the steps with the changes of memory, and the row of each change among them, -1 for none."""
+    """Add the memory changes in a trace to the events inside its steps.
+
+    Return the events, and the row of each memory change among them, or -1 if it is not inside a step.
+    """
     changes = trace.memory
     instants = len(changes)
     nowhere = np.full(instants, MISSING, dtype=np.int64)
@@ -271,12 +278,12 @@ def _changes(trace: TraceColumns, place: Ints) -> pd.DataFrame:
 
 
 def _device_name(kind: int, index: int) -> str:
-    """Return a device as torch writes it: ``cuda:0``; the CPU has no number."""
+    """Return torch's name for a device, such as ``cuda:0``. The CPU does not have a number."""
     return "cpu" if kind == 0 else f"{DEVICE_KINDS.get(kind, f'device of type {kind}')}:{max(index, 0)}"
 
 
 def _known(known: Sequence[tuple[int, Known]], places: Mapping[int, int]) -> pd.DataFrame:
-    """Return the blocks with a known owner, each after the time when it was found."""
+    """Return the blocks with a known owner, along with the time at which each block was found."""
     rows = [
         (time, *block[:4], places.get(block.module or 0, MISSING), block.name and storable(block.name))
         for time, block in known

@@ -28,21 +28,21 @@ from perfnb.step.layers import LayerSpans, others_listen, profiler_active
 from perfnb.trace import kineto
 from perfnb.trace.columns import MISSING, TraceColumns
 
-#: The most extra nested calls. With hooks, torch calls each module through one more function, so at most twice as many
-#: calls nest; thousands more could overflow the C stack.
+#: The maximum number of additional nested calls. With hooks, torch calls each module through one more function, so the
+#: depth of nested calls can at most double. Thousands of additional calls could overflow the C stack.
 _MOST_ROOM = 3000
 
 _running = threading.Lock()
 _room = threading.Lock()
-#: The limits found by each of those inside `room_to_nest`; the last one to leave restores the first limit.
+#: The limits that were in effect each time `room_to_nest` was entered. The last one to leave restores the first limit.
 _limits: list[int] = []
 
 
 @contextmanager
 def room_to_nest() -> Iterator[None]:
-    """Raise Python's recursion limit, so that any deep model that runs without perfnb also runs here.
+    """Raise Python's recursion limit to ensure that any deep model that runs without perfnb also runs here.
 
-    A limit set by the step itself is kept.
+    If the step itself sets a limit, that limit is kept.
     """
     with _room:
         limit = sys.getrecursionlimit()
@@ -66,8 +66,8 @@ def exclusive() -> Iterator[None]:
     Raises
     ------
     NestedProfilerError
-        If a capture or a torch profiler is already running. torch's profiler does not nest: the outer one would
-        silently lose its events.
+        If a capture or a torch profiler is already running. torch profilers cannot be nested, because the outer one
+        would silently lose its events.
     """
     if not _running.acquire(blocking=False):
         raise NestedProfilerError(
@@ -86,30 +86,30 @@ def exclusive() -> Iterator[None]:
 
 
 def _profiler_prepared() -> bool:
-    """Return whether a torch profiler is in the warm-up of its schedule, or records another thread.
+    """Check whether a torch profiler is in the warm-up phase of its schedule, or is recording another thread.
 
-    torch has no API for this, and a second session would crash the process when the first one ends.
+    torch has no API for this check, but a second session would crash the process when the first one ends.
     """
     kind = torch.autograd.profiler.profile
     profilers = (candidate for candidate in gc.get_objects() if issubclass(type(candidate), kind))
-    # Both are absent from a disabled one.
+    # A disabled profiler has neither of these attributes.
     return any(getattr(one, "entered", False) and getattr(one, "kineto_results", None) is None for one in profilers)
 
 
-#: What torch's C++ exporter writes for a name outside ASCII.
+#: The string that torch's C++ exporter writes in place of a non-ASCII name.
 _LOST_NAME = "unknown"
-#: Activities of torch's profiler by kind of device; those of a backend that registered itself are PrivateUse1.
+#: The activities of torch's profiler for each kind of device. The activity of a registered backend is PrivateUse1.
 _ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU", "mps": "MPS"}
 _MEMORY = "[memory]"
 _OWN_PROFILER = "The step runs a torch profiler of its own, and profilers do not nest: remove it from the step."
 
 
 class Tracer:
-    """A torch.profiler session, without shapes, because recording them would keep tensors alive.
+    """A torch.profiler session. Shapes are not recorded, because that would keep tensors alive.
 
-    `devices` adds kernels and copies of the accelerators in use that torch's profiler can record, `stacks` Python calls
-    (at a high cost), `memory` every allocation and free. After an error the events are freed, unless `keeps` returns
-    true for the error.
+    If `devices` is true, kernels and copies are recorded on all accelerators in use that torch's profiler supports. If
+    `stacks` is true, Python calls are recorded, which is expensive. If `memory` is true, every allocation and free is
+    recorded. After an error, the events are freed unless `keeps` returns true for the error.
     """
 
     def __init__(
@@ -123,10 +123,11 @@ class Tracer:
         self._keeps = keeps
         self.devices = device_activities() if devices else []
         activities = [ProfilerActivity.CPU, *self.devices]
-        # These are not tensors, which would be found among the user's. There are twice as many as it takes: the
-        # allocator still knows the addresses of blocks that were allocated in earlier sessions and freed after them.
+        # The blocks are not tensors, because tensors would be found among the user's. There are twice as many as
+        # needed, because the allocator still tracks the addresses of blocks that were allocated in earlier sessions
+        # and freed afterwards.
         self._blocks = [torch.UntypedStorage(4) for _ in range(2 * _FREES_PER_WARNING if memory else 0)]
-        # Without the schedule of `torch.profiler.profile`, whose reference cycle keeps the events alive.
+        # `torch.profiler.profile` is not used, because the reference cycle in its schedule keeps the events alive.
         self._profile: _KinetoProfile | None = _KinetoProfile(
             activities=activities, with_stack=stacks, profile_memory=memory
         )
@@ -135,8 +136,8 @@ class Tracer:
     def __enter__(self) -> Tracer:
         assert self._profile is not None
         if profiler_active():
-            raise CaptureError(_OWN_PROFILER)  # started in an earlier pass and still running
-        with quiet_kineto(), not_imported():  # torch asks for CUDA graphs of its compiler
+            raise CaptureError(_OWN_PROFILER)  # it was started in an earlier pass and is still running
+        with quiet_kineto(), not_imported():  # torch checks whether its compiler uses CUDA graphs
             self._profile.start()
         if self._blocks:
             _spend_warning(self._blocks)
@@ -145,7 +146,7 @@ class Tracer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._profile is not None
         if not profiler_active():
-            # A profiler inside the step ended the session; stopping it again would crash torch.
+            # A profiler inside the step ended the session, and stopping the session again would crash torch.
             self._profile = None
             self._blocks.clear()
             if error is None:
@@ -153,18 +154,18 @@ class Tracer:
             return
         with quiet_kineto():
             self._profile.stop()
-        self._blocks.clear()  # freed in a later session, they would cause its warning there
+        self._blocks.clear()  # if freed in a later session, the blocks would cause the warning there
         if error is not None and not self._keeps(error):
             self.close()
 
     def export(self, *, exact: bool = False) -> bytes:
         """Return the trace as Chrome trace JSON.
 
-        torch's C++ exporter is fast, but writes a name with a quote as invalid JSON and a non-ASCII name as
-        ``unknown``. `exact` uses torch's Python exporter, which is slow and correct.
+        torch's C++ exporter is fast, but it produces invalid JSON if a name contains a quote, and it replaces non-ASCII
+        names with ``unknown``. If `exact` is true, torch's Python exporter is used instead. It is slower, but correct.
         """
         assert self._profile is not None, "export() after close()"
-        # The gate: an interrupt while the folder is created or removed would leave it behind.
+        # The gate is needed because an interrupt while the folder is created or removed would leave it behind.
         with InterruptGate(), tempfile.TemporaryDirectory(prefix="perfnb-") as folder:
             path = Path(folder) / "trace.json"
             options: dict[str, Any] = {"use_python_export": True} if exact else {}
@@ -172,19 +173,19 @@ class Tracer:
                 self._profile.export_chrome_trace(str(path), **options)
             except TypeError as error:
                 raise CaptureError(
-                    f"torch {torch.__version__} cannot export this trace, because a record_function name has a quote "
-                    "or a non-ASCII character in it: rename it, or use torch 2.13."
+                    f"torch {torch.__version__} cannot export this trace, because a record_function name contains a "
+                    "quote or a non-ASCII character: rename it, or use torch 2.13."
                 ) from error
             return path.read_bytes()
 
     def read(self) -> TraceColumns:
-        """Return the columns of the session's trace, decoded once.
+        """Return the columns of the session's trace, which is decoded only once.
 
-        A session that recorded devices is read before the next one starts: torch then discards the records of the GPU
-        and its driver, although the session still has its results.
+        A session that recorded devices must be read before the next one starts, because torch then discards the records
+        from the GPU and its driver, even though the session still has its results.
 
-        Sequence numbers count per thread. Those of backward nodes whose forward ops ran on a thread that was not
-        recorded are dropped, because ops of other threads have the same numbers.
+        Sequence numbers are assigned per thread. They are dropped for backward nodes whose forward ops ran on a thread
+        that was not recorded, because ops on other threads have the same numbers.
         """
         if self._trace is None:
             trace = _decoded(self)
@@ -195,15 +196,16 @@ class Tracer:
         return self._trace
 
     def _threads(self) -> set[int]:
-        """Return the recorded threads, by the numbers that backward nodes use for their forward op's thread."""
+        """Return the numbers of the recorded threads that backward nodes use to refer to their forward op's thread."""
         assert self._profile is not None, "read() after close()"
         results: Any = self._profile.profiler
         return {event.start_tid for event in results.kineto_results.experimental_event_tree()}
 
     def memory_changes(self) -> list[tuple[int, int, str]]:
-        """Return every allocation and free in order of time.
+        """Return every allocation and free in chronological order.
 
-        Each has its Unix time in nanoseconds, bytes (a free is negative) and kind of device.
+        Each entry consists of a Unix time in nanoseconds, the number of bytes (negative for a free), and the kind of
+        device.
         """
         assert self._profile is not None, "memory_changes() after close()"
         results: Any = self._profile.profiler
@@ -218,26 +220,26 @@ class Tracer:
 def device_activities() -> list[ProfilerActivity]:
     """Return the activities that torch's profiler can record on the accelerators in use."""
     wanted = {_activity(accelerator.kind) for accelerator in accelerators()}
-    # Asked only if one is in use: the question itself starts the CUDA driver.
+    # This is only checked if an accelerator is in use, because the check itself starts the CUDA driver.
     supported = torch.profiler.supported_activities() if wanted else ()
     return [activity for activity in supported if activity in wanted]
 
 
 def untraced() -> list[str]:
-    """Return the kinds of accelerators in use whose work torch's profiler cannot record."""
+    """Return the kinds of accelerators that are in use but that torch's profiler cannot record."""
     recorded = device_activities()
     kinds = [accelerator.kind for accelerator in accelerators()]
     return [kind for kind in kinds if _activity(kind) not in recorded]
 
 
 def _activity(kind: str) -> ProfilerActivity | None:
-    # As members: torch renames that of a backend when the backend is named.
+    # Members are compared, because torch renames the member of a backend when the backend is named.
     return getattr(ProfilerActivity, _ACTIVITIES.get(kind, "PrivateUse1"), None)
 
 
 def _decoded(tracer: Tracer) -> TraceColumns:
     trace: TraceColumns | None = None
-    with suppress(TraceError):  # a name contains a quote; the slow exporter handles it
+    with suppress(TraceError):  # a name contains a quote, which the slow exporter handles
         trace = kineto.decode(tracer.export())
         if _LOST_NAME not in trace.names:
             return trace
@@ -246,19 +248,19 @@ def _decoded(tracer: Tracer) -> TraceColumns:
     except CaptureError:
         if trace is None:
             raise
-        return trace  # an older torch: everything except non-ASCII names is there
+        return trace  # in an older torch, only the non-ASCII names are missing
 
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _STDERR = 2
-#: torch's CPU allocator warns about every thousandth freed block that was allocated before the session.
+#: torch's CPU allocator prints a warning for every thousandth freed block that was allocated before the session.
 _FREES_PER_WARNING = 1000
 _WARNING = b"allocated before the profiling started"
 
 
 @contextmanager
 def quiet_kineto() -> Iterator[None]:
-    """Keep Kineto's log lines out of the notebook's output; a level that the user set is kept."""
+    """Keep Kineto's log lines out of the notebook's output, unless the user has set a log level."""
     own = _LOG_LEVEL not in os.environ
     if own:
         os.environ[_LOG_LEVEL] = "99"
@@ -270,11 +272,12 @@ def quiet_kineto() -> Iterator[None]:
 
 
 def _spend_warning(blocks: list[torch.UntypedStorage]) -> None:
-    """Trigger the CPU allocator's warning about blocks from before the session where nobody sees it.
+    """Trigger the CPU allocator's warning about blocks from before the session while standard error is redirected.
 
-    In a session that records memory, the first of each thousand freed blocks from before it writes a line to standard
-    error. This function frees blocks of its own, with standard error redirected, until that line appears; the next
-    thousand frees of the step are then silent. The remaining blocks must live as long as the session.
+    In a session that records memory, the first of every thousand freed blocks that were allocated before the session
+    causes a line on standard error. This function frees blocks that it allocated for this purpose until the line
+    appears. The step can then free the next thousand blocks without a warning. The remaining blocks must be kept alive
+    as long as the session.
     """
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
@@ -290,7 +293,7 @@ def _spend_warning(blocks: list[torch.UntypedStorage]) -> None:
                 os.close(kept)
             sink.seek(0)
             other = b"".join(line for line in sink if _WARNING not in line)
-    except OSError:  # no standard error, or no temporary file: the line is shown
+    except OSError:  # without standard error or a temporary file, the line is displayed
         return
     if other:
         os.write(_STDERR, other)
@@ -300,30 +303,31 @@ _REPEATS, _BLOCKS = 100, 7
 
 
 class Costs(NamedTuple):
-    """The times of an op and of a module call that do almost nothing."""
+    """The durations of an op and of a module call that do almost nothing."""
 
     op_ns: float
     call_ns: float
 
     def least(self, other: Costs) -> Costs:
-        """Return the smaller values of two measurements, because other work can only add time."""
+        """Return the smaller value of each duration in two measurements, because other work can only add time."""
         return Costs(min(self.op_ns, other.op_ns), min(self.call_ns, other.call_ns))
 
     def beyond(self, bare: Costs) -> Costs:
-        """Return the cost beyond `bare`, at least 0."""
+        """Return the difference from `bare`, which is at least 0."""
         return Costs(max(0.0, self.op_ns - bare.op_ns), max(0.0, self.call_ns - bare.call_ns))
 
 
 def measure_costs(spans: LayerSpans | None = None) -> Costs:
-    """Measure ops and module calls that do almost nothing, traced or not as the session is now.
+    """Measure ops and module calls that do almost nothing. They are traced if a session is active.
 
-    Tracing adds about 1 µs to an op and a few to a module call, so layers of many tiny ops would look too heavy. The
-    difference of two measurements, with and without the tracer, corrects for it. The smallest of a few repetitions is
-    used, because other work disturbs it least. `spans` are the active layer spans, if any.
+    Tracing adds about 1 µs to an op and a few microseconds to a module call, so layers that consist of many tiny ops
+    would appear too slow. This is corrected with the difference between two measurements, with and without the tracer.
+    Each measurement is the minimum of several repetitions, which is disturbed least by other work. `spans` are the
+    active layer spans, if there are any.
     """
     number, module = torch.zeros(1), nn.Identity()
     call: Callable[[Any], Any] = module
-    if others_listen():  # the user's hooks must not see these calls
+    if others_listen():  # hooks that belong to the user must not see these calls
         call = module.forward if spans is None else partial(spans.call, module)
     with torch.no_grad():
         return Costs(_per_call(torch.neg_, number), _per_call(call, number))

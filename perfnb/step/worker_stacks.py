@@ -1,7 +1,7 @@
 """Sample the Python stacks of loader workers while a step's stacks are sampled.
 
-The frames of another process cannot be read from outside, so each worker that starts inside `WorkerStacks` gets a
-thread, which sleeps until the sampled pass and then writes the stacks of the worker's main thread to a file. Workers
+A process cannot read the frames of another process. For this reason, each worker that starts inside `WorkerStacks` gets
+a thread that sleeps until the sampled pass and then writes the stacks of the worker's main thread to a file. Workers
 that were started earlier do not have such a thread.
 """
 
@@ -30,24 +30,24 @@ from torch.utils.data._utils import worker as torch_worker
 from perfnb.step.installed import Installed
 from perfnb.step.loaders import only_here
 
-#: The mean time between samples, in seconds; it varies by half, so as not to keep pace with the step. It is also the
-#: time between two checks of a worker whether the pass has started.
+#: The mean time between samples in seconds. Intervals vary by up to half of this time to avoid synchronising with the
+#: step. Workers also use this interval to check whether the pass has started.
 INTERVAL_S, _LOOKS_S = 0.01, 0.05
-#: The most frames in a sample.
+#: The maximum number of frames in a sample.
 DEEPEST = 500
 _LOOP = torch_worker._worker_loop.__code__
 _QUEUES = os.path.join("multiprocessing", "queues.py")
-#: The file whose presence means that samples are wanted.
+#: The file whose existence tells the workers to write samples.
 _GO = "go"
 
-#: The name, file and first line of a function, and the line that runs.
+#: The name, file and first line of a function, and the current line.
 WorkerFrame = tuple[str, str, int, int]
-#: Represents a worker's wait for the next batch to make.
+#: Represents a worker that is waiting for the next batch to load.
 IDLE: WorkerFrame = ("waiting for work", "", -1, -1)
 
 
 class WorkerStack(NamedTuple):
-    """A worker's stack, outermost frame first, with the number of samples and the time that it represents."""
+    """A worker's stack, outermost frame first, along with the number of samples and the time that it represents."""
 
     worker: int
     frames: tuple[WorkerFrame, ...]
@@ -56,12 +56,15 @@ class WorkerStack(NamedTuple):
 
 
 class WorkerStacks(Installed):
-    """Context manager that allows sampling the workers of loaders that the entering thread iterates.
+    """Context manager that makes it possible to sample loader workers.
+
+    These are the workers of the loaders over which the thread that entered the context iterates.
 
     Attributes
     ----------
     unreached : int
-        After `sampling`, the number of workers that delivered batches to that thread but had been started earlier.
+        The number of workers that delivered batches to that thread during `sampling` but could not be sampled because
+        they had been started earlier.
     """
 
     def __init__(self) -> None:
@@ -73,7 +76,7 @@ class WorkerStacks(Installed):
 
     def _install(self, stack: ExitStack) -> None:
         self._folder = tempfile.mkdtemp(prefix="perfnb-stacks-")
-        # Also ends the threads of workers that live on.
+        # This also ends the threads in workers that continue to run.
         stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
         iterators: Any = dataloader._MultiProcessingDataLoaderIter
         make = iterators.__init__
@@ -86,7 +89,8 @@ class WorkerStacks(Installed):
             number, init = self._iterators, loader.worker_init_fn
             self._iterators += 1
             for worker in range(loader.num_workers):
-                # Made here, so that a worker that starts late makes no file in a folder that is being removed.
+                # The file is created here, because a worker that starts late might create it in a folder that is being
+                # removed.
                 Path(self._folder, _file(number, worker)).touch()
             loader.worker_init_fn = _Sampled(init, self._folder, number)
             try:
@@ -100,7 +104,7 @@ class WorkerStacks(Installed):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Make workers write samples within the block."""
+        """Make the workers write samples inside the block."""
         iterators: Any = dataloader._BaseDataLoaderIter
         following = iterators.__next__
         unreached: dict[int, int] = {}
@@ -123,7 +127,7 @@ class WorkerStacks(Installed):
             self.unreached = sum(unreached.values())
 
     def read(self) -> list[WorkerStack]:
-        """Return the stacks so far."""
+        """Return the stacks that have been sampled so far."""
         found: dict[tuple[int, tuple[WorkerFrame, ...]], list[int]] = {}
         for path in sorted(Path(self._folder).glob("*.stacks")):
             worker, stacks = int(path.stem.partition("-")[2]), []
@@ -144,7 +148,10 @@ def _file(iterator: int, worker: int) -> str:
 
 @dataclass(frozen=True)
 class _Sampled:
-    """A loader's ``worker_init_fn`` that also starts the thread; it can be pickled if the loader's own can."""
+    """A ``worker_init_fn`` that starts the thread and calls the loader's own function.
+
+    It can be pickled if the loader's own function can be pickled.
+    """
 
     init: Callable[[int], Any] | None
     folder: str
@@ -154,21 +161,24 @@ class _Sampled:
         __tracebackhide__ = True
         path = os.path.join(self.folder, _file(self.iterator, worker))
         arguments = (path, os.path.join(self.folder, _GO), threading.get_ident())
-        with suppress(RuntimeError):  # no more threads: the worker's own work continues
+        with suppress(RuntimeError):  # if no thread can be started, the worker continues without one
             threading.Thread(target=_write_samples, args=arguments, name="perfnb-stacks", daemon=True).start()
         if self.init is not None:
             self.init(worker)
 
 
 def _write_samples(path: str, go: str, watched: int) -> None:
-    """Write the stacks of a thread to the file at `path` while there is a file at `go`, each new stack once in full."""
+    """Write the stacks of a thread to the file at `path` for as long as the file `go` exists.
+
+    Each distinct stack is written in full only once.
+    """
     while not os.path.exists(go):
         if not os.path.exists(path):  # the capture has ended
             return
         time.sleep(_LOOKS_S)
-    draw = random.Random()  # of its own: the worker's random numbers must not change
+    draw = random.Random()  # a separate generator, because the worker's random numbers must not change
     numbers: dict[tuple[WorkerFrame, ...], int] = {}
-    # The capture, or the disk, may end at any time.
+    # The capture may end and the disk may fill up at any time.
     with suppress(OSError), os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "w", encoding="utf-8") as file:
         last = time.perf_counter_ns()
         while os.path.exists(go):
@@ -184,7 +194,7 @@ def _write_samples(path: str, go: str, watched: int) -> None:
 
 
 def _frames(frame: FrameType | None) -> tuple[WorkerFrame, ...] | None:
-    """Return the frames inside torch's loop of a worker, outermost first; ``None`` outside of it."""
+    """Return the frames inside torch's worker loop, outermost first, or ``None`` outside of the loop."""
     found: list[WorkerFrame] = []
     while frame is not None:
         code = frame.f_code
@@ -192,7 +202,7 @@ def _frames(frame: FrameType | None) -> tuple[WorkerFrame, ...] | None:
             if found and found[-1][0].endswith("get") and found[-1][1].endswith(_QUEUES):
                 return (IDLE,)
             return tuple(reversed(found))
-        if len(found) == DEEPEST:  # the outermost are kept
+        if len(found) == DEEPEST:  # the outermost frames are kept
             del found[0]
         line = frame.f_lineno or code.co_firstlineno
         found.append((code.co_qualname, code.co_filename, code.co_firstlineno, line))

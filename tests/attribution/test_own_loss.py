@@ -19,10 +19,10 @@ from tests.written_traces import Written
 def told(profile: object) -> str:
     """Return the models that the note names; empty without the note."""
     text = " ".join(str(profile).split())
-    if "Backward starts from what " not in text:
+    if "The backward pass starts from a result that " not in text:
         return ""
-    assert "a loss that the model computes itself counts as forward" in text
-    return text.partition("Backward starts from what ")[2].partition(" computed in forward")[0]
+    assert "A loss that the model computes itself counts as forward" in text
+    return text.partition("The backward pass starts from a result that ")[2].partition(" computed in forward")[0]
 
 
 def step_of(made_by: str, loss_op: str = "aten::mean", second: bool = False) -> ByHand:

@@ -39,7 +39,7 @@ def test_the_time_comes_first_and_what_disturbed_it_last() -> None:
     ("given", "why", "advice"),
     [
         ({"steady": False}, "The steps had not reached a steady state when the warm-up ended.", ""),
-        ({"wanted": 400}, "The budget ended before the 400 steps needed.", "Raise budget_s."),
+        ({"wanted": 400}, "The budget ended before the required 400 steps had run.", "Raise budget_s."),
     ],
 )
 def test_what_makes_a_time_uncertain_is_in_the_verdict(given: dict[str, object], why: str, advice: str) -> None:

@@ -225,7 +225,7 @@ def test_a_run_is_logged_to_the_tracker_that_the_script_uses(tmp_path: Path) -> 
     assert re.search(r"^logged abc perfnb/profile/step_ms \S+ 5$", logged, re.MULTILINE)
     assert re.search(r"^logged abc perfnb/run/step_ms \S+ 0$", logged, re.MULTILINE)
     done = perfnb("run", "--at", "5", "--log", "wandb", "train.py", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")
-    assert "Nothing was logged, because the tracker has no run in this process." in " ".join(done.stderr.split())
+    assert "Nothing was logged, because there is no tracker run in this process." in " ".join(done.stderr.split())
 
 
 @pytest.mark.deep

@@ -144,7 +144,7 @@ def test_hidden_files_are_seen_by_the_journal(traces: list[Path], tmp_path: Path
 
 def test_what_makes_no_sense_is_refused(traces: list[Path], tmp_path: Path) -> None:
     for given in (3, "x", object(), ThreadPoolExecutor):
-        with pytest.raises(TypeError, match="executor must be one of"):
+        with pytest.raises(TypeError, match="executor must be an executor"):
             perfnb.load(traces, journal=tmp_path / "fleet", executor=given)
     with pytest.raises(TraceError, match="belongs to a single trace"):
         perfnb.load(traces, journal=tmp_path / "fleet", provenance="x.json")

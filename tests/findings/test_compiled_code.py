@@ -184,7 +184,7 @@ def test_the_line_that_compiles_the_whole_model_is_shown_only_if_it_applies(mode
         return str(table.loc[table["bottleneck"] == "small regions", "code"].iloc[0])
 
     assert shown(parts_of_net(recording)) == code
-    assert shown(recording) == ""  # the whole model is compiled already
+    assert shown(recording) == ""  # the whole model is already compiled
 
 
 def test_regions_with_long_kernels_are_not_small() -> None:

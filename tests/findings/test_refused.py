@@ -96,7 +96,7 @@ class Adapter(nn.Module):
 @pytest.mark.parametrize("model", [Switchable(8, 3), Adapter()])
 def test_wrapped_models_take_the_switch_of_attention(model: nn.Module) -> None:
     assert without_switch([nn.Linear(8, 3), model]) == ""
-    assert without_switch([nn.Linear(8, 3)]).startswith("only models of Hugging Face")
+    assert without_switch([nn.Linear(8, 3)]).startswith("perfnb can switch only Hugging Face models")
 
 
 STEPS: dict[str, Callable[[], tuple[Callable[[Any], None], Any]]] = {

@@ -13,7 +13,7 @@ import perfnb
 from perfnb.profile.report import notes_of
 from perfnb.step.data_waits import token_count
 
-SAID = "This is inference: nothing ran backward."
+SAID = "This is inference: there was no backward pass."
 BRIEF: dict[str, Any] = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False}
 
 

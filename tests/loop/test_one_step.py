@@ -83,7 +83,7 @@ def test_a_step_has_all_its_waits_and_batches(way: Way, clock: FakeClock) -> Non
     text = " ".join(str(profile).split())
     assert f"batch of {BATCHES * ROWS}" in text
     assert "per batch" not in text
-    assert ("one optimizer step on 4 batches" if run else "takes 4 batches from its loader") in text
+    assert ("one optimizer step on 4 batches" if run else "uses 4 batches from its loader") in text
     assert "8 batches of 2 samples instead of 4 of 5" in text  # what would make it fit
     first = profile.findings.iloc[0]
     assert first["bottleneck"] == "input pipeline"

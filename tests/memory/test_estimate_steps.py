@@ -406,9 +406,9 @@ def test_an_optimizer_that_does_not_step_in_any_call_is_told() -> None:
     assert with_state.inputs == x.nbytes
     for estimate in (without_state, with_state):
         assert estimate.caveat is not None
-        assert estimate.caveat.startswith("AdamW did not step in any of 16 simulated calls")
+        assert estimate.caveat.startswith("AdamW did not run in any of 16 simulated steps")
         assert estimate.caveat in estimate._document().notes
-        assert "AdamW did not step" in estimate._repr_mimebundle_()["text/html"]
+        assert "AdamW did not run in" in estimate._repr_mimebundle_()["text/html"]
 
 
 def test_two_optimizers_that_take_turns_are_both_counted() -> None:
@@ -496,11 +496,11 @@ def test_the_first_batch_of_a_loader_is_taken() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda m, x: estimate_memory(m, iter([x])), r"pass one batch, as in next\(iter\(loader\)\)"),
+        (lambda m, x: estimate_memory(m, iter([x])), r"pass one batch, such as next\(iter\(loader\)\)"),
         (lambda m, x: estimate_memory(m), "The batch is missing"),
         (lambda m, x: estimate_memory(lambda b: m(b), x), "pass a step as step="),
         (lambda m, x: estimate_memory(m, x, step=lambda b: m(b)), "uses its own model"),
-        (lambda m, x: estimate_memory(step=lambda: m(x), batch=x), "takes no batch"),
+        (lambda m, x: estimate_memory(step=lambda: m(x), batch=x), "does not accept a batch"),
         (lambda m, x: estimate_memory(step=lambda b: m(b)), r"write estimate_memory\(step=step, batch=batch\)"),
         (lambda m, x: estimate_memory(step=3, batch=x), "step must be a function"),
     ],

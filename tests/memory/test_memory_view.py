@@ -45,7 +45,7 @@ def test_a_failed_step_says_so() -> None:
     assert shown.verdict.sentence.startswith("Incomplete: the step failed with 1.02 GiB alive")
     assert "Tried to allocate 2.00 GiB" in shown.verdict.why
     assert "out of memory once" in shown.facts
-    assert "perfnb.estimate_memory predicts its peak" in shown.verdict.next
+    assert "perfnb.estimate_memory predicts the peak" in shown.verdict.next
     assert shown.sections[-1].title.startswith("What would have freed memory at the failure?")
 
 

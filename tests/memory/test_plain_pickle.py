@@ -334,8 +334,9 @@ def test_errors_are_one_sentence_that_says_where() -> None:
     with pytest.raises(TraceError) as error:
         decode(global_call("os", "system", "x", old=True), "a.pickle")
     assert str(error.value) == (
-        "a.pickle was not read: the instruction GLOBAL at byte 2 makes more than plain data, which a memory snapshot "
-        "never needs and which could run a program; nothing in it was run, and you should not open it by other means."
+        "a.pickle was not read: the instruction GLOBAL at byte 2 could run a program, and a memory snapshot, which "
+        "contains only plain data, does not need it. Nothing in the file was run, and you should not open it by other "
+        "means."
     )
     with pytest.raises(TraceError) as error:
         decode(snapshots.dumped([1, 2, 3])[:-3], "a.pickle")

@@ -101,7 +101,7 @@ def test_the_forms_of_old_torch_versions_are_refused() -> None:
     old_entry = snapshot([], [without("time_us", entry("alloc", ADDRESS, 512, 0))])
 
     for data, why in ((old_block, "a block has no address"), (old_entry, "an entry of device_traces has no time_us")):
-        with pytest.raises(TraceError, match=f"{why}; dump it again with .* of torch 2.2 or later"):
+        with pytest.raises(TraceError, match=f"{why}. Dump it again with .* in torch 2.2 or later"):
             decode(dumped(data))
 
 
@@ -138,8 +138,8 @@ def changed(*path: Any, to: Any) -> Any:
     [
         ({}, "no segments"),
         ("text", "no segments"),
-        (changed("segments", to="text"), "segments is a str and not a list"),
-        (changed("segments", to=[1]), "segments holds something other than dicts"),
+        (changed("segments", to="text"), "segments is a str, not a list"),
+        (changed("segments", to=[1]), "segments contains something other than dicts"),
         (changed("segments", 0, "blocks", to={}), "blocks is a dict"),
         (changed("segments", 0, "blocks", 0, "size", to="1"), "size of a block is not a whole number"),
         (changed("segments", 0, "blocks", 0, "size", to=True), "size of a block is not a whole number"),
@@ -164,7 +164,7 @@ def test_what_is_no_snapshot_gives_one_sentence(data: Any, why: str) -> None:
     text = str(error.value)
     assert text.startswith("b.pickle is not a CUDA memory snapshot that perfnb can read: ")
     assert why in text
-    assert text.endswith("; dump it again with torch.cuda.memory._dump_snapshot of torch 2.2 or later.")
+    assert text.endswith(". Dump it again with torch.cuda.memory._dump_snapshot in torch 2.2 or later.")
     assert "\n" not in text
 
 
@@ -236,7 +236,7 @@ def test_files_that_are_none_give_one_error(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "directory"), (pipe, "it is a pipe or a device")):
         with pytest.raises(TraceError, match=why):
             read(path)
-    with pytest.raises(TraceError, match="perfnb reads at most 100 B; record"):
+    with pytest.raises(TraceError, match="perfnb reads at most 100 B. Record"):
         read(large, max_bytes=100)
     large.write_bytes(large.read_bytes()[:-10])
     with pytest.raises(TraceError, match=r"large\.pickle was not read: it is truncated"):

@@ -80,8 +80,8 @@ def test_the_verdict_names_the_line_that_holds_most() -> None:
 
     assert shown.verdict.state == "bad"
     assert shown.verdict.sentence == (
-        "Out of memory once: 8.00 MiB of 13.0 MiB reserved are in use; of the known lines, "
-        "/code/my/train.py:42 forward holds most: 3.00 MiB (38 %)"
+        "Out of memory once: 8.00 MiB of 13.0 MiB reserved are in use; the known line with the most memory is "
+        "/code/my/train.py:42 forward: 3.00 MiB (38 %)"
     )
     choice, holders, devices = shown.sections
     assert isinstance(choice, Choice)

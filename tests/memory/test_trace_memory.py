@@ -80,8 +80,8 @@ def test_views_show_the_curve_and_claim_no_categories(tmp_path: Path) -> None:
     assert profile._summary.memory is None
     assert "memory" not in [tab.kind for tab in profile._document().tabs]
     (note,) = [note for note in profile._summary.notes if "memory" in note]
-    assert "not what for" in note
-    assert "leave out what was alive before the trace" in note
+    assert "but not for what purpose" in note
+    assert "exclude memory that was allocated before the trace" in note
     assert "The memory curve is from the trace" in " ".join(str(profile).split())
     assert profile.allocations.empty
     assert profile.layers["peak_bytes"].isna().all()
@@ -93,7 +93,7 @@ def test_views_show_the_curve_and_claim_no_categories(tmp_path: Path) -> None:
     ]
     assert words == ["Memory, cuda:0", "10.3 KiB at most", "Memory, CPU", "100 B at most"]
     page = profile.to_html(tmp_path / "page.html").read_text("utf-8")
-    assert "leave out what was alive before the trace" in page
+    assert "exclude memory that was allocated before the trace" in page
 
 
 def test_a_device_without_totals_has_none_and_another_is_named_by_its_kind(tmp_path: Path) -> None:

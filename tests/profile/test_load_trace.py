@@ -98,7 +98,7 @@ def test_work_outside_the_steps_is_the_gpus_and_no_steps(tmp_path: Path) -> None
     assert row["total_ms"] == pytest.approx(1.43)
     assert row["busy_ms"] == pytest.approx(0.3 + 0.02 + 0.1 + 0.1 + 0.04 + 0.02)
     assert in_us(profile.kernels["total_ms"]) == {"gemm": 400, "gemm_t": 140, "relu": 20}
-    assert f"2 of {len(trace.events)} events belong to no step" in " ".join(str(profile).split())
+    assert f"2 of {len(trace.events)} events do not belong to any step" in " ".join(str(profile).split())
 
 
 def test_a_range_on_a_device_lies_on_the_stream_of_the_work_beside_it(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_trace_without_modules_has_ops_and_says_so(tmp_path: Path) -> None:
     assert profile.ops.loc["aten::mm", "calls"] == 2
     assert in_us(profile.ops["self_cpu_ms"])["aten::mm"] == 380
     assert in_us(profile.phases["ms"])["backward"] == 220
-    assert "The trace names no modules, so there are no layers" in " ".join(str(profile).split())
+    assert "The trace does not name any modules, so there are no layers" in " ".join(str(profile).split())
 
 
 def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
     assert profile.layers.loc["Net_0", "forward_ms"] == 0.5
     assert len(profile.events) == len(trace.events)
     assert (profile.events["step"] == 0).all()
-    assert "The trace marks no steps" in str(profile)
+    assert "The trace does not mark any steps" in str(profile)
 
 
 def test_steps_are_ordered_by_time_and_those_of_one_thread_count(tmp_path: Path) -> None:

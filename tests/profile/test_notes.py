@@ -44,10 +44,8 @@ def test_nothing_is_noted_of_a_plain_profile() -> None:
 
 
 LOOP = {"loop": {"batches": 1}, "options": {"flops": False, "warmup": None, "budget_s": 30.0}}
-IN_LOOP = "Profiled in a running loop, where each step runs once: other numbers of threads were not tried"
-NOT_COUNTED = (
-    "; FLOPs were not counted, because counting runs compiled code uncompiled, which would change the training"
-)
+IN_LOOP = "This was profiled in a running loop, where each step runs once: other numbers of threads were not tried"
+NOT_COUNTED = "; FLOPs were not counted, because that would run compiled code uncompiled and change the training"
 
 
 @pytest.mark.parametrize(
@@ -55,60 +53,62 @@ NOT_COUNTED = (
     [
         (
             {"failure": "no memory", "failed_in": "lead_in"},
-            ["This profile is incomplete: memory ran out in the lead-in pass. Measurements up to then are valid; the "
-             "rest is missing."],
+            ["This profile is incomplete: memory ran out in the lead-in pass. Measurements up to that point are valid; "
+             "the rest is missing."],
         ),
         (
             {"failure": "no memory", "failed_in": "timed"},
-            ["This profile is incomplete: memory ran out in the timed pass. Measurements up to then are valid; the "
-             "rest is missing."],
+            ["This profile is incomplete: memory ran out in the timed pass. Measurements up to that point are valid; "
+             "the rest is missing."],
         ),
         (
             {"optimizer_steps": {"optimizer": "adam", "times": 1200}},
             ["Your step called adam.step() 1,200 times: profile one iteration, not the whole loop. Every per-step "
              "figure here refers to the whole loop."],
         ),
-        ({"steady": None}, ["A warm-up of 0 steps is too short to tell whether the step time was steady."]),
+        ({"steady": None}, ["A warm-up of 0 steps is too short to determine whether the step time was steady."]),
         ({"steady": None, "options": {"warmup": 3, "budget_s": 30.0}}, []),
-        ({"steady": False}, ["Step time was not steady after 0 steps of warm-up and may have drifted during timing."]),
+        (
+            {"steady": False},
+            ["The step time was not steady after 0 steps of warm-up and may have drifted during timing."],
+        ),
         ({"batches": 1}, []),
         (
             {"batches": 2},
-            ["The step takes 2 batches from its loader: waits, samples and rates include all of them."],
+            ["The step uses 2 batches from its loader: waits, samples and rates include all of them."],
         ),
         (LOOP, [f"{IN_LOOP}."]),
         (LOOP | {"options": LOOP["options"] | {"flops": True}}, [f"{IN_LOOP}{NOT_COUNTED}."]),
         (LOOP | {"ceilings": {"flops_per_s": {"float32": 1.0}}}, [f"{IN_LOOP}."]),
         (
             LOOP | {"ceilings": {"flops_per_s": {}}},
-            [f"{IN_LOOP}; the machine's peak rates were not measured (profile_step does that once, and perfnb keeps "
-             "them)."],
+            [f"{IN_LOOP}; the machine's peak rates were not measured (profile_step measures and saves them once)."],
         ),
         (
             LOOP | {"loop": {"batches": 1200, "by_batch": True}},
             ["Gradients were accumulated: a step is one optimizer step on 1,200 batches.",
-             "Each step is one batch, because no optimizer step shows where a step ends. If gradients are accumulated, "
-             "the work of one optimizer step is spread over several of them.",
+             "Each step is one batch, because there is no optimizer step to show where a step ends. If gradients are "
+             "accumulated, the work of one optimizer step is spread over several batches.",
              f"{IN_LOOP}."],
         ),
         (
             {"timed_cut_short": True},
-            ["The budget of 30 s ended the timed pass after 6 steps; raise it with budget_s or --budget."],
+            ["The budget of 30 s ended the timed pass after 6 steps. Raise it with budget_s or --budget."],
         ),
-        ({"traced_cut_short": True}, ["The budget allowed only 1 step of tracing."]),
+        ({"traced_cut_short": True}, ["Because of the budget, only 1 step could be traced."]),
         (
             {"stacks": True},
-            ["Python calls were recorded too, which slows traced steps by far more than the correction covers."],
+            ["Python calls were also recorded, which slows traced steps by far more than the correction accounts for."],
         ),
         (
             {"environment": ENVIRONMENT | {"untraced_accelerators": ["mps", "xpu"]}},
-            ["torch's profiler cannot record work on mps and xpu. Step times include it, because steps are timed to "
-             "the end of their work; phases and layers show only the work of the host, and kernels and allocations "
-             "there are n/a."],
+            ["torch's profiler cannot record work on mps and xpu. Step times include this work, because steps are "
+             "timed until their work has ended. Phases and layers only show the host's work, and kernels and "
+             "allocations on this device are n/a."],
         ),
         (
             {"environment": ENVIRONMENT | {"debugger_or_tracer": True}},
-            ["A Python debugger or coverage tool was active and slowed every step."],
+            ["A Python debugger or coverage tool was active and slowed down every step."],
         ),
     ],
 )  # fmt: skip
@@ -119,9 +119,9 @@ def test_what_happened_in_the_passes_is_noted(meta: dict[str, Any], said: list[s
 def test_the_steps_of_a_pass_are_counted() -> None:
     recording = by_hand().recording(steady=False, traced_cut_short=True)
     assert notes_of(passes(recording, warmup=1, timed=1, traced=2)) == [
-        "Step time was not steady after 1 step of warm-up and may have drifted during timing.",
-        "A 95 % interval needs at least 6 timed steps; there were 1.",
-        "The budget allowed only 2 steps of tracing.",
+        "The step time was not steady after 1 step of warm-up and may have drifted during timing.",
+        "A 95 % interval requires at least 6 timed steps, but the number of timed steps was 1.",
+        "Because of the budget, only 2 steps could be traced.",
     ]
     assert notes_of(passes(by_hand().recording(), timed=6, traced=1)) == []
 
@@ -129,7 +129,7 @@ def test_the_steps_of_a_pass_are_counted() -> None:
 def test_traced_steps_that_disagree_are_noted() -> None:
     (note,) = notes_of(by_hand(1000, 1501).recording())
     assert note.startswith(
-        "The traced steps took 1, 1.5 ms: they disagree, and times by phase and layer are their mean."
+        "The traced steps took 1, 1.5 ms. These times disagree, and the times of phases and layers are averages."
     )
 
 
@@ -142,8 +142,8 @@ def test_what_tracing_costs_is_noted_above_five_percent(timed_ms: float, noted: 
     found = notes_of(replace(recording, steps=steps))
     assert len(found) == noted
     if noted:
-        assert found[0].startswith("Traced steps took 1.11 times as long as timed ones: 0.100 ms more. Tracing itself ")
-        assert "explains 30.0 µs of that (20.0 µs per op and 10.0 µs per module call, measured here)." in found[0]
+        assert found[0].startswith("Traced steps took 1.11 times as long as timed ones, which is 0.100 ms more. ")
+        assert "accounts for 30.0 µs of this (20.0 µs per op and 10.0 µs per module call, measured on" in found[0]
 
 
 def test_what_is_known_of_layers_is_noted() -> None:
@@ -156,7 +156,7 @@ def test_what_is_known_of_layers_is_noted() -> None:
     for layer in (*names, inner):
         hand.call(layer, 700, 710, thread=2)
     found = notes_of(hand.recording())
-    assert found[0] == "Compiled by torch.compile or TorchScript, which hide the layers inside: fast."
+    assert found[0] == "torch.compile or TorchScript hides the layers inside these compiled regions: fast."
     assert found[1].startswith(
         "Called only from other threads, which torch's profiler does not record: a, b, c, d, e and 2 more."
     )
@@ -165,16 +165,16 @@ def test_what_is_known_of_layers_is_noted() -> None:
 def test_without_layers_the_reason_is_noted() -> None:
     hand = ByHand().step(0, 1000).op("aten::mm", 10, 990)
     (none,) = notes_of(hand.recording())
-    assert none.startswith("No module was called in the step, so there are no layers; ")
+    assert none.startswith("There are no layers, because the step did not call any module. ")
     (chosen,) = notes_of(hand.recording(models_chosen=True))
-    assert chosen == "None of the chosen models was called in the step, so there are no layers."
+    assert chosen == "There are no layers, because the step did not call any of the chosen models."
 
 
 def test_engines_that_are_not_supported_are_noted() -> None:
     hand = by_hand()
     hand.modules[0]["module"] = "DeepSpeedEngine"
     (note,) = notes_of(hand.recording())
-    assert note.startswith("DeepSpeed is not supported, and its engine was profiled as an ordinary module:")
+    assert note.startswith("DeepSpeed is not supported, and its engine was profiled as an ordinary module.")
 
 
 def test_steps_that_launched_differently_many_kernels_are_noted() -> None:
@@ -183,7 +183,8 @@ def test_steps_that_launched_differently_many_kernels_are_noted() -> None:
     assert notes_of(hand.recording()) == []
     hand.kernel("k", 1060, 1070, 1080)
     assert notes_of(hand.recording()) == [
-        "The traced steps did not launch equally many kernels (1, 2): the profiler lost some, or the steps differ."
+        "The traced steps did not launch the same number of kernels (1, 2). Either the profiler lost some, or the "
+        "steps differ."
     ]
 
 
@@ -193,44 +194,44 @@ def loaded_notes(trace: Written, tmp_path: Path) -> list[str]:
     return list(profile._analysis.notes)
 
 
-LAST = "Times are as traced: the overhead of tracing is unknown, and nothing is corrected for it."
+LAST = "Times are not corrected for the overhead of tracing, because it is unknown."
 
 
 def test_what_a_trace_lacks_is_noted(tmp_path: Path) -> None:
     whole = loaded_notes(training(2), tmp_path)
     assert whole[-1] == LAST
-    assert not any(word in note for note in whole for word in ("marks", "they differ", "belong", "end before"))
+    assert not any(word in note for note in whole for word in ("not mark", "they differ", "belong", "end before"))
     trace = training(2).step(20, 4000, 5501).module("Net_0", 4010, 5400).step(3, 4100, 4200, tid=BACKWARD)
     trace.op("aten::mm", 4020, 5390).op("aten::late", 6000, 6001).op("aten::late", 6002, 6001)
     said = loaded_notes(trace, tmp_path)
-    assert "The steps took 1, 1, 1.5 ms: they differ, and times by phase, layer and op are their mean." in said
+    assert "The steps took 1, 1, 1.5 ms. Because they differ, times by phase, layer and op are averages." in said
     assert "Step marks on other threads or inside other steps are not counted as steps: 1." in said
     assert (
-        f"2 of {len(trace.events)} events belong to no step: they are in events and gpu_time, but in no per-step "
-        "figure." in said
+        f"2 of {len(trace.events)} events do not belong to any step. They are included in events and gpu_time, but not "
+        "in per-step figures." in said
     )
-    assert "1 events end before they start; they count as taking no time." in said
+    assert "1 events end before they start. Their durations are counted as zero." in said
 
 
 def test_a_trace_without_marks_or_host_is_noted(tmp_path: Path) -> None:
     unmarked = loaded_notes(Written().op("aten::mm", 0, 90), tmp_path)
     assert unmarked[0] == (
-        "The trace marks no steps (ProfilerStep#1, written by the profiler's step()): all of it counts as one step, "
-        "from the start of its first host event to the end of its last."
+        "The trace does not mark any steps (ProfilerStep#1, written by the profiler's step()), so all of it counts as "
+        "a single step, from the start of the first host event to the end of the last."
     )
     assert unmarked[1] == "Times in the file are rounded to 1 µs."
-    assert unmarked[-1].startswith("The trace names no modules, so there are no layers, and forward time is in other")
+    assert unmarked[-1].startswith("The trace does not name any modules, so there are no layers, and forward time is")
     kernels = Written().event("k", 5, 8, "kernel", 7, 0, device=0, stream=7)
     without_host = loaded_notes(kernels, tmp_path)
-    assert without_host[0].endswith("from the start of its first event to the end of its last.")
-    assert any(note.startswith("The trace has no host ops or ranges: ") for note in without_host)
+    assert without_host[0].endswith("from the start of the first event to the end of the last.")
+    assert any(note.startswith("The trace has no host ops or ranges, ") for note in without_host)
     assert "There are no layers, because the trace contains no host events." in without_host
 
 
 def test_memory_in_a_trace_is_noted(tmp_path: Path) -> None:
-    start = "The trace records how much memory was allocated (in the timeline and the frame memory), but not what for: "
+    start = "The trace records how much memory was allocated (see the timeline and the table memory), but not for what "
     (of_cpu,) = [note for note in loaded_notes(training(1).memory(100, 64, 64), tmp_path) if note.startswith(start)]
-    assert of_cpu.endswith(" CPU totals leave out what was alive before the trace.")
+    assert of_cpu.endswith(" CPU totals exclude memory that was allocated before the trace.")
     (of_gpu,) = [
         note for note in loaded_notes(training(1).memory(100, 64, 64, 1, 0), tmp_path) if note.startswith(start)
     ]

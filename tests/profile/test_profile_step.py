@@ -128,7 +128,7 @@ def test_stacks_add_python_calls_to_the_events_and_a_note() -> None:
     assert p.layers["calls"].dropna().tolist() == [1, 1, 1, 1]
     total = p.phases.loc[["forward", "backward"], "ms"].sum()
     assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
-    assert "Python calls were recorded too" in str(p)
+    assert "Python calls were also recorded" in str(p)
     assert "python_function" not in set(profile_of(lambda: torch.ones(1), steps=1).events["category"])
 
 

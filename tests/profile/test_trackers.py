@@ -84,7 +84,7 @@ def test_wandb_takes_everything_and_is_warned_of_steps_in_the_past(
     assert profile.log_to(open_run, step=60) == profile.log_to(module) == []
     late = profile.log_to(open_run, step=40)
     assert late == [
-        "The tracker did not take step 40 as the place of the figures: W&B does not accept earlier steps and is at 50, "
+        "The tracker did not accept step 40 for the figures: W&B does not accept earlier steps and is already at 50, "
         "where everything else was logged."
     ]
     assert [one["step"] for one in calls.of("log")] == [60, None, None]
@@ -107,7 +107,9 @@ def test_wandb_takes_everything_and_is_warned_of_steps_in_the_past(
 def test_tensorboard_has_no_place_for_the_report(profile: perfnb.Profile) -> None:
     writer, calls = standins.tensorboard()
     notes = profile.log_to(writer, 3)
-    assert notes == ["The tracker did not take the report: TensorBoard shows no HTML, so write it with to_html."]
+    assert notes == [
+        "The tracker did not accept the report: TensorBoard cannot display HTML, so write it with to_html."
+    ]
     assert {one["tag"]: one["scalar_value"] for one in calls.of("add_scalar")} == names(profile)
     layers, verdict = calls.of("add_text")
     assert layers["tag"] == "perfnb/profile/layers"
@@ -126,7 +128,7 @@ def test_aim_takes_the_report_if_it_has_a_place_for_files(
 ) -> None:
     aim_run, calls = standins.aim(monkeypatch)
     assert profile.log_to(aim_run) == [
-        "The tracker did not take the report: Aim stores files only after run.set_artifacts_uri(...)."
+        "The tracker did not accept the report: Aim can store files only after you call run.set_artifacts_uri(...)."
     ]
     tracked = {one["name"]: one["value"] for one in calls.of("track")}
     assert "| layer |" in tracked.pop("perfnb/profile/layers").text
@@ -143,7 +145,7 @@ def test_a_part_that_fails_is_reported_and_costs_no_other(
     profile: perfnb.Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, _, calls = standins.mlflow(monkeypatch, fails="no\x1b space.")
-    assert profile.log_to(module) == ["The tracker did not take the report: ValueError: no\\x1b space."]
+    assert profile.log_to(module) == ["The tracker did not accept the report: ValueError: no\\x1b space."]
     assert calls.of("set_tag")
 
 
@@ -161,7 +163,7 @@ def test_runs_and_ab_tests_have_names_of_their_own(monkeypatch: pytest.MonkeyPat
 
 
 def test_anything_else_is_refused_in_a_sentence(profile: perfnb.Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TypeError, match=r"^log_to takes an MLflow run or the mlflow module, .* not 'mlflow'\.$"):
+    with pytest.raises(TypeError, match=r"^log_to requires an MLflow run or the mlflow module, .* not 'mlflow'\.$"):
         profile.log_to("mlflow")
     with pytest.raises(ValueError, match="step"):
         profile.log_to(standins.tensorboard()[0], step=-1)
@@ -206,12 +208,15 @@ def test_a_callback_logs_profiles_at_their_steps_and_the_run(
     assert {(one["key"].split("/")[1], one["step"]) for one in calls.of("log_metric")} == {("profile", 12), ("run", 0)}
     steps = {(one["tag"].split("/")[1], one["global_step"]) for one in its_calls.of("add_scalar")}
     assert steps == {("profile", 12), ("run", None)}
-    assert capsys.readouterr().err.count("perfnb: The tracker did not take the report: TensorBoard shows no HTML") == 2
-    with pytest.raises(TypeError, match="log_to takes"):
+    assert (
+        capsys.readouterr().err.count("perfnb: The tracker did not accept the report: TensorBoard cannot display HTML")
+        == 2
+    )
+    with pytest.raises(TypeError, match="log_to requires"):
         TrainerProfiler(log="mlflow")
     monkeypatch.delitem(sys.modules, "mlflow")
     TrainerProfiler(log=True)._profiled(of_loop)
-    assert "Nothing was logged, because the tracker has no run" in capsys.readouterr().err
+    assert "Nothing was logged, because there is no tracker run" in capsys.readouterr().err
     TrainerProfiler()._log_result(of_loop)
     assert capsys.readouterr().err == ""
 

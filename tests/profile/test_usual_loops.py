@@ -17,7 +17,7 @@ import perfnb
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 #: What would be wrong to say of an ordinary training step.
-FALSE = ("whole loop", "no layers", "incomplete", "in threads", "mistimed", "None of the chosen")
+FALSE = ("whole loop", "no layers", "incomplete", "in threads", "mistimed", "any of the chosen")
 
 
 def profiled(step: Callable[..., Any], batches: Any = None, **options: Any) -> perfnb.Profile:

@@ -369,7 +369,7 @@ def test_annotated_kernels_of_a_cuda_graph_belong_to_their_layers(tmp_path: Path
     assert p.layers.loc["model.layers", "gpu_ms"] == pytest.approx(0.04, abs=1e-4)
     assert p.layers["self_gpu_ms"].sum() == pytest.approx(0.1)
     assert p.layers["self_ms"].sum() == pytest.approx(0.01, abs=1e-5)  # the launch on the host
-    assert "does not annotate" not in " ".join(str(p).split())
+    assert "are not annotated in the trace" not in " ".join(str(p).split())
     assert p.launches["launched"].tolist() == [4]
 
 
@@ -380,7 +380,7 @@ def test_a_cuda_graph_without_annotations_is_one_row_and_a_note_gives_the_reason
     p = load(tmp_path, trace)
 
     assert us(p, "self_gpu_ms") == {"Net_0": 30}
-    assert "The GPU time of a CUDA graph counts in the layer that launches it" in " ".join(str(p).split())
+    assert "The GPU time of a CUDA graph is attributed to the layer that launches it" in " ".join(str(p).split())
 
 
 def test_words_that_are_no_path_are_one_layer(tmp_path: Path) -> None:

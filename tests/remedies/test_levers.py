@@ -281,7 +281,7 @@ def test_a_loader_is_tried_in_blocks_and_its_failure_is_told() -> None:
 def test_a_loader_that_does_not_feed_the_step_is_refused() -> None:
     subject, loader = fed_step(TensorDataset(torch.randn(400, 16)))
     other = find_subject(subject.step, list(loader), namespace_of(subject.step), loader=loader)
-    assert "do not come straight" in by_name()["loader_workers"].refuses(other)
+    assert "do not come directly" in by_name()["loader_workers"].refuses(other)
 
 
 def test_every_lever_has_a_line_in_the_list() -> None:

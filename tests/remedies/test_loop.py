@@ -371,7 +371,7 @@ def test_a_model_that_is_compiled_in_place_is_not_compiled_again(clock: FakeCloc
         model(x).square().mean().backward()
 
     table = perfnb.try_levers(step, levers=["compile", "gc_freeze"], budget_s=20).table
-    assert table.loc["compile", "why_not"] == "the model is compiled already"
+    assert table.loc["compile", "why_not"] == "the model is already compiled"
     assert table.loc["gc_freeze", "values"] == SAME, table.loc["gc_freeze", "why_not"]
 
 

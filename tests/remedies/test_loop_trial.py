@@ -445,7 +445,7 @@ class Stream(IterableDataset[int]):
     ("loader", "said"),
     [
         (DataLoader(Stream()), "a stream does not report which of its samples are left; to try it yourself: loader ="),
-        (DataLoader(Numbers(4), num_workers=2), "the loader has workers already; to try it yourself:"),
+        (DataLoader(Numbers(4), num_workers=2), "the loader already has workers; to try it yourself:"),
         ([1, 2], "no DataLoader feeds the step"),
     ],
 )

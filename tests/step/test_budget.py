@@ -181,12 +181,12 @@ def test_passes_that_exceed_the_budget_are_announced_after_the_first_step() -> N
     plan = Plan(budget_s=10)
     assert plan.why_longer(spent_s=2, step_s=2) is None
     assert plan.why_longer(spent_s=2.4, step_s=2) == (
-        "a step takes 2.00 s: the passes still to come (timed, traced, memory, FLOPs) need at least one each, about "
-        "8.00 s in all, which exceeds the budget of 10 s"
+        "a step takes 2.00 s: the remaining passes (timed, traced, memory, FLOPs) need at least one step each, about "
+        "8.00 s in total, which exceeds the budget of 10 s"
     )
     few = Plan(budget_s=10, memory=False, flops=False).why_longer(spent_s=6.1, step_s=2)
     assert few is not None
-    assert "(timed, traced) need at least one each, about 4.00 s" in few
+    assert "(timed, traced) need at least one step each, about 4.00 s" in few
 
 
 def test_a_clock_that_stands_still_is_an_error() -> None:
@@ -275,8 +275,8 @@ def test_a_slow_step_runs_only_a_handful_of_times_and_the_profile_says_so(nothin
     assert executed["traced"] >= 1
     text = " ".join(str(p).split())
     assert f"ran {len(p.steps)} times" in text
-    assert "The budget of 2 s ended the timed pass after 1 step; raise it with budget_s or --budget." in text
-    assert f"The budget allowed only {executed['traced']} step" in text
+    assert "The budget of 2 s ended the timed pass after 1 step. Raise it with budget_s or --budget." in text
+    assert f"Because of the budget, only {executed['traced']} step" in text
 
 
 @pytest.mark.slow
@@ -363,8 +363,8 @@ def test_after_the_first_step_a_budget_that_is_too_short_is_told() -> None:
     told = Plan(budget_s=10).why_longer(12.0, 12.0)
 
     assert told == (
-        "a step takes 12.0 s: the passes still to come (timed, traced, memory, FLOPs) need at least one each, about "
-        "48.0 s in all, which exceeds the budget of 10 s"
+        "a step takes 12.0 s: the remaining passes (timed, traced, memory, FLOPs) need at least one step each, about "
+        "48.0 s in total, which exceeds the budget of 10 s"
     )
     assert Plan(budget_s=10).why_longer(1.0, 1.0) is None
     assert "(timed, traced)" in str(Plan(budget_s=10, memory=False, flops=False).why_longer(6.0, 6.0))

@@ -43,7 +43,7 @@ def never(batch: Any) -> None:
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        (X, r"^batches is a tensor, and its rows would be batches: pass \[x\] for one batch"),
+        (X, r"^batches is a tensor, whose rows would be used as batches: pass \[x\] for one batch"),
         ((X, Y), r"^batches is a tuple of tensors, .*: pass \[\(x, y\)\] for one batch, "),
     ],
     ids=["tensor", "tuple"],
@@ -54,13 +54,13 @@ def test_no_function_takes_one_batch_for_many(take: Callable[[Any, Any], Any], b
 
 
 ONE = {
-    "parameter": (nn.Parameter(X), "is a Parameter, and its rows"),
-    "array": (np.ones((8, 4)), "is a numpy array, and its rows"),
-    "frame": (pd.DataFrame({"a": [1]}), "is a DataFrame, and its rows"),
+    "parameter": (nn.Parameter(X), "is a Parameter, whose rows"),
+    "array": (np.ones((8, 4)), "is a numpy array, whose rows"),
+    "frame": (pd.DataFrame({"a": [1]}), "is a DataFrame, whose rows"),
     "named tuple": (Pair(X, Y), "is a tuple of tensors"),
     "tuple of array and list": ((np.ones(3), [1, 2, 3]), "is a tuple of tensors"),
-    "mapping": ({"x": X}, "is a dict, and its keys would be batches: pass [batch] for one batch"),
-    "another mapping": (UserDict(x=X), "is a UserDict, and its keys"),
+    "mapping": ({"x": X}, "is a dict, whose keys would be used as batches: pass [batch] for one batch"),
+    "another mapping": (UserDict(x=X), "is a UserDict, whose keys"),
 }
 
 
@@ -115,13 +115,13 @@ def wrapper() -> None: ...
 
 @pytest.mark.parametrize("take", TAKERS.values(), ids=TAKERS)
 def test_every_function_wants_a_parameter_for_the_batch(take: Callable[[Any, Any], Any]) -> None:
-    with pytest.raises(TypeError, match=r"^(step|a|baseline) takes no batch, but batches were given: add a param"):
+    with pytest.raises(TypeError, match=r"^(step|a|baseline) does not accept a batch, but batches were given: add a"):
         take(none, [X])
 
 
 @pytest.mark.parametrize("name", [name for name in TAKERS if name != "confirm_input_bound"])
 def test_every_function_wants_batches_for_a_step_that_takes_one(name: str) -> None:
-    how = rf"takes a batch, but no batches were given: write {name}\((step|a, b|baseline, candidate), loader\)\.$"
+    how = rf"requires a batch, but no batches were given: write {name}\((step|a, b|baseline, candidate), loader\)\.$"
     with pytest.raises(TypeError, match=how):
         TAKERS[name](never, None)
 
@@ -150,13 +150,13 @@ def test_only_what_must_fail_is_refused(step: Any, feeding: tuple[bool, ...]) ->
         if fed in feeding:
             require_steps({"step": step}, batches, "f(step, loader)")
         else:
-            with pytest.raises(TypeError, match=r"^step takes (a|no) batch, but (no )?batches were given: "):
+            with pytest.raises(TypeError, match=r"^step (requires|does not accept) a batch, but (no )?batches were"):
                 require_steps({"step": step}, batches, "f(step, loader)")
 
 
 @pytest.mark.parametrize("batches", [None, [(X, Y)]])
 def test_a_step_of_two_arguments_is_told_to_unpack_its_batch(batches: Any) -> None:
-    with pytest.raises(TypeError, match=r"^step takes 2 arguments, but a step gets at most one, .*: unpack it in"):
+    with pytest.raises(TypeError, match=r"^step takes 2 arguments, but a step is called with at most one, .*: unpack"):
         perfnb.time_step(two, batches)
 
 
@@ -176,9 +176,9 @@ def test_what_is_no_step_is_named_with_what_to_write_instead() -> None:
         yield 1
 
     for step in (later, makes):
-        with pytest.raises(TypeError, match=r"^candidate must run when called"):
+        with pytest.raises(TypeError, match=r"^candidate must run when it is called"):
             perfnb.ab_test(none, step)
-    with pytest.raises(TypeError, match=r"^resolution takes an argument, but is called without any: wrap it, as"):
+    with pytest.raises(TypeError, match=r"^resolution requires an argument, but is called without arguments: wrap it"):
         perfnb.system_check(resolution=never)  # type: ignore[arg-type]
 
 
@@ -187,20 +187,20 @@ def test_a_scaling_study_wants_functions() -> None:
         perfnb.scaling_study(lambda size: X * size, [1, 2])
     with pytest.raises(TypeError, match=r"^make_step must be a function that returns the step of a size, not list"):
         perfnb.scaling_study([none], [1, 2])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^the step that make_step returns takes an argument"):
+    with pytest.raises(TypeError, match=r"^the step that make_step returns requires an argument"):
         perfnb.scaling_study(lambda size: never, [1, 2])  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize(
     ("loss", "batch", "message"),
     [
-        (nn.functional.cross_entropy, X, r"loss takes 2 arguments but is called as loss\(output\), because"),
+        (nn.functional.cross_entropy, X, r"loss takes 2 arguments, but it is called as loss\(output\) because"),
         (nn.MSELoss(), X, r"only the input: pass \(x, y\) as batch, where y is the target\.$"),
         (torch.mean, X, None),
         (torch.nn.functional.relu, X, None),
         (nn.MSELoss(), (X, Y), None),
-        (lambda output: output.sum(), (X, Y), r"loss takes 1 argument but is called as loss\(output, target\)"),
-        (lambda output: output.sum(), {"input": X}, r"loss\(output, batch\), because the batch is a mapping: pass "),
+        (lambda output: output.sum(), (X, Y), r"loss takes 1 argument, but it is called as loss\(output, target\)"),
+        (lambda output: output.sum(), {"input": X}, r"loss\(output, batch\) because the batch is a mapping: pass "),
         ("mse", X, "loss must be a function such as"),
     ],
 )
@@ -249,7 +249,8 @@ def test_a_model_that_cannot_take_its_batch_is_explained(
         take(model, batches)
 
     said = str(caught.value)
-    assert said.startswith(f"A step is a function that gets the whole batch, here a {kind}, but {type(model).__name__}")
+    name = type(model).__name__
+    assert said.startswith(f"A step is a function that receives the whole batch, here a {kind}, but {name}")
     assert f"instead of the model, pass {instead}, or" in said
     assert said.count(". ") == 0
     assert caught.value.__cause__ is None

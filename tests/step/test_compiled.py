@@ -33,7 +33,7 @@ pytestmark = [
 
 #: Why the layers inside code of another backend than Inductor are not known.
 _LACKED = compiler.missing_names()
-_WHY_HIDDEN = f"this torch has no {_LACKED[0]}" if _LACKED else "of its backends, only Inductor"
+_WHY_HIDDEN = f"this version of torch has no {_LACKED[0]}" if _LACKED else "only the default backend, Inductor"
 
 
 @pytest.fixture(autouse=True)
@@ -307,7 +307,7 @@ def test_a_graph_break_and_a_recompilation_are_found_with_line_and_guard() -> No
     assert p.layers.loc[["compiled.first", "compiled.second"], "forward_ms"].gt(0).all()
     text = " ".join(str(p).split())
     assert "Graphs break once" in text
-    assert "Compiled again, because a guard failed" in text
+    assert "Recompiled because a guard failed" in text
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ def test_what_is_compiled_is_not_offered_torch_compile(kind: str) -> None:
         module = make(nn.Linear(4, 4))
 
     assert (is_compiled(module), is_compiled_in_place(module)) == (hides, is_in_place)
-    assert compiled_already(module.modules()) == ("" if kind == "plain" else "the model is compiled already")
+    assert compiled_already(module.modules()) == ("" if kind == "plain" else "the model is already compiled")
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.6 does not refuse")

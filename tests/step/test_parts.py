@@ -135,11 +135,11 @@ def test_why_levers_do_not_apply() -> None:
     rows = TensorDataset(torch.zeros(8, 4))
     plain, working = DataLoader(rows), DataLoader(rows, num_workers=1)
     assert without_plain_loader(plain, plain) == ""
-    assert without_plain_loader(plain, enumerate(plain)) == "the step's batches do not come straight from the loader"
-    assert without_plain_loader(working, working) == "the loader has workers already"
+    assert without_plain_loader(plain, enumerate(plain)) == "the step's batches do not come directly from the loader"
+    assert without_plain_loader(working, working) == "the loader already has workers"
     assert without_plain_loader([1], [1]) == "no DataLoader feeds the step (pass it as batches, or as loader=)"
     assert without_plain_loader(own := OwnLoader(rows), own) == (
-        "perfnb cannot copy a OwnLoader, which may keep its position"
+        "perfnb cannot copy a OwnLoader, because it may keep track of its position"
     )
     net, single = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2))
     assert without_dtype(torch.float32, net.parameters()) == ""
@@ -147,7 +147,7 @@ def test_why_levers_do_not_apply() -> None:
     assert (without_blocks([net]), bool(without_blocks([single]))) == ("", True)
     assert compiled_already(net.modules()) == ""
     net._compiled_call_impl = lambda *_: None  # type: ignore[method-assign]
-    assert compiled_already(net.modules()) == "the model is compiled already"
+    assert compiled_already(net.modules()) == "the model is already compiled"
 
 
 class Switched(nn.Linear):
@@ -163,8 +163,8 @@ class Switched(nn.Linear):
 def test_attention_is_switched_unless_all_of_it_is_fused() -> None:
     eager, fused = Switched("eager"), Switched("sdpa")
     assert without_switch([eager, nn.Linear(1, 1)]) == without_switch([eager, fused]) == ""
-    assert without_switch([fused]) == "attention is fused already"
-    assert without_switch([nn.Linear(1, 1)]).startswith("only models of Hugging Face can be switched")
+    assert without_switch([fused]) == "attention is already fused"
+    assert without_switch([nn.Linear(1, 1)]).startswith("perfnb can switch only Hugging Face models")
     levers = ["autocast", "checkpointing", "compile", "compile_max_autotune", "compile_reduce_overhead", "float32"]
     assert refused_levers([], None) == ["attention", *levers, "loader_workers"]
     loader = DataLoader(TensorDataset(torch.zeros(8, 4)))

@@ -143,7 +143,9 @@ def test_where_torch_cannot_export_a_name_the_error_says_which_and_what_to_do(mo
 
     monkeypatch.setattr("torch.profiler.profiler._KinetoProfile.export_chrome_trace", older)
 
-    with pytest.raises(CaptureError, match=r"a record_function name has a quote .* rename it, or use torch 2\.13\.$"):
+    with pytest.raises(
+        CaptureError, match=r"a record_function name contains a quote .* rename it, or use torch 2\.13\.$"
+    ):
         profile_of('say "hi"')
 
 

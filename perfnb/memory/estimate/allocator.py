@@ -1,4 +1,4 @@
-"""Simulate an allocator: what operators on fake tensors allocate, who owns it, and when it is freed."""
+"""Simulate an allocator to find out what operators on fake tensors allocate, who owns it, and when it is freed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SOME_STEP = 1000.0
 
 
 class Change(NamedTuple):
-    """An allocation (positive ``size``) or its end (negative ``size``)."""
+    """An allocation, if ``size`` is positive, or the end of one, if it is negative."""
 
     allocation: int
     size: int
@@ -46,39 +46,40 @@ class Allocation(NamedTuple):
 
     size: int
     phase: str
-    recorded: bool  # while autograd was recording
+    recorded: bool  # whether autograd was recording
     scratch: bool
 
 
 class SimulatedAllocator(TorchDispatchMode):
-    """Follows the storages that operators create until they are freed, as a device's allocator would."""
+    """Tracks the storages that operators create until they are freed, in the same way as a device's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.cuda = device.type == "cuda"
-        # The device of its tensors. Without CUDA, autograd has no cuda queue, and sizes come from CPU kernels.
+        # The device of the simulated tensors. Without CUDA, autograd has no CUDA queue, and sizes come from CPU
+        # kernels.
         self.place = device if not self.cuda or torch.cuda.is_available() else torch.device("cpu")
         self.phase = "before"  # the current activity of the step
         self.used: set[int] = set()  # the allocations that were passed to ops
         self.changes: list[Change] = []  # in order
         self.made: dict[int, Allocation] = {}  # every allocation by number
-        self.known = KnownNumbers()  # the values behind the inputs, for code that reads them
+        self.known = KnownNumbers()  # the values of the inputs, for code that reads them
         self._grain = CUDA_GRAIN if self.cuda else 1
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
-        self._reusable: int | None = None  # the allocation that the sum just made may replace
+        self._reusable: int | None = None  # the allocation that the sum just computed may replace
         self.saved: set[int] = set()  # allocations alive when a backward pass started
-        self.gradients: set[int] = set()  # those that held the gradient of a parameter
-        self.trained: set[int] = set()  # those that hold parameters with a gradient
-        self.alive_at_begin: set[int] = set()  # those alive when the calls that count started
-        self.first_change = 0  # the place of the first change in those calls
+        self.gradients: set[int] = set()  # allocations that contained the gradient of a parameter
+        self.trained: set[int] = set()  # allocations that contain parameters with a gradient
+        self.alive_at_begin: set[int] = set()  # allocations alive when the counted calls started
+        self.first_change = 0  # the index of the first change in those calls
         self.models: list[nn.Module] = []  # the outermost modules that were called
-        self.optimizers: list[Optimizer] = []  # those that stepped
+        self.optimizers: list[Optimizer] = []  # the optimizers that were called
         self.trains = False  # whether there was a backward pass
         self.casts = False  # whether a model was called under autocast
         self._called: list[nn.Module] = []
         self._stepping = 0
         self._first_step = 0
-        self._between = "other"  # the phase when neither a module, backward nor an optimizer runs
+        self._between = "other"  # the phase while no module, backward pass or optimizer is running
 
     def numbers(self, tensors: Iterable[Any]) -> set[int]:
         """Return the allocations that contain these tensors."""
@@ -100,8 +101,8 @@ class SimulatedAllocator(TorchDispatchMode):
         for leaf in given:
             if isinstance(leaf, Tensor) and leaf.requires_grad and not isinstance(leaf, FakeTensor):
                 raise CaptureError(
-                    f"The step uses a tensor of {_shape(leaf)} that requires a gradient, and no variable leads to it "
-                    "or it is sparse: make it a dense parameter of a model."
+                    f"The step uses a tensor of {_shape(leaf)} that requires a gradient, but the tensor is sparse or "
+                    "cannot be reached from any variable: make it a dense parameter of a model."
                 )
         self.before_op()
         self.used |= self.numbers(given)
@@ -123,7 +124,7 @@ class SimulatedAllocator(TorchDispatchMode):
         if new:
             self._reusable = None
             if self.phase == "backward" and op == "add" and not torch.is_grad_enabled():
-                # The engine accumulates gradients in place; with fake tensors it allocates a new sum.
+                # The engine accumulates gradients in place, but with fake tensors, it allocates a new sum.
                 self._reusable = next(iter(self.numbers(args[:1])), None)
             scratch = self._rounded(scratch_bytes(op, args, new)) if not self.cuda else 0
             if scratch > 0:
@@ -132,7 +133,7 @@ class SimulatedAllocator(TorchDispatchMode):
         return result
 
     def see(self, tensor: Tensor, op: str = "", untold: int = 0) -> bool:
-        """Return whether a tensor, made by an op or outside one, is a new allocation, and follow it from now on."""
+        """Check whether a tensor, created inside or outside an op, is a new allocation, and track it from now on."""
         storage = _storage(tensor)
         key = id(storage)
         if key in self._alive or tensor.device.type != self.place.type:
@@ -144,7 +145,7 @@ class SimulatedAllocator(TorchDispatchMode):
 
     def _new(self, size: int, op: str, *, scratch: bool = False) -> int:
         number = len(self.made)
-        # The gradient of the loss itself is made before the first backward node runs.
+        # The gradient of the loss itself is created before the first backward node runs.
         inside = self.phase != "backward" or torch._C._current_autograd_node() is not None
         self.made[number] = Allocation(size, self.phase, torch.is_grad_enabled() and inside, scratch)
         self.changes.append(Change(number, size, self.phase, op))
@@ -165,7 +166,7 @@ class SimulatedAllocator(TorchDispatchMode):
         return -(-size // self._grain) * self._grain
 
     def listening(self) -> ExitStack:
-        """Hook module calls and optimizer steps until this context ends."""
+        """Add hooks to module calls and optimizer steps until this context ends."""
         with ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._call_begins).remove)
             stack.callback(register_module_forward_hook(self._call_ends, always_call=True).remove)
@@ -174,12 +175,12 @@ class SimulatedAllocator(TorchDispatchMode):
             return stack.pop_all()
 
     def steps_again(self) -> None:
-        """Record that the next call is the first call that counts."""
+        """Record that the next call is the first one that is counted."""
         self.alive_at_begin, self.first_change, self._between = self.alive(), len(self.changes), "other"
         self._first_step = len(self.optimizers)
 
     def late(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-        """Return the optimizers whose parameters have gradients but that have not stepped yet."""
+        """Return the optimizers that have not been called yet, although their parameters have gradients."""
         stepped: set[int] = set()
         for optimizer in self.optimizers[self._first_step :]:
             stepped |= self.numbers(stepped_by(optimizer))
@@ -206,7 +207,7 @@ class SimulatedAllocator(TorchDispatchMode):
     def number_asked_for(self) -> float | None:
         """Return a value for code that reads an unknown value, or ``None`` if no value can be provided.
 
-        An optimizer gets its step count, and a gradient scaler gets the answer that no gradient overflowed.
+        The value is a step count for an optimizer, and it tells a gradient scaler that no gradient overflowed.
         """
         asker = _asker()
         if asker.endswith("grad_scaler.py"):
@@ -214,7 +215,7 @@ class SimulatedAllocator(TorchDispatchMode):
         return _SOME_STEP if self.phase == "optimizer" and is_installed(asker) else None
 
     def _call_begins(self, module: nn.Module, _: Any) -> None:
-        if isinstance(module, torch.jit.ScriptModule):  # it holds its tensors outside Python
+        if isinstance(module, torch.jit.ScriptModule):  # its tensors are stored outside Python
             raise CaptureError(
                 f"{type(module).__name__} is a scripted module, whose memory cannot be estimated: use the original one."
             )
@@ -237,7 +238,7 @@ class SimulatedAllocator(TorchDispatchMode):
         self.gradients |= self.numbers(parameter.grad for parameter in stepped_by(optimizer))
         self.optimizers.append(optimizer)
         self._stepping += 1
-        for group in optimizer.param_groups:  # all parameters at once if it may choose, as on CUDA
+        for group in optimizer.param_groups:  # update all parameters at once by default, as on CUDA
             if self.cuda and group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
 
@@ -251,7 +252,7 @@ def stepped_by(optimizer: Optimizer) -> list[Tensor]:
 
 
 def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -> torch.device:
-    """Return the device to simulate: `wanted`, or otherwise the first device that contains data, or the CPU."""
+    """Return the device to simulate, which is `wanted`, the first device that contains data, or the CPU."""
     if wanted is None:
         device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
     else:
@@ -270,10 +271,10 @@ def device_among(tensors: Iterable[Tensor], wanted: str | torch.device | None) -
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
     try:
         return tensor.untyped_storage()
-    except NotImplementedError:  # fake sparse tensors lose their elements, so their size is unknown
+    except NotImplementedError:  # fake sparse tensors have no elements, so their size is unknown
         raise CaptureError(
-            f"Memory cannot be estimated: the step makes or uses a sparse tensor of {_shape(tensor)}; estimate with "
-            "dense gradients (sparse=False), or measure a small batch with profile_step."
+            f"Memory cannot be estimated: the step creates or uses a sparse tensor of {_shape(tensor)}. Estimate it "
+            "with dense gradients (sparse=False), or measure a small batch with profile_step."
         ) from None
 
 
@@ -281,14 +282,14 @@ def _shape(tensor: Tensor) -> str:
     return " × ".join(map(str, tensor.shape))
 
 
-#: Tensors with more elements are not tracked.
+#: Values of tensors with more elements than this are not tracked.
 _MOST = 2**20
-#: Ops that create values without inputs.
+#: Ops that create values without using inputs.
 _MAKERS = {"arange", "full", "zeros", "ones", "scalar_tensor"}
 
 
 class KnownNumbers:
-    """Follows integer and boolean values from the inputs through the ops, at the size of the real batch."""
+    """Tracks integer and boolean values from the inputs through the ops, at the size of the real batch."""
 
     def __init__(self) -> None:
         self._of: Any = WeakIdKeyDictionary()
@@ -300,7 +301,7 @@ class KnownNumbers:
         return fake in self._of
 
     def item(self, fake: Tensor) -> Any:
-        """Return the only value in a tensor."""
+        """Return the value of a tensor with a single element."""
         with unset_fake_temporarily():
             return self._of[fake].item()
 
@@ -313,7 +314,7 @@ class KnownNumbers:
                 self._sizes = int(fake.shape[0]), int(real.shape[0])
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Repeat an op on the known values after it ran on the fake tensors that represent them."""
+        """Repeat an op on the known values after it has run on the fake tensors that represent them."""
         if not self._of:
             return
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -340,7 +341,7 @@ class KnownNumbers:
                 with unset_fake_temporarily():
                     numbers = func(*positional, **named)
             except (RuntimeError, IndexError, NotImplementedError):
-                continue  # sizes of the simulated batch, not of the real one
+                continue  # the sizes belong to the simulated batch, not the real one
             pairs = zip(result.shape, numbers.shape, strict=False)
             if result.dim() == numbers.dim() and all(a == b or (a, b) == self._sizes for a, b in pairs):
                 self._of[result] = numbers
@@ -352,7 +353,7 @@ def _small(tensor: Tensor) -> bool:
 
 
 def _asker() -> str:
-    """Return the file that contains the code reading a tensor's value."""
+    """Return the file with the code that reads a tensor's value."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _DISPATCHING:
         frame = frame.f_back

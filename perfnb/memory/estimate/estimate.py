@@ -1,4 +1,4 @@
-"""`estimate_memory`: how much memory a step will take, before it runs."""
+"""Provide `estimate_memory`, which estimates how much memory a step will need before it runs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
     from perfnb.memory.estimate.step_simulation import Simulation
 
-#: Estimates that took longer than this, in seconds, are not repeated for other batches without a request.
+#: If an estimate took longer than this many seconds, it is not repeated for other batch sizes unless the user asks.
 _PATIENT_S = 5.0
-#: Largest batch tried.
+#: The largest batch size that is tried.
 _MOST = 2**40
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryEstimate(Documented):
-    """The estimated memory of one step. A notebook displays it.
+    """The estimated memory of a step.
 
-    When it is first displayed, it estimates a few more batch sizes to find the largest batch that fits, unless an
-    estimate takes more than 5 seconds.
+    Notebooks display the estimate. When it is first displayed, a few more batch sizes are estimated to find the largest
+    batch that fits, unless an estimate takes more than 5 seconds.
 
     Attributes
     ----------
@@ -55,19 +55,19 @@ class MemoryEstimate(Documented):
     optimizer : str or None
         The optimizer's class.
     parameters, gradients, optimizer_state, activations, inputs, temporaries : int
-        The most bytes in each category that are alive at the same time. Parameters include buffers.
+        The maximum number of bytes in each category that are alive at the same time. Parameters include buffers.
     buffers : int
-        How many bytes of the parameters are buffers.
+        The number of bytes in the parameters that belong to buffers.
     by_category : mapping of str to int
         The bytes in each category at the peak. They add up to `peak_bytes`.
     peak_bytes : int
-        The most bytes that are alive at the same time, in a step after the first.
+        The maximum number of bytes that are alive at the same time, in a step other than the first.
     peak_phase : str
         The phase where the peak occurs.
     peak_op : str or None
-        The operator whose allocation reaches the peak.
+        The operator whose allocation causes the peak.
     caveat : str or None
-        A sentence about the limits of the estimate.
+        A sentence about the limitations of the estimate.
     options : DataFrame
         Changes that would free memory at the peak: ``option``, ``frees_bytes``, ``basis`` (computed or estimated),
         ``detail``.
@@ -100,9 +100,9 @@ class MemoryEstimate(Documented):
         Parameters
         ----------
         bytes : int or float, optional
-            The available memory, for example ``8 * 2**30``. The default is the memory that this machine's device has
-            for this process: on a GPU, the memory that is free or already reserved by torch, and on the CPU, the
-            installed memory or the container's limit.
+            The available memory, for example ``8 * 2**30``. The default is the memory that is available to this process
+            on this machine's device. On a GPU, this is the memory that is free or already reserved by torch. On the
+            CPU, it is the installed memory or the container's limit.
 
         Raises
         ------
@@ -123,7 +123,8 @@ class MemoryEstimate(Documented):
             raise ValueError(f"bytes must be a non-negative number, not {shown(bytes)}.")
         if self.batch_size is None:
             raise CaptureError(
-                "The step has no batch whose size could be changed: pass a batch, and write a step that accepts it."
+                "The step does not have a batch whose size could be changed: pass a batch, and write a step that "
+                "accepts it."
             )
         found = _largest_fitting(self._need, bytes, self.batch_size)
         if found is None:
@@ -133,7 +134,7 @@ class MemoryEstimate(Documented):
         return found
 
     def with_batch_size(self, batch_size: int) -> MemoryEstimate:
-        """Return the estimate for a different number of samples."""
+        """Return an estimate for a different number of samples."""
         return self if batch_size == self.batch_size else self._again(batch_size)
 
     @cached_property
@@ -142,7 +143,7 @@ class MemoryEstimate(Documented):
 
     @cached_property
     def _largest(self) -> int | None:
-        """The largest batch for this machine, if it can be found quickly enough."""
+        """The largest batch that fits on this machine, if it can be determined quickly enough."""
         if self._took_s > _PATIENT_S:
             return None
         with suppress(Exception), redirect_stdout(io.StringIO()):
@@ -157,7 +158,7 @@ class MemoryEstimate(Documented):
         except CaptureError:
             raise
         except Exception:
-            # Some layers, such as batch normalization, refuse a batch of one.
+            # Some layers, such as batch normalization, raise an error for a batch of one.
             if self.batch_size is not None and batch_size < self.batch_size:
                 return float("inf")
             raise
@@ -182,52 +183,54 @@ def estimate_memory(
     device: str | torch.device | None = None,
     autocast: torch.dtype | None = None,
 ) -> MemoryEstimate:
-    """Estimate a step's memory without running it.
+    """Estimate how much memory a step needs, without running it.
 
-    Nothing is computed, and no memory of that size is allocated.
+    Nothing is computed, and the estimated memory is not allocated.
 
-    Pass either a model, or the step that you train with. With a model, the step consists of ``zero_grad``, forward,
-    loss, backward and the optimizer's step. It is not the first step, so the optimizer's state exists. The model and
-    the optimizer may be on any device, including ``meta``, and stay unchanged.
+    Pass either a model or the step that you use for training. For a model, the step consists of ``zero_grad``, forward,
+    loss, backward and the optimizer's step. It is not the first step, so the optimizer's state already exists. The
+    model and the optimizer may be on any device, including ``meta``, and are not changed.
 
-    ``estimate_memory(step=step, batch=batch)`` simulates your own step with everything that it keeps alive. Its Python
-    code is executed twice for each batch size, on fake tensors, which have a shape but no data. If the step accumulates
-    gradients over several calls, it is called until its optimizers have stepped twice, and the peak is the highest one
-    in the calls up to the second time. It is called at most 16 times for each, and `caveat` names any optimizer that
-    never stepped. Afterwards, perfnb restores parameters, buffers, gradients, optimizers, schedulers, random number
-    generators, and the variables, lists and dicts that the step uses. It cannot undo files that the step writes or data
-    that it sends elsewhere.
+    ``estimate_memory(step=step, batch=batch)`` simulates your own step and everything that it keeps alive. Its Python
+    code is executed twice for each batch size, on fake tensors that have a shape but no data. If the step accumulates
+    gradients over several calls, it is called until each of its optimizers has been called twice, and the peak is the
+    maximum over the calls from the first to the second update. For each update, the step is called at most 16 times,
+    and `caveat` names any optimizer that was never called. Afterwards, perfnb restores parameters, buffers, gradients,
+    optimizers, schedulers, random number generators, and the variables, lists and dicts that the step uses. It cannot
+    undo changes to files or data that the step sends elsewhere.
 
-    Only tensors are modelled. The process itself, the CUDA context and library workspaces need additional memory.
+    The estimate only covers tensors. The process itself, the CUDA context and library workspaces need additional
+    memory.
 
     Parameters
     ----------
     model : Module, optional
-        Required without a `step`.
+        The model, which is required if no `step` is given.
     batch : tensor, tuple, mapping or DataLoader
-        A tensor is the model's input. In a tuple, the last element is the target, and the other elements are the
-        model's inputs. A mapping contains the model's keyword arguments. A small batch is enough, even on the device
-        ``meta``. If you pass a DataLoader, perfnb uses its first batch. A `step` is called with the batch unchanged.
+        The batch. A tensor is used as the model's input. The last element of a tuple is the target, and the other
+        elements are the model's inputs. A mapping contains the model's keyword arguments. A small batch is sufficient,
+        even on the device ``meta``. If you pass a DataLoader, perfnb uses its first batch. If a `step` is given, it is
+        called with the unmodified batch.
     optimizer : str, Optimizer, callable, optional
-        A name from ``torch.optim`` (such as ``"adam"``), an optimizer for this model, or a class or function that makes
-        an optimizer from parameters.
+        A name from ``torch.optim`` (such as ``"adam"``), an optimizer for this model, or a class or function that
+        creates an optimizer from parameters.
     step : callable, optional
-        Your own step: ``step(batch)``, or ``step()`` without a batch, as for `profile_step`. It uses its own model,
-        loss, optimizer and autocast, which perfnb detects when they are called, as the profiler does.
+        Your own step, which is called as ``step(batch)``, or as ``step()`` without a batch, like in `profile_step`. It
+        uses its own model, loss, optimizer and autocast, which perfnb detects when they are called.
     loss : callable, optional
-        Called as ``loss(output, target)``, as ``loss(output, batch)`` if the batch is a mapping, or as ``loss(output)``
-        if it is a single tensor. The default is ``output.loss`` if it exists (the output then stays alive until the
-        next step has its own, as in a training loop), and otherwise the sum of the outputs. If you pass a `loss`,
-        nothing keeps the output alive, as in ``loss(model(x), y).backward()``. If your loop keeps the output, pass
-        `step` instead.
+        A function that is called as ``loss(output, target)``, as ``loss(output, batch)`` if the batch is a mapping, or
+        as ``loss(output)`` if the batch is a single tensor. The default is ``output.loss`` if it exists, and the sum of
+        the outputs otherwise. With ``output.loss``, the output stays alive until the next step replaces it, as in a
+        training loop. If you pass a `loss`, the output is not kept alive, as in ``loss(model(x), y).backward()``. If
+        your loop keeps the output, pass `step` instead.
     training : bool
-        Whether to simulate training. If ``False``, only forward runs, without gradients.
+        Whether to simulate training. If ``False``, only the forward pass is simulated, without gradients.
     batch_size : int, optional
-        The number of samples to estimate the memory for. The default is the number of samples in `batch`.
+        The number of samples in the batch. The default is the number of samples in `batch`.
     device : str or device, optional
-        ``cpu`` or ``cuda``. The default is the device of the parameters.
+        The device to simulate, ``cpu`` or ``cuda``. The default is the device of the parameters.
     autocast : dtype, optional
-        Run forward and loss under ``torch.autocast`` with this dtype.
+        The dtype that ``torch.autocast`` uses for forward and loss. By default, autocast is disabled.
 
     Returns
     -------
@@ -240,7 +243,7 @@ def estimate_memory(
     CaptureError
         If the step depends on the values in a tensor, or uses an op that cannot be simulated.
     Exception
-        Whatever the model, the loss or the step raise.
+        Any exception raised by the model, the loss or the step.
     """
     import torch
 
@@ -259,19 +262,19 @@ def estimate_memory(
     if step is not None:
         own = {"model": model, "optimizer": optimizer, "loss": loss, "autocast": autocast}
         for name in [name for name, value in own.items() if value is not None]:
-            raise TypeError(f"A step uses its own {name}: leave out {name}, or pass the model without a step.")
+            raise TypeError(f"A step uses its own {name}: omit {name}, or pass the model without a step.")
         require_steps({"step": step}, None if batch is None else [batch], "estimate_memory(step=step, batch=batch)")
     elif not hasattr(modelled, "named_parameters"):
         advice = "; pass a step as step=" if callable(modelled) else ""
         raise TypeError(f"model must be a torch module, not {type(model).__name__}{advice}.")
     if step is None and batch is None:
-        raise TypeError("The batch is missing: estimate_memory(model, batch).")
+        raise TypeError("The batch is missing: call estimate_memory(model, batch).")
     batch = one_batch(batch)
     if step is None and (training or not callable(loss)):  # inference does not call it
         require_loss(loss, batch)
     samples = samples_in(batch)
     if batch_size is not None and samples is None:
-        raise ValueError("batch_size was given, but no tensor in the batch has a dimension for it.")
+        raise ValueError("batch_size was given, but no tensor in the batch has a dimension for the samples.")
     chosen = chosen_optimizer(optimizer) if training else None
 
     def model_step() -> Callable[[Any], None]:
@@ -321,16 +324,16 @@ def _estimated(
 
 
 def _capacity_of(device: str) -> int | None:
-    """Return how much memory the device currently has for this process."""
+    """Return the amount of memory on a device that is currently available to this process."""
     from perfnb.step.device import capacity_bytes
 
     return capacity_bytes(device.partition(":")[0])
 
 
 def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> int | None:
-    """Return the largest batch size that needs no more than a limit, starting from a given size.
+    """Return the largest batch size whose memory does not exceed a limit, starting the search at a given size.
 
-    The memory needed is nearly linear in the size and never decreases, so only a few sizes are tried. The result is 0
+    Memory usage is nearly linear in the batch size and never decreases, so only a few sizes are tried. The result is 0
     if not even one sample fits, and ``None`` if every batch fits.
     """
     fits, too_large, size, known = 0, _MOST + 1, start, dict[int, float]()
@@ -344,13 +347,13 @@ def _largest_fitting(need: Callable[[int], float], limit: float, start: int) -> 
 def _next_size(known: dict[int, float], limit: float, fits: int, too_large: int) -> int:
     """Return the size at which the line through the two largest known sizes meets the limit.
 
-    If the line is not informative, bisect or double instead.
+    If the line is not informative, bisect the range or double the size instead.
     """
     *_, first, last = [0, 0, *sorted(size for size, bytes_ in known.items() if bytes_ < math.inf)]
     slope = (known[last] - known[first]) / (last - first) if first else 0.0
     if slope > 0 and limit < math.inf and len(known) % 3:
         meets = int(last + (limit - known[last]) // slope)
-        meets += meets in known  # if one more than the size that should fit fails, the search is over
+        meets += meets in known  # the search ends if the next larger size does not fit
         if fits < meets < too_large:
             return meets
     return (fits + too_large) // 2 if too_large <= _MOST else min(2 * fits, _MOST)

@@ -1,7 +1,7 @@
 """Run a step on fake tensors.
 
-This module has the tensor mode, fake tensors that replace a model's own tensors, and the reasons why a step cannot run
-on them. Everything that is replaced is put back, so that nothing has changed afterwards.
+This module provides the tensor mode, the fake tensors that replace a model's own tensors, and explanations of why a
+step cannot run on them. Everything that is replaced is restored afterwards.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from perfnb.step.tracer import room_to_nest
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 _UNSUPPORTED = (UnsupportedOperatorException, UnsupportedFakeTensorException)
-#: Messages of torch's plain RuntimeErrors when code reads values from a fake tensor.
+#: Messages of the plain RuntimeErrors that torch raises when code reads values from a fake tensor.
 _ASKS_FOR_NUMBERS = ("data pointer", ".numpy() is not supported", ".tolist() is not supported", "data-dependent")
 #: Code that reads a single value.
 _ASKS_FOR_ONE = ".item(), float() or an if"
 _TOO_LARGE = ("Storage size calculation overflowed", "overflow", "numel: integer multiplication")
-#: Nesting depth to which containers in variables and attributes are searched for tensors.
+#: The nesting depth to which containers in variables and attributes are searched for tensors.
 _NESTING = 6
 
 _ABSENT = object()
@@ -45,15 +45,15 @@ _ABSENT = object()
 
 @contextmanager
 def pretending() -> Iterator[None]:
-    """Make operators create fake tensors in this context. Random number generators are restored when it ends."""
+    """Make operators create fake tensors inside this context, and restore random number generators when it ends."""
     log, layers = logging.getLogger("torch._subclasses.fake_tensor"), torch.backends.mha
     with ExitStack() as stack:
         stack.enter_context(room_to_nest())
         stack.callback(set_random_state, random_state())
-        # The exception is enough: torch need not log errors of fake kernels too.
+        # The exception is sufficient, so torch does not need to log errors in fake kernels.
         stack.callback(setattr, log, "disabled", log.disabled)
         log.disabled = True
-        # The fake kernel of a fused transformer layer shows only its result.
+        # The fake kernel of a fused transformer layer allocates only the result.
         stack.callback(layers.set_fastpath_enabled, layers.get_fastpath_enabled())
         layers.set_fastpath_enabled(False)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -63,9 +63,9 @@ def pretending() -> Iterator[None]:
 
 @contextmanager
 def explained(model: nn.Module | None) -> Iterator[None]:
-    """Explain in one sentence why a step cannot be simulated. Any other error was caused by the user's own code.
+    """Explain in one sentence why a step cannot be simulated. Errors caused by the user's own code are not changed.
 
-    Without a `model`, the location is given as a line of user code.
+    Without a `model`, the explanation contains a line of user code as the location.
     """
     __tracebackhide__ = True
     try:
@@ -83,7 +83,7 @@ def explained(model: nn.Module | None) -> Iterator[None]:
     except RuntimeError as error:
         text = str(error)
         if any(words in text for words in _TOO_LARGE):
-            raise OverflowError("A tensor in this batch would have more bytes than can be counted.") from None
+            raise OverflowError("A tensor in this batch would contain more bytes than can be counted.") from None
         if any(words in text for words in _ASKS_FOR_NUMBERS):
             raise CaptureError(_needs_numbers("its code", _where(error.__traceback__, model))) from None
         raise
@@ -91,15 +91,15 @@ def explained(model: nn.Module | None) -> Iterator[None]:
 
 def _needs_numbers(what: str, where: str) -> str:
     return (
-        f"Memory cannot be estimated: {what} in {where} depends on the values in a tensor, which an estimate does not "
-        "compute; estimate without that part, or measure a small batch with profile_step."
+        f"Memory cannot be estimated: {what} in {where} depends on the values in a tensor, but an estimate does not "
+        "compute values. Estimate the step without that part, or measure a small batch with profile_step."
     )
 
 
 def _where(traceback: TracebackType | None, model: nn.Module | None) -> str:
-    """Return the model's innermost module that was running when an error was raised.
+    """Return the innermost module of the model that was running when an error was raised.
 
-    Without a model, return the innermost line of user code, and the library module that was running in it, if any.
+    Without a model, return the innermost line of user code and, if the line called a library module, that module.
     """
     names = {} if model is None else {id(module): name for name, module in model.named_modules()}
     where, inside = "the step" if model is None else type(model).__name__, ""
@@ -117,30 +117,30 @@ def _where(traceback: TracebackType | None, model: nn.Module | None) -> str:
 
 
 class StandIns:
-    """Makes one fake tensor for each real tensor. Tensors that share memory get fake tensors that share memory.
+    """Creates a fake tensor for each real tensor. If tensors share memory, their fake tensors share memory as well.
 
-    It must be used within a fake tensor mode.
+    This class must be used within a fake tensor mode.
 
     Parameters
     ----------
     device : torch.device
-        The device on which the fake tensors pretend to be.
+        The device that the fake tensors pretend to be on.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the real tensor's id, kept alive here
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # keyed by the id of the real tensor, which is kept alive
         self._copies: Copies = {}
         self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def all(self) -> list[Tensor]:
-        """Return all stand-ins made so far."""
+        """Return all stand-ins created so far."""
         return [fake for _, fake in self._made.values()]
 
     def of(self, real: Tensor) -> Tensor:
         """Return the stand-in for `real`.
 
-        A fake tensor represents itself, as does a tensor that cannot have a stand-in.
+        If `real` is already a fake tensor or cannot have a stand-in, return it unchanged.
         """
         if isinstance(real, FakeTensor):
             return real
@@ -153,14 +153,14 @@ class StandIns:
         return self._made[id(real)][1]
 
     def within(self, value: Any) -> Any:
-        """Return `value` with its tensors replaced by stand-ins.
+        """Return `value` with its tensors replaced with stand-ins.
 
         Plain containers are copied once, and other objects are kept.
         """
         return with_tensors(value, self.of, _NESTING, self._copies)
 
     def _make(self, real: Tensor, storage: torch.UntypedStorage, stride: tuple[int, ...], offset: Any) -> Tensor:
-        # Tensors on "meta" have no address, but their storage has an identity.
+        # Tensors on "meta" have no address, but their storage can be identified.
         key = storage._cdata, real.dtype
         with torch.no_grad():
             if key not in self._memory:
@@ -174,10 +174,10 @@ class StandIns:
 
 @contextmanager
 def replaced(modules: Iterable[nn.Module], stand_ins: StandIns) -> Iterator[None]:
-    """Make modules and their submodules use stand-ins in this context.
+    """Make modules and their submodules use stand-ins inside this context.
 
-    Attributes that are set on them in the meantime are undone at the end. Scripted modules are left alone, because
-    their tensors live outside Python. A step that calls a scripted module is refused.
+    Attributes that are set on them in the meantime are restored at the end. Scripted modules are skipped, because their
+    tensors are stored outside Python. A step that calls a scripted module is rejected.
     """
     inside = {id(m): m for module in modules for m in module.modules()}.values()
     with ExitStack() as stack:
@@ -189,7 +189,7 @@ def replaced(modules: Iterable[nn.Module], stand_ins: StandIns) -> Iterator[None
 
 @contextmanager
 def stepping(optimizer: Any, stand_ins: StandIns) -> Iterator[None]:
-    """Make the optimizer update stand-ins in this context."""
+    """Make the optimizer update stand-ins inside this context."""
     with _stood_in(vars(optimizer), None, stand_ins):
         of_parameters = [
             (stand_ins.of(key) if isinstance(key, Tensor) else key, kept) for key, kept in optimizer.state.items()
@@ -200,9 +200,9 @@ def stepping(optimizer: Any, stand_ins: StandIns) -> Iterator[None]:
 
 @contextmanager
 def variables_replaced(values: Iterable[Any], stand_ins: StandIns) -> Iterator[None]:
-    """Make functions' variables (globals and closures) and objects' attributes refer to stand-ins in this context.
+    """Make variables of functions (globals and closures) and attributes of objects refer to stand-ins in this context.
 
-    Plain containers in them are copied, so that items that a step appends to a list are gone afterwards.
+    Plain containers in variables are copied, so items that a step appends to a list do not remain afterwards.
     """
     with ExitStack() as stack:
         for value in values:
@@ -219,7 +219,7 @@ def variables_replaced(values: Iterable[Any], stand_ins: StandIns) -> Iterator[N
 
 @contextmanager
 def _stood_in(space: dict[str, Any], names: Iterable[str] | None, stand_ins: StandIns) -> Iterator[None]:
-    """Make some or all names in a namespace refer to stand-ins in this context."""
+    """Make some or all names in a namespace refer to stand-ins inside this context."""
     kept = {name: space[name] for name in (list(space) if names is None else names) if name in space}
     try:
         for name, value in kept.items():

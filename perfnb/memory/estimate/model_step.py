@@ -36,27 +36,29 @@ def left_as_they_were(models: Iterable[nn.Module], *, training: bool) -> Iterato
 
 
 class ModelStep:
-    """``step(batch)`` for a model: either forward, loss, backward and the optimizer's step, or only forward.
+    """A step for a model that runs forward, loss, backward and the optimizer's step, or only forward.
 
     Parameters
     ----------
     model : Module
+        The model to run.
     loss : callable or None
-        Called as ``loss(output, target)``, as ``loss(output, batch)`` for a mapping, or as ``loss(output)`` for a
-        single tensor. If it is ``None``, the loss is ``output.loss`` if that exists, and otherwise the sum of the
-        outputs.
+        A function that is called as ``loss(output, target)``, as ``loss(output, batch)`` for a mapping, or as
+        ``loss(output)`` for a single tensor. If it is ``None``, the loss is ``output.loss`` if that exists, and the sum
+        of the outputs otherwise.
     training : bool
-        Whether to train, clearing the gradients first. Otherwise, the step only runs forward, without gradients.
+        Whether to train. If true, gradients are cleared first. Otherwise, the step only runs forward, without
+        gradients.
     optimizer : Optimizer, callable or None
-        If it is a function, the first step calls it to make the optimizer from the model's parameters.
+        The optimizer. If it is a function, the first step calls it to create the optimizer from the model's parameters.
     autocast : dtype or None
-        Run forward and loss under ``torch.autocast`` with this dtype.
+        The dtype that ``torch.autocast`` uses for forward and loss, or ``None`` to disable autocast.
 
     Attributes
     ----------
     output : object
-        The last output, if a training loop keeps it in a variable until the next step, as is usual in ``out =
-        model(**batch); out.loss.backward()`` but not in ``loss(model(x), y).backward()``.
+        The last output, if a training loop keeps it in a variable until the next step. This is typical for ``out =
+        model(**batch); out.loss.backward()`` but not for ``loss(model(x), y).backward()``.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class ModelStep:
         self.output: Any = None
 
     def __call__(self, batch: Any) -> None:
-        """Run one step."""
+        """Run a step."""
         __tracebackhide__ = True
         if not self.training:
             with torch.no_grad(), self._casting(batch):
@@ -105,7 +107,7 @@ class ModelStep:
     def _forward(self, batch: Any) -> Any:
         """Run the forward pass.
 
-        In a tuple with several elements, the last one is the target. A mapping contains keyword arguments.
+        In a tuple with several elements, the last element is the target. A mapping contains keyword arguments.
         """
         __tracebackhide__ = True
         if isinstance(batch, Mapping):
@@ -120,7 +122,7 @@ class ModelStep:
             target = (
                 [batch] if isinstance(batch, Mapping) else list(batch[-1:]) if isinstance(batch, (tuple, list)) else []
             )
-            return self.loss(self._forward(batch), *target)  # only the graph holds the output when backward starts
+            return self.loss(self._forward(batch), *target)  # only the graph refers to the output when backward starts
         output = self._forward(batch)
         own = getattr(output, "loss", None)
         if isinstance(own, Tensor):
@@ -129,14 +131,14 @@ class ModelStep:
         values = output.values() if isinstance(output, Mapping) else tree_leaves(output)
         parts = [t.sum() for t in values if isinstance(t, Tensor) and t.requires_grad]
         if not parts:
-            raise CaptureError("The model's output requires no gradient: pass training=False, or a loss.")
+            raise CaptureError("The model's output does not require a gradient: pass training=False, or pass a loss.")
         return sum(parts[1:], parts[0])
 
 
 def model_step(
     model: nn.Module, batch: Any, loss: Callable[..., Any] | None = None, *, training: bool = True
 ) -> Callable[[], None]:
-    """Return a `ModelStep` on one batch that changes nothing in the model except gradients and buffers."""
+    """Return a function that runs a `ModelStep` on a batch and changes only the model's gradients and buffers."""
     __tracebackhide__ = True
     if training or not callable(loss):  # inference does not call it
         require_loss(loss, batch)
@@ -145,20 +147,20 @@ def model_step(
     def run() -> None:
         __tracebackhide__ = True
         step(batch)
-        step.output = None  # another model runs next
+        step.output = None  # released because another model runs next
 
     return run
 
 
 def chosen_optimizer(wanted: Any) -> Any:
-    """Return an optimizer, or a function that makes one, given either of these or a name in ``torch.optim``.
+    """Return an optimizer or a function that creates one, given either of these or a name in ``torch.optim``.
 
     Raises
     ------
     TypeError, ValueError
         If the value is none of these.
     CaptureError
-        For LBFGS.
+        If the optimizer is LBFGS.
     """
     if isinstance(wanted, str):
         classes = {
@@ -167,11 +169,12 @@ def chosen_optimizer(wanted: Any) -> Any:
             if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
         }
         if wanted.lower() not in classes:
-            raise ValueError(f"torch.optim has no optimizer {shown(wanted)}; it has {', '.join(sorted(classes))}.")
+            raise ValueError(f"torch.optim has no optimizer {shown(wanted)}. Choose from {', '.join(sorted(classes))}.")
         wanted = classes[wanted.lower()]
     if wanted is not None and not isinstance(wanted, Optimizer) and not callable(wanted):
         raise TypeError(
-            "optimizer must be a name in torch.optim, an optimizer, or a function that makes one from parameters, not "
+            "optimizer must be a name in torch.optim, an optimizer, or a function that creates one from parameters, "
+            "not "
             f"{type(wanted).__name__}."
         )
     if isinstance(wanted, LBFGS) or wanted is LBFGS:

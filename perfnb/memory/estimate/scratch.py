@@ -1,8 +1,8 @@
-"""Estimate the scratch memory that CPU kernels use in addition to their results, which fake kernels do not show.
+"""Estimate the scratch memory that CPU kernels use in addition to their results. Fake kernels do not allocate it.
 
-A oneDNN convolution makes copies of its tensors in its own layouts, and many backward kernels first copy a gradient
-that is not contiguous. The sizes in this module were determined by watching torch's CPU allocator. Memory that a
-convolution uses independently of the batch, up to about 0.2 MiB per thread, is not included.
+A oneDNN convolution copies its tensors to its own layouts, and many backward kernels first copy a gradient that is not
+contiguous. The sizes in this module were determined by observing torch's CPU allocator. Memory that a convolution uses
+regardless of the batch, up to about 0.2 MiB per thread, is not included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Kernels that copy arguments that are not contiguous.
+#: Kernels that copy any arguments that are not contiguous.
 _COPY = {
     "gelu_backward",
     "_softmax_backward_data",
@@ -29,17 +29,17 @@ _COPY = {
     "_scaled_dot_product_flash_attention_for_cpu_backward",
 }
 _PRODUCTS = {"mm", "addmm"}
-#: The memory that oneDNN keeps of an LSTM layer for backward, as a multiple of the layer's output (within 5 %).
+#: The memory that oneDNN keeps for an LSTM layer's backward pass, as a multiple of the layer's output (within 5 %).
 _LSTM_KEPT = 15.4
 _KEEPS_SQUARES = {"mse_loss"}
-#: Kernels that hold this many buffers of the size of their first argument.
+#: The number of buffers that a kernel allocates, each as large as its first argument.
 _BUFFERS = {"mse_loss": 1, "binary_cross_entropy_with_logits": 2, "huber_loss": 1, "smooth_l1_loss": 1}
 
 
 def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Return how many bytes a CPU kernel uses at its own peak in addition to its results.
+    """Return the number of bytes that a CPU kernel uses at its peak in addition to its results.
 
-    `op` has no namespace: ``convolution``.
+    `op` is the name of the op without the namespace, such as ``convolution``.
     """
     held = sum(t.nbytes for t in results)
     if op == "convolution":
@@ -66,10 +66,10 @@ def scratch_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> in
 
 
 def untold_bytes(op: str, args: Sequence[Any], results: Sequence[Tensor]) -> int:
-    """Return the bytes of the last result that the fake kernel does not report.
+    """Return the number of bytes in the last result that the fake kernel does not allocate.
 
-    An LSTM layer keeps additional data for backward, and a mean squared error keeps the memory of the squares that it
-    sums.
+    An LSTM layer keeps additional data for the backward pass, and a mean squared error keeps the memory of the squares
+    that are summed.
     """
     if op in _KEEPS_SQUARES:
         return max(0, int(args[0].nbytes) - results[-1].nbytes)
@@ -102,9 +102,9 @@ def _block() -> int:
 
 
 def _blocked(t: Tensor, block: int, *, first: bool = False) -> int:
-    """Return the bytes of `t` in oneDNN's layout, whose channels are in full blocks.
+    """Return the number of bytes that `t` occupies in oneDNN's layout, which consists of full blocks of channels.
 
-    A small number of input channels (`first`) remains unblocked.
+    If there are only a few input channels (`first`), they are not divided into blocks.
     """
     channels = t.shape[1]
     if first and channels < block:
@@ -132,7 +132,7 @@ class _Call:
 
     @property
     def last(self) -> torch.memory_format | None:
-        """The channels-last format, for tensors whose rank supports it."""
+        """The channels-last format, if it exists for tensors with this number of dimensions."""
         return {4: torch.channels_last, 5: torch.channels_last_3d}.get(self.x.dim())
 
     @property
@@ -154,7 +154,7 @@ class _Call:
 
     @property
     def block(self) -> int:
-        """The number of channels per block, or 0 if oneDNN takes the tensors unblocked."""
+        """The number of channels per block, or 0 if oneDNN accepts tensors without blocks."""
         if self.groups == 1 or self.depthwise:
             return _block()
         return next((size for size in (_block(), 8, 4) if self.into % size == self.out % size == 0), 0)
@@ -171,9 +171,9 @@ def _onednn_takes(kind: torch.dtype) -> bool:
 
 
 def has_tiles(kind: torch.dtype) -> bool:
-    """Return whether the CPU multiplies tiles of this dtype (AMX).
+    """Check whether the CPU can multiply tiles of this dtype (AMX).
 
-    If it does, oneDNN has strided kernels that are dilated.
+    If it can, oneDNN has dilated kernels with strides.
     """
     known = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return kind == torch.bfloat16 and known is not None and bool(known())
@@ -208,11 +208,11 @@ def _convolution_backward(args: Sequence[Any], results: Sequence[Tensor]) -> int
 
 
 def _data(call: _Call, grad: Tensor) -> int:
-    """Return the bytes in use while oneDNN computes the input gradient, including that gradient."""
+    """Return the number of bytes in use while oneDNN computes the input gradient, including the gradient itself."""
     into = int(call.x.nbytes)
     wide = call.groups == 1 or call.out > _block() or (call.depthwise and call.x.dtype != torch.float32)
     if call.strided and wide and (not call.dilated or has_tiles(call.x.dtype)):
-        # The result has its channels last and is copied once more to put them first.
+        # The channels of the result are last, so it is copied again to put them first.
         alike = call.x.shape[1] == 1 or math.prod(call.x.shape[2:]) == 1
         return max(int(grad.nbytes) + call.packed + into, (2 if alike else 3) * into)
     if (call.strided and call.dilated) or not call.block:
@@ -222,7 +222,7 @@ def _data(call: _Call, grad: Tensor) -> int:
 
 
 def _weights(call: _Call, grad: Tensor) -> int:
-    """Return the bytes in use while oneDNN computes the weight gradient, including that gradient."""
+    """Return the number of bytes in use while oneDNN computes the weight gradient, including the gradient itself."""
     if call.block < 8 or (call.strided and call.dilated):
         return 2 * int(call.weight.nbytes)
     source = _blocked(call.x, call.block, first=call.groups == 1)
@@ -230,7 +230,7 @@ def _weights(call: _Call, grad: Tensor) -> int:
 
 
 def _weight_copy(call: _Call) -> int:
-    """Return the size of a weight's copy, made if the input's channels are last but the weight's channels are not."""
+    """Return the size of the weight's copy, which is needed if only the input's channels are last."""
     last = call.last
     return 0 if last is None or call.weight.is_contiguous(memory_format=last) else int(call.weight.nbytes)
 

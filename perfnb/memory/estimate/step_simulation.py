@@ -1,7 +1,7 @@
-"""Simulate a step on fake tensors, recording every allocation.
+"""Simulate a step on fake tensors and record every allocation.
 
-The step's Python code runs unchanged. Models, optimizers and the tensors reachable from its variables are replaced by
-stand-ins, and changes that it makes to its variables are undone.
+The step's Python code runs unchanged. Models, optimizers, and the tensors that can be reached from the step's variables
+are replaced with stand-ins, and any changes that the step makes to its variables are undone.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from perfnb.step.data_waits import tensors_in
 from perfnb.step.memory import living
 from perfnb.step.namespace import is_installed, reachable
 
-#: Most calls to a step until every optimizer has stepped, and again until they step once more.
+#: The maximum number of calls to a step until every optimizer has been called, and until each is called once more.
 _MOST_CALLS = 16
 _NEVER_STEPPED = (
-    f"did not step in any of {_MOST_CALLS} simulated calls: the estimate lacks the memory of its step and any state "
-    "that it has not created yet."
+    f"did not run in any of {_MOST_CALLS} simulated steps, so the estimate does not include the memory of its update "
+    "or any state that it has not created yet."
 )
-#: Classes whose live objects are all found, as the profiler finds them when they are called or step.
+#: Classes whose live instances are all found, because the profiler also finds them when they are called.
 _LIVING = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
-#: Packages whose objects are not part of a step.
+#: The packages whose objects are not part of a step.
 _NO_PART = {*sys.stdlib_module_names, "IPython", "ipykernel", "ipywidgets", "perfnb", "traitlets", "zmq"}
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A step's memory in steady state, and the classes of its objects."""
+    """A step's memory usage in steady state, and the classes of its objects."""
 
     model: str
     optimizer: str | None
     training: bool  # whether the step has a backward pass
     by_category: dict[str, int]  # bytes alive at the peak
-    most: dict[str, int]  # most bytes of each category alive at once
+    most: dict[str, int]  # maximum number of bytes alive at the same time in each category
     buffers: int  # bytes of buffers among the parameters
     peak_phase: str
     peak_op: str | None
     single: bool  # whether parameters take at least four bytes each
     half: bool  # whether a model was called under autocast
-    caveat: str | None = None  # the limits of the simulation, in a sentence
+    caveat: str | None = None  # a sentence about the limitations of the simulation
 
 
 def simulate_step(
@@ -65,38 +65,39 @@ def simulate_step(
     device: str | torch.device | None,
     model: nn.Module | None = None,
 ) -> tuple[Simulation, torch.device]:
-    """Run a step on fake tensors until it is in steady state.
+    """Run a step on fake tensors until it is in steady state, and return the results and the simulated device.
 
-    Return the results of that call and the simulated device. The first call creates the optimizer's state, and the
-    second call counts. If gradients are accumulated over several calls, the step is called until each optimizer has
-    stepped, and all later calls count until every optimizer has stepped again.
+    The first call creates the optimizer's state, and the second call is counted. If gradients are accumulated over
+    several calls, the step is called until each optimizer has been called. Subsequent calls are counted until every
+    optimizer has been called again.
 
     Afterwards, parameters, buffers, gradients, optimizer state, random number generators, and the variables and plain
-    containers reachable from the step are restored. Other effects of the step's Python code remain, such as files and
-    counters elsewhere.
+    containers that can be reached from the step are restored. Other effects of the step's Python code remain, such as
+    changes to files or to counters elsewhere.
 
     Parameters
     ----------
     step : callable
+        The step to simulate.
     batch : object
-        ``None`` if the step does not take a batch.
+        The batch, or ``None`` if the step does not take one.
     samples, size : int or None
         The number of samples in the batch, and the number to simulate.
     device : str, device or None
-        The device whose allocator is simulated. ``None`` means the device of the step's models.
+        The device whose allocator is simulated. If it is ``None``, the device of the step's models is used.
     model : Module or None
-        The model, if perfnb itself made the step from it. In this case, everything that the step uses is reachable from
-        its variables.
+        The model, if perfnb itself created the step from it. In this case, everything that the step uses can be reached
+        from its variables.
 
     Raises
     ------
     CaptureError
         If the step depends on the values in a tensor, or uses an op that cannot be simulated.
     Exception
-        Any exception that the step raises.
+        Any exception raised by the step.
     """
     __tracebackhide__ = True
-    near = list(reachable([step]))  # from its variables, nearest first
+    near = list(reachable([step]))  # starting with its own variables
     elsewhere = living(_LIVING) if model is None else ()
     found = list({id(value): value for value in (*near, *elsewhere)}.values())
     modules = [value for value in found if issubclass(type(value), nn.Module)]
@@ -104,7 +105,7 @@ def simulate_step(
     simulated = device_among(_tensors(found, batch), device)
     allocator = SimulatedAllocator(simulated)
     inputs: list[Tensor] = []
-    given: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor of the sized batch, and the user's, by its id
+    given: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor of the resized batch and the user's tensor, by id
 
     def sized(tensor: Tensor) -> Tensor:
         made = tensor if samples is None or size is None else tensor_resized(tensor, samples, size)
@@ -155,9 +156,9 @@ def _tensors(found: Iterable[Any], batch: Any) -> Iterator[Tensor]:
 def _call_until_stepped(
     step: Callable[..., Any], batch: tuple[Any, ...], allocator: SimulatedAllocator, optimizers: list[Optimizer]
 ) -> list[Optimizer]:
-    """Call the step until these optimizers have stepped.
+    """Call the step until it has called these optimizers.
 
-    Return the optimizers that have not stepped after `_MOST_CALLS` calls.
+    Return the optimizers that have not been called after `_MOST_CALLS` calls to the step.
     """
     __tracebackhide__ = True
     for _ in range(_MOST_CALLS):
@@ -176,7 +177,7 @@ def _seen(
     late: Iterable[Optimizer],
     model: nn.Module | None,
 ) -> Simulation:
-    """Return the calls that count and the owners of all allocations, given the optimizers that never stepped."""
+    """Return the counted calls and the owners of all allocations, given the optimizers that were never called."""
     batch, stood_in = allocator.numbers(inputs), allocator.numbers(stand_ins)
     parameters: set[int] = set()
     buffers: set[int] = set()
@@ -234,21 +235,19 @@ def _seen(
 
 
 def _kind_of(made: Allocation, saved: bool, training: bool) -> str:
-    """Return the category of an allocation that no live object owns.
+    """Return the category of an allocation that does not belong to a live object.
 
-    The category depends on where the allocation was made and whether backward needs it.
+    The category depends on where the memory was allocated and on whether the backward pass needs it.
     """
     if made.scratch or made.phase == "optimizer":
         return "temporaries"
     if made.phase == "backward":
-        return "activations" if made.recorded else "temporaries"  # recorded in backward: recomputation
+        return "activations" if made.recorded else "temporaries"  # recorded in backward means recomputation
     return "activations" if saved or not training else "temporaries"
 
 
 def _has_variables(value: Any) -> bool:
-    """Return whether a step may store tensors in a value. This applies to user functions and to objects that are not
-    models.
-    """
+    """Check whether a step may store tensors in a value, which is a user function or an object other than a model."""
     kind = type(value)
     if kind is FunctionType:
         return not is_installed(value.__code__.co_filename)
@@ -257,7 +256,7 @@ def _has_variables(value: Any) -> bool:
     try:
         if not isinstance(vars(value), dict):
             return False
-    except Exception:  # it has none, or refuses
+    except Exception:  # there are no variables, or they cannot be read
         return False
     return kind is SimpleNamespace or str(kind.__module__).partition(".")[0] not in _NO_PART
 

@@ -1,4 +1,4 @@
-"""Show a step's estimated memory as a document."""
+"""Create a document about the estimated memory of a step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _AVAILABLE = replace(palette.mark("loss"), word="available")
 
 
 def estimate_document(estimate: MemoryEstimate, capacity: int | None, largest: int | None) -> Document:
-    """Return the document that shows whether a step fits, how much it needs at its peak, and what would need less.
+    """Return a document that shows whether a step fits, how much memory it needs, and which changes would need less.
 
     Parameters
     ----------
     estimate : MemoryEstimate
+        The estimated memory of the step.
     capacity : int or None
-        How much memory this machine's device has for the process, or ``None`` if this is unknown.
+        The memory on this machine's device that is available to the process, or ``None`` if it is unknown.
     largest : int or None
         The largest batch that fits into that memory, or ``None`` if it is unknown or does not depend on the batch.
     """
@@ -46,7 +47,7 @@ def estimate_document(estimate: MemoryEstimate, capacity: int | None, largest: i
 
 
 def step_words(estimate: MemoryEstimate) -> str:
-    """Describe the kind of step: ``training with a batch of 32 and AdamW``."""
+    """Describe the kind of step in words, such as ``training with a batch of 32 and AdamW``."""
     size = "" if estimate.batch_size is None else f" with a batch of {estimate.batch_size:,}"
     if not estimate.training:
         return f"inference{size}"
@@ -60,7 +61,7 @@ def _device(estimate: MemoryEstimate) -> str:
 def _verdict(estimate: MemoryEstimate, capacity: int | None, largest: int | None) -> Verdict:
     needs = f"the step needs {fmt.size(estimate.peak_bytes)} at its peak"
     if capacity is None:
-        advice = "Ask for the largest batch that fits into your device's memory."
+        advice = "Find the largest batch that fits into your device's memory."
         code = "estimate.largest_batch(24 * 2**30)"
         return Verdict("none", f"{fmt.capital(needs)}; the memory of {_device(estimate)} is unknown", "", advice, code)
     fits = estimate.peak_bytes <= capacity
@@ -70,7 +71,7 @@ def _verdict(estimate: MemoryEstimate, capacity: int | None, largest: int | None
         sentence = f"Does not fit: {needs}, {fmt.size(estimate.peak_bytes - capacity)} more than {whole}"
     advice = code = ""
     if largest is None and estimate.batch_size is not None:
-        advice, code = "Ask for the largest batch that fits.", "estimate.largest_batch()"
+        advice, code = "Find the largest batch that fits.", "estimate.largest_batch()"
     if largest is not None:
         most = f"the largest batch that fits has {fmt.counted(largest, 'sample')}"
         sentence += f"; {most if largest else 'not even one sample fits'}"
@@ -92,11 +93,11 @@ def _sections(estimate: MemoryEstimate, capacity: int | None) -> Iterator[Sectio
         Column("category"),
         Column("at the peak", "bytes", bar=True),
         Column("share", "share"),
-        Column("at most", "bytes", priority=1, help="most alive at once, perhaps at another time"),
+        Column("at most", "bytes", priority=1, help="The maximum, which may occur at another time"),
     )
     rows = []
     for name, held in estimate.by_category.items():
-        most = getattr(estimate, name, held)  # the most of "other" is never requested
+        most = getattr(estimate, name, held)  # the maximum of "other" is not requested
         if held or most:
             rows.append((palette.category(name), held, held / (peak or 1), most))
     yield Table("Memory by category", columns, rows, noun="category")

@@ -1,4 +1,4 @@
-// Memory over a step: a curve with a cursor, and the largest allocations alive at its instant.
+// Shows memory over a step: a curve with a cursor, and the largest allocations that are alive at the cursor.
 import { swatch, textWidth } from "../../draw/js/chart.js";
 import { drawn, figure, h, holdsFocus, onKeys } from "../../draw/js/dom.js";
 import { byteSize, duration, share } from "../../draw/js/format.js";
@@ -6,7 +6,7 @@ import { areaOf, plotted, pointsOf, spansBelow, stackedLines } from "../../draw/
 import { placeAfter } from "../../draw/js/sorted_places.js";
 import { pictures } from "../../draw/js/document.js";
 
-// If the step failed, the last instant is shown in place of the peak.
+// If the step failed, the last instant is shown instead of the peak.
 const instantWord = (data) => (data.incomplete ? "failure" : "peak");
 
 const LARGEST_SHOWN = 8;
@@ -23,12 +23,12 @@ function memoryFacts(data) {
     { key: "reserved", word: "reserved", values: instants.reserved, title: "Memory that the allocator has reserved on the device, in use or not" },
     { key: "process", word: "process", values: instants.process, title: "Resident memory of the whole process, including what the allocator cannot see" },
   ].filter((line) => line.values).map((line) => ({ ...line, most: most(line.values) }));
-  // "2.10 ms, forward": an instant, with words before its phase.
+  // Returns an instant in words, such as "2.10 ms, forward". `before` is text that precedes the phase.
   const when = (i, before = "") => {
     const phase = data.phases.find((one) => one.start_ns <= t[i] && t[i] < one.end_ns);
     return `${duration(t[i] / 1e6)}${phase ? `, ${before}${phase.word}` : ""}`;
   };
-  // The last instant at or before a time.
+  // Returns the last instant at or before a time.
   const instantAt = (time) => Math.max(0, placeAfter(t, time) - 1);
   const aliveAt = (i) => {
     const found = [];
@@ -72,7 +72,7 @@ function memoryCurve(data) {
   redraw();
   show(state.at);
   const element = h("div", { class: "pf-view pf-memory pf-beside" }, h("div", { class: "pf-chart" }, slider, legend.element), panel);
-  // Moves to the instant at or before a time of the step, in milliseconds.
+  // Moves to the instant at or before a time in the step, given in milliseconds.
   const reveal = (ms) => {
     state.pinned = true;
     show(facts.instantAt(1e6 * Number(ms)));
@@ -82,7 +82,7 @@ function memoryCurve(data) {
   return { element, reveal };
 }
 
-// Pointer and keys move the instant. A click pins it; Escape or a second click at the same place unpins it.
+// The pointer and keys move the instant. A click pins it, and Escape or a second click at the same place unpins it.
 function steer(slider, facts, state, timeAt, show, toPeak) {
   const under = (event) => facts.instantAt(timeAt(event.clientX - slider.getBoundingClientRect().left));
   let wanted = null;
@@ -114,7 +114,7 @@ function steer(slider, facts, state, timeAt, show, toPeak) {
   });
 }
 
-// The legend shows the size of each category at the instant; lines can be switched on and off.
+// The legend shows the size of each category at the current instant. Lines can be switched on and off.
 function memoryLegend(data, facts, redraw) {
   const used = [...data.categories.keys()].filter((i) => data.instants.categories[i]);
   const amounts = new Map([...used, ...facts.lines].map((key) => [key, h("span", { class: "pf-amount" })]));
@@ -161,8 +161,8 @@ function aliveList(data, facts, state, at, words, toPeak) {
   ];
 }
 
-// The chart: stacked areas, phases below, the peak marked. Memory is constant between instants, hence steps. In `place`
-// it keeps where instants are, and what moves the cursor to one.
+// Draws the chart with stacked areas, the phases below, and a mark at the peak. Memory is constant between instants, so
+// lines have steps. The positions of instants, and the function that moves the cursor to one, are stored in `place`.
 function memoryChart(data, facts, state, shown, place) {
   const lines = facts.lines.filter((line) => shown.has(line.key));
   const stepped = (values) => values.flatMap((value) => [value, value]);
@@ -189,7 +189,7 @@ function memoryChart(data, facts, state, shown, place) {
   });
 }
 
-// A line with gaps where values are unknown.
+// Returns a line that has gaps where values are unknown.
 function knownRuns(at, values, x, y) {
   const runs = values.reduce((all, value, i) => {
     if (value == null) return all.at(-1)?.length ? [...all, []] : all;

@@ -1,4 +1,4 @@
-"""`find_leaks`: find out whether memory grows from step to step, and what causes it."""
+"""Provide `find_leaks`, which finds out whether memory grows from step to step and what causes it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from perfnb.memory.leaks.view import leak_verdict, leaks_document, slope_words
 if TYPE_CHECKING:
     from torch import nn
 
-#: Warm-up steps before watching starts: caches fill, optimizers create their state.
+#: The number of warm-up steps. They fill caches and let optimizers create their state.
 WARMUP = 10
 
 
 class Leaks(Documented, LeakFigures):
-    """The leaks found in many steps. A notebook displays them, and the tables are pandas DataFrames."""
+    """The memory leaks found over many steps. Notebooks display them, and all tables are pandas DataFrames."""
 
     @property
     def sentence(self) -> str:
-        """The verdict as a sentence, with its reason and a recommendation."""
+        """The verdict in words, including the reason and a recommendation."""
         verdict = leak_verdict(self)
         return " ".join(filter(None, (verdict.sentence, verdict.why, verdict.next)))
 
@@ -47,29 +47,29 @@ def find_leaks(
 ) -> Leaks:
     """Run a step many times to find out whether memory grows, and what causes it.
 
-    After warm-up, the step runs `steps` times while only the process's memory is read. It then runs `steps` times while
-    every allocation is recorded (fewer times, but at least 15, if the process grows by more than 256 MiB in the
-    meantime). If the process grew in the first round, its memory is read again over the same number of steps, because
-    only growth that continues is a leak.
+    After the warm-up, the step runs `steps` times while only the process's memory is read. It then runs `steps` times
+    while every allocation is recorded. This round ends early, but not before 15 steps, if the process grows by more
+    than 256 MiB. If the process grew in the first round, its memory is read again over the same number of steps,
+    because growth is a leak only if it continues.
 
-    A leak is reported only if the 95 % interval of the growth excludes 0. If only the process grows while batches
-    arrive in new shapes, that is not reported as a leak.
+    A leak is reported only if the 95 % interval of the growth excludes 0. If only the process grows and batches with
+    new shapes keep arriving, this is not reported as a leak.
 
     Parameters
     ----------
     step : callable
-        One step: ``step()``, or ``step(batch)`` with `batches`.
+        A function that runs one step. It is called as ``step()`` or, if `batches` are given, as ``step(batch)``.
     batches : iterable, optional
-        Batches for the steps. When they run out, they start again from the beginning.
+        The batches for the steps. When they run out, iteration starts again from the beginning.
     steps : int
-        The number of steps to watch. It must be at least 15. If memory varies between steps, 40 or more are needed to
-        detect a leak.
+        The number of steps to watch, which must be at least 15. If memory varies between steps, 40 or more steps are
+        required to detect a leak.
     warmup : int, optional
         The number of steps to run before watching. The default is 10.
     model : Module, list of Module, or dict of name to Module, optional
-        The models to break down into layers. The default is every module that the step calls.
+        The models to break down into layers. By default, these are all modules that the step calls.
     name : str, optional
-        The title.
+        The title of the result.
 
     Returns
     -------
@@ -78,11 +78,11 @@ def find_leaks(
     Raises
     ------
     TypeError
-        If `step` is not callable, if `batches` is a single batch, or if they do not fit together.
+        If `step` is not callable, if `batches` is a single batch, or if `step` cannot be called with these batches.
     CaptureError
-        Inside another profiler, if `batches` run out, or if the step runs a profiler itself.
+        If another profiler is active, if `batches` run out, or if the step itself runs a profiler.
     Exception
-        Any exception that `step` or `batches` raise, after perfnb has removed everything that it installed.
+        Any exception raised by `step` or `batches`, after perfnb has removed everything that it installed.
     """
     from perfnb.step.checks import require_name, require_steps
     from perfnb.step.namespace import chosen_models, step_variables

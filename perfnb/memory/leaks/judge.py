@@ -1,4 +1,4 @@
-"""Judge whether memory grows from step to step, and determine what each step leaves behind."""
+"""Determine whether memory grows from step to step, and what each step leaves behind."""
 
 from __future__ import annotations
 
@@ -12,57 +12,63 @@ import pandas as pd
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.stats.slope import Slope, memory_slope
 
-#: Process growth per step that is not a leak: the interpreter's own bookkeeping, in pages.
+#: Process growth per step that is not considered a leak, because it may be due to the interpreter's own bookkeeping.
 PROCESS_FLOOR_BYTES = 16 * 1024
 
 #: The possible values of `LeakFigures.verdict`.
 LEAK, NO_LEAK, INCONCLUSIVE = "leak", "no leak seen", "inconclusive"
 
 _OWNER = ["device", "layer", "phase", "op"]
-#: Survivors explain the growth if they account for at least this share of it.
+#: The surviving allocations explain the growth if they account for at least this share of it.
 _EXPLAINED = 0.5
-#: Owners that grow less than this from first to last watched step are not examined.
+#: Owners that grow by less than this from the first to the last step are not examined.
 _WORTH_A_LOOK = 1024
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LeakFigures:
-    """How much memory many steps leave behind.
+    """The memory that is left behind by many steps.
 
     Attributes
     ----------
     verdict : str
         ``leak``, ``no leak seen`` or ``inconclusive``.
     reason : str
-        The basis of the verdict: ``kept`` (allocations survive), ``growing`` (replaced by larger ones), ``outside``
-        (the process grows, torch's allocator does not), ``shapes`` (the same, while new shapes kept arriving),
-        ``settled`` (the process grew at first and no longer does, as when a cache fills),
-        ``garbage`` (the rest is reference cycles awaiting collection), ``unseen`` (the process does not grow with the
-        allocator: frees of older allocations are not seen), ``unexplained`` (the allocator grows, but nothing watched
-        survives), ``hidden`` (allocations survive, but memory varies too much to tell whether they add up), ``few``
-        (too few steps) or ``steady``.
+        The reason for the verdict, which is one of the following:
+
+        - ``kept``: allocations survive their step.
+        - ``growing``: allocations are replaced with larger ones.
+        - ``outside``: the process grows, but torch's allocator does not.
+        - ``shapes``: the same as ``outside``, but new shapes kept arriving.
+        - ``settled``: the process grew at first but no longer does, for example because a cache was being filled.
+        - ``garbage``: all remaining memory belongs to reference cycles that have not been collected yet.
+        - ``unseen``: torch's allocator grows but the process does not, because frees of older allocations are not seen.
+        - ``unexplained``: torch's allocator grows, but none of the recorded allocations survive.
+        - ``hidden``: allocations survive, but memory varies too much to determine whether they add up.
+        - ``few``: there are too few steps.
+        - ``steady``: memory does not grow.
     allocator : Slope or None
-        How much the memory handed out by torch's allocators grows per step, or ``None`` if there are fewer than two
-        steps.
+        The growth per step of the memory allocated by torch, or ``None`` if there are fewer than two steps.
     process : Slope or None
-        How much the process's resident memory grows per step in the last round that read it, or ``None`` if this is
+        The growth per step of the process's resident memory in the last round that read it, or ``None`` if it is
         unknown.
     survivors : DataFrame
-        The owners of allocations that outlive their step, in descending order of bytes: device, layer, phase, op,
-        `bytes_per_step`, `count_per_step`, `steps` (how many steps made them), and `kind`: ``kept`` or ``growing``.
+        The owners of allocations that outlive their step, sorted by bytes. The columns are the device, layer, phase and
+        op, `bytes_per_step`, `count_per_step`, `steps` (the number of steps that made such allocations), and `kind`
+        (``kept`` or ``growing``).
     steps : DataFrame
-        The memory after each watched step: `step`, `allocated_bytes` (relative to the start of the first step, so
-        possibly negative) and `process_bytes`.
+        The memory after each watched step, with the columns `step`, `allocated_bytes` (relative to the start of the
+        first step, so it can be negative) and `process_bytes`.
     beyond_bytes : float or None
-        How much the process grows per step in addition to torch's CPU allocator, or ``None`` if this is uncertain.
+        The growth of the process per step in excess of torch's CPU allocator, or ``None`` if this is uncertain.
     garbage_bytes : float
-        How many bytes per watched step were freed by a garbage collection after the last step.
+        The number of bytes per watched step that were freed by a garbage collection after the last step.
     early : Slope or None
-        How much the process grew before allocations were recorded, if `process` is its growth after that.
+        The growth of the process before allocations were recorded, if `process` is its growth afterwards.
     after : int
-        How many steps had run in total, including warm-up, or 0 if this is unknown.
+        The total number of steps that were run, including warm-up, or 0 if this is unknown.
     name : str
-        The title.
+        The title of the result.
     """
 
     verdict: str
@@ -79,7 +85,7 @@ class LeakFigures:
 
 
 def process_grows(process_bytes: Sequence[Any]) -> bool:
-    """Return whether resident memory after each step certainly grows by more than bookkeeping explains."""
+    """Check whether resident memory certainly grows by more than can be explained by bookkeeping."""
     slope = memory_slope(process_bytes)
     return slope is not None and slope.ci_low is not None and slope.ci_low > PROCESS_FLOOR_BYTES
 
@@ -87,22 +93,24 @@ def process_grows(process_bytes: Sequence[Any]) -> bool:
 def leak_figures(
     allocations: pd.DataFrame, process_bytes: Sequence[Any], *, steps: int, later_bytes: Sequence[Any] = ()
 ) -> LeakFigures:
-    """Judge the steps that were watched after the warm-up.
+    """Determine the leaks in the steps that were watched after the warm-up.
 
     Parameters
     ----------
     allocations : DataFrame
-        One row per allocation: `bytes`, `device`, `layer`, `phase`, `op`, `made_in_step` (``NA``: before the first),
-        `freed_in_step` (``NA``: still alive; `steps` or above: by a garbage collection after the last step).
+        One row per allocation, with the columns `bytes`, `device`, `layer`, `phase`, `op`, `made_in_step` and
+        `freed_in_step`. `made_in_step` is ``NA`` for allocations made before the first step. `freed_in_step` is ``NA``
+        if the allocation is still alive, and at least `steps` if it was freed by a garbage collection after the last
+        step.
     process_bytes : sequence of number
-        Resident memory after each step. These are not necessarily the same steps, because a profiler's own memory grows
-        while it records.
+        Resident memory after each step. These may be different steps, because a profiler's own memory grows during the
+        recording.
     steps : int
         The number of steps whose allocations were watched.
     later_bytes : sequence of number
-        Resident memory after each step of a later round. Growth only counts as a leak if it continued in this round.
-        The first two rounds are not sufficient: when a cache of tensors fills in the first round, the process grows but
-        torch's allocator does not.
+        Resident memory after each step in a later round. Growth is only considered a leak if it continued in this
+        round. The first two rounds are not sufficient to determine this: if a cache of tensors is filled in the first
+        round, the process grows but torch's allocator does not.
     """
     process, early = memory_slope(process_bytes), None
     if len(later_bytes):
@@ -131,18 +139,18 @@ def leak_figures(
 
 
 def levels_by_step(allocations: pd.DataFrame, steps: int) -> Ints:
-    """Return how many bytes are alive at the end of each step, relative to the start of the first."""
+    """Return the number of bytes that are alive at the end of each step, relative to the start of the first step."""
     return _levels(allocations, np.zeros(len(allocations), dtype=np.int64), 1, steps).ravel()
 
 
 def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) -> pd.DataFrame:
-    """Return the owners whose allocations survive, step after step.
+    """Return the owners whose allocations survive step after step.
 
-    Allocations are left out if each step replaces them (such as the last gradients, or a loss stored in a variable), if
-    a step made them only once (such as a cache or an optimizer's state), or if they come from the last fifth of the
-    steps, because they may still be freed. An owner whose allocations are all replaced, each time by larger ones, is
-    ``growing``. Without `recurring`, owners that made survivors in a single step are listed too, for steps that each
-    have their own layer.
+    Allocations are ignored if each step replaces them (such as the last gradients or a loss stored in a variable) or if
+    they are made only once (such as a cache or an optimizer's state). Allocations made in the last fifth of the steps
+    are also ignored, because they may still be freed. The kind of an owner is ``growing`` if its allocations are always
+    replaced with larger ones. If `recurring` is false, the result also includes owners whose surviving allocations were
+    made in a single step. This is needed if each step has its own layer.
     """
     owners, keys = _owners(allocations)
     kept = _kept(allocations, owners, steps, recurring)
@@ -155,13 +163,14 @@ def surviving(allocations: pd.DataFrame, steps: int, *, recurring: bool = True) 
 def left_by_every_step(allocations: pd.DataFrame, steps: int) -> pd.DataFrame:
     """Return the owners that left memory behind in each of a few steps, in descending order of bytes.
 
-    Memory is left out if a step makes it once (an optimizer's state, a cache), if the next step replaces it (an output
-    held in a variable, whatever its size), or if it waits for the garbage collector.
+    Memory is ignored if it is allocated only once (such as an optimizer's state or a cache), if the next step replaces
+    it (such as an output stored in a variable, regardless of its size), or if it is waiting to be collected as garbage.
 
     Returns
     -------
     DataFrame
-        Device, layer, phase, op, and `bytes_per_step`, which is the smallest amount that any step left behind.
+        A table with the device, layer, phase and op, and `bytes_per_step`, which is the smallest amount that any step
+        left behind.
     """
     owners, keys = _owners(allocations)
     made = _steps_of(allocations["made_in_step"])
@@ -177,8 +186,8 @@ def _most_first(owners: pd.DataFrame) -> pd.DataFrame:
 
 
 def _owners(allocations: pd.DataFrame) -> tuple[Ints, pd.DataFrame]:
-    """Return the owners, and the number of each allocation's owner."""
-    names = allocations[_OWNER].astype(object).where(allocations[_OWNER].notna(), np.nan)  # one kind of missing
+    """Return the index of each allocation's owner, and the owners."""
+    names = allocations[_OWNER].astype(object).where(allocations[_OWNER].notna(), np.nan)  # use a single missing value
     numbers = names.groupby(_OWNER, dropna=False, sort=False, observed=True).ngroup()
     first = ~numbers.duplicated()
     keys = names[first].set_index(numbers[first]).sort_index()
@@ -200,14 +209,14 @@ def _kept(allocations: pd.DataFrame, owners: Ints, steps: int, recurring: bool) 
             "kind": "kept",
         }
     )
-    if recurring:  # in both halves
+    if recurring:  # there must be survivors from both halves
         rows = rows[groups["early"].any() & ~groups["early"].all() & (rows["steps"] > 2)]
     return rows.reset_index()
 
 
 def _growing(allocations: pd.DataFrame, owners: Ints, count: int, steps: int, but: Ints) -> pd.DataFrame:
     rows = []
-    stays = _steps_of(allocations["freed_in_step"]) < steps  # or was freed in time
+    stays = _steps_of(allocations["freed_in_step"]) < steps  # the others were freed in time
     allocations, owners = allocations[stays], owners[stays]
     levels = _levels(allocations, owners, count, steps)
     grown = levels[:, -1] - levels[:, 0] if steps else np.zeros(count)
@@ -221,7 +230,7 @@ def _growing(allocations: pd.DataFrame, owners: Ints, count: int, steps: int, bu
 
 
 def _levels(allocations: pd.DataFrame, owners: Ints, count: int, steps: int) -> Ints:
-    """Return one row per owner and one column per step, with the bytes alive at its end relative to the start."""
+    """Return the bytes of each owner (rows) that are alive at the end of each step (columns), relative to the start."""
     size = allocations["bytes"].to_numpy(dtype=np.int64)
     change = np.zeros((count, steps), dtype=np.int64)
     for column, sign in (("made_in_step", 1), ("freed_in_step", -1)):
@@ -243,7 +252,10 @@ def _garbage_bytes(allocations: pd.DataFrame, steps: int) -> float:
 
 
 def _new_shapes_keep_coming(allocations: pd.DataFrame, steps: int) -> bool:
-    """Return whether later steps allocated amounts not seen before. Only allocations that they freed count."""
+    """Check whether later steps allocated amounts that had not been seen before.
+
+    Only allocations that were freed again are considered.
+    """
     passing = allocations[allocations["freed_in_step"].notna() & allocations["made_in_step"].notna()]
     totals = passing.groupby(passing["made_in_step"].astype("int64"))["bytes"].sum()
     totals = totals[(totals.index >= 0) & (totals.index < steps - 1)]
@@ -285,10 +297,10 @@ def _explained(survivors: pd.DataFrame, allocator: Slope) -> bool:
 
 
 def _contradicted(cpu: Slope | None, process: Slope | None, settled: bool) -> bool:
-    """Return whether the process contradicts the growth that torch's CPU allocator shows.
+    """Check whether the process's memory contradicts the growth of torch's CPU allocator.
 
-    This is the case if the process certainly grows by less than half of that amount, or if it grew but certainly no
-    longer does.
+    This is the case if the process certainly grows by less than half of that amount, or if it has certainly stopped
+    growing.
     """
     if cpu is None or process is None or process.ci_high is None or cpu.bytes_per_step < 2 * PROCESS_FLOOR_BYTES:
         return False
@@ -296,7 +308,7 @@ def _contradicted(cpu: Slope | None, process: Slope | None, settled: bool) -> bo
 
 
 def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
-    """Return the process growth that torch's CPU allocator does not explain, if the intervals do not overlap."""
+    """Return the growth of the process that torch's CPU allocator does not explain, if the intervals do not overlap."""
     if process is None or process.ci_low is None or cpu is None or cpu.ci_high is None:
         return None
     apart = process.ci_low > cpu.ci_high + PROCESS_FLOOR_BYTES
@@ -306,6 +318,6 @@ def _beyond(process: Slope | None, cpu: Slope | None) -> float | None:
 def _per_step(levels: Ints, process_bytes: Sequence[Any]) -> pd.DataFrame:
     allocated = pd.Series(levels, dtype="Int64")
     process = pd.Series(list(process_bytes), dtype="Float64").round().astype("Int64")
-    frame = pd.DataFrame({"allocated_bytes": allocated, "process_bytes": process})  # the shorter one ends in NA
+    frame = pd.DataFrame({"allocated_bytes": allocated, "process_bytes": process})  # padded with NA
     frame.insert(0, "step", np.arange(len(frame)))
     return frame

@@ -1,4 +1,4 @@
-"""Show what many steps leave behind as a document."""
+"""Create a document about the memory that many steps leave behind."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from perfnb.memory.leaks.judge import LEAK, NO_LEAK, PROCESS_FLOOR_BYTES, LeakFi
 from perfnb.stats.slope import FEWEST_STEPS, Slope
 
 _STATES: dict[str, State] = {LEAK: "bad", NO_LEAK: "good"}
-#: The kinds of memory measured after each step: the column in `steps`, and the phase whose look it has.
+#: The kinds of memory measured after each step, with their columns in `steps` and the phases whose colours they use.
 _MEASURED = {"torch's allocator": ("allocated_bytes", "forward"), "process": ("process_bytes", "other")}
 _TRACE = """import tracemalloc
 
 tracemalloc.start()
-...  # some steps
+...  # run some steps
 before = tracemalloc.take_snapshot()
-...  # as many steps again
+...  # run the same number of steps
 for line in tracemalloc.take_snapshot().compare_to(before, "lineno")[:5]:
     print(line)"""
 _AGAIN = "perfnb.find_leaks({name}, steps={more})"
-#: By reason: the answer, the reason for it, the recommendation, and the lines for it.
+#: For each reason, the verdict, an explanation, a recommendation, and the corresponding lines of code.
 _WORDS: dict[str, tuple[str, ...]] = {
     "kept": (
         "Memory grows by {torch}{ran}: a leak.",
@@ -42,18 +42,18 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "outside": (
         "The process grows by {process}, but torch's allocator does not: a leak outside torch's tensors.",
         "NumPy arrays, Python objects and library caches grow like this.",
-        "Let tracemalloc name the lines that allocate it.",
+        "Use tracemalloc to find the lines that allocate this memory.",
         _TRACE,
     ),
     "settled": (
         "No leak seen. The process grew by {early} in the first {steps} steps that were watched and no longer does: "
         "{process}.",
-        "A cache that fills behaves like this.",
+        "This is typical of a cache that is being filled.",
     ),
     "shapes": (
-        "The process grows by {process} but torch's allocator does not, while new shapes kept arriving.",
-        "Libraries such as oneDNN cache what they prepare for each shape.",
-        "Watch steps of one shape to rule out a leak.",
+        "The process grows by {process} but torch's allocator does not, and new shapes kept arriving.",
+        "Libraries such as oneDNN cache the data that they prepare for each shape.",
+        "Watch steps with a single shape to rule out a leak.",
     ),
     "cycles": (
         "No leak seen. Memory grows by {torch} while the steps run, but Python's garbage collector frees it.",
@@ -66,31 +66,29 @@ _WORDS: dict[str, tuple[str, ...]] = {
         _AGAIN,
     ),
     "unseen": (
-        "Each step leaves allocations behind, {torch}, but perhaps the process grows less: {process}.",
-        "A cache may have filled, or older allocations may be freed, as in a fixed-length buffer or a list that is "
-        "cleared now and then.",
-        "Watch more steps, or warm up longer.",
+        "Each step leaves allocations behind ({torch}), but the process may grow by less ({process}).",
+        "A cache may have been filled, or older allocations may be freed, for example in a fixed-length buffer or a "
+        "list that is cleared from time to time.",
+        "Watch more steps, or use a longer warm-up.",
         _AGAIN,
     ),
     "hidden": (
         "Each step leaves {kept} behind, but it is uncertain whether memory grows: {torch}.",
         "Memory varies too much from step to step.",
-        "Watch more steps, or batches of one shape.",
+        "Watch more steps, or use batches that have the same shape.",
         _AGAIN,
     ),
     "few": (f"Too few steps: a confidence interval needs at least {FEWEST_STEPS}.",),
     "garbage": (
         "No leak seen. Measured growth: {changes}.",
-        "After the last step, {waited} in reference cycles waited for Python's garbage collector.",
+        "After the last step, {waited} in reference cycles had not been collected by Python's garbage collector yet.",
     ),
     "steady": ("No leak seen. Measured growth: {changes}.", "{small}"),
 }
 
 
 def leaks_document(leaks: LeakFigures) -> Document:
-    """Return the document that shows whether memory grows, by how much, and where the remaining memory was
-    allocated.
-    """
+    """Return a document that shows whether memory grows, by how much, and where the remaining memory was allocated."""
     slopes = {"torch's allocator": leaks.allocator, "process": leaks.process}
     figures = [
         Figure(name, slope.bytes_per_step, "bytes", fmt.known_bounds((slope.ci_low, slope.ci_high)), "growth per step")
@@ -136,7 +134,10 @@ def leak_verdict(leaks: LeakFigures) -> Verdict:
 
 
 def slope_words(slope: Slope | None) -> str:
-    """Return a slope with its interval, ``1.00 MiB [0.99, 1.01] per step``, or an empty text if it is unknown."""
+    """Format a slope with its interval, such as ``1.00 MiB [0.99, 1.01] per step``.
+
+    The result is empty if the slope is unknown.
+    """
     if slope is None:
         return ""
     bytes_ = slope.bytes_per_step
@@ -144,7 +145,7 @@ def slope_words(slope: Slope | None) -> str:
 
 
 def _owner_words(row: Any) -> str:
-    """Return the owner of memory in words, such as ``allocated in encoder (forward) by aten::add``."""
+    """Describe the owner of memory in words, such as ``allocated in encoder (forward) by aten::add``."""
     layer = "outside any layer" if pd.isna(row["layer"]) else f"in {row['layer']}"
     phase = "" if pd.isna(row["phase"]) else f" ({palette.mark(str(row['phase'])).word})"
     return f"allocated {layer}{phase}" + ("" if pd.isna(row["op"]) else f" by {row['op']}")
@@ -167,8 +168,8 @@ def _sections(leaks: LeakFigures) -> Iterator[Section]:
         "op": Column("op"),
         "bytes_per_step": Column("per step", "bytes", bar=True),
         "count_per_step": Column("allocations", "number", priority=2, help="per step"),
-        "steps": Column("steps", "count", priority=2, help="watched steps that made them"),
-        "kind": Column("kind", priority=1, help="kept, or growing: replaced by larger ones"),
+        "steps": Column("steps", "count", priority=2, help="Watched steps that made such allocations"),
+        "kind": Column("kind", priority=1, help="kept, or growing (replaced with larger ones)"),
     }
     phases = [None if pd.isna(phase) else palette.mark(str(phase)) for phase in leaks.survivors["phase"]]
     layers = leaks.survivors["layer"].astype(object).fillna("(no layer)")

@@ -1,1 +1,1 @@
-"""Read snapshots of the CUDA allocator that any program dumped."""
+"""Read snapshots of the CUDA allocator, which any program can dump."""

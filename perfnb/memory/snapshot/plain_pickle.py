@@ -1,10 +1,10 @@
-"""Decode pickles of plain data without using `pickle`: nothing in the file can be imported, called or constructed.
+"""Decode pickles of plain data without using `pickle`. Nothing in the file can be imported, called or constructed.
 
-This small stack machine only accepts the instructions that make dicts, lists, tuples, text, bytes, numbers, booleans
-and ``None``. Any other instruction stops the reading, and memory is counted as it grows. A `pickle.Unpickler` with a
-``find_class`` that refuses everything would not be equally safe: the memory that its instructions allocate is unlimited
-(a memo index of two billion allocates its memory immediately), and hashing a deeply nested key overflows the stack.
-Scanning for such instructions before unpickling would amount to a second reader, which might interpret the file
+This small stack machine only accepts instructions that create dicts, lists, tuples, text, bytes, numbers, booleans and
+``None``. Any other instruction raises an error, and memory is counted as it grows. A `pickle.Unpickler` with a
+``find_class`` that rejects everything would not be as safe: its instructions can allocate unlimited memory (for
+example, a memo index of two billion allocates its memory immediately), and hashing a deeply nested key overflows the
+stack. Scanning for such instructions before unpickling would require a second reader, which might interpret the file
 differently.
 """
 
@@ -17,35 +17,36 @@ from dataclasses import dataclass
 
 from perfnb.errors import TraceError
 
-#: The types that a pickle of plain data can hold; containers nest.
+#: The types of values in a pickle of plain data. Containers can be nested.
 Plain = dict[str, "Plain"] | list["Plain"] | tuple["Plain", ...] | str | bytes | int | float | bool | None
 
 
 @dataclass(frozen=True)
 class PickleLimits:
-    """The limits on what a pickle may request."""
+    """Limits on the resources that decoding a pickle may use."""
 
-    #: Memory of everything decoded, estimated as it grows.
+    #: The memory used by all decoded values, which is estimated as it grows.
     memory_bytes: int = 6 << 30
-    #: Values waiting to be put into a container, which bounds nesting too; picklers write them 1,000 at a time.
+    #: The number of values waiting to be put into a container, which also limits nesting. Picklers write 1,000 values
+    #: at a time.
     open_values: int = 10_000
-    #: Containers being filled at the same time.
+    #: The number of containers that are being filled at the same time.
     depth: int = 100
 
 
 LIMITS = PickleLimits()
-#: Protocols with a header and binary numbers.
+#: The protocols that have a header and binary numbers.
 PROTOCOLS = range(2, 6)
 
 _NAMES = {ord(code.code): code.name for code in pickletools.opcodes}
-#: Bytes taken by containers and their members, rounded up.
+#: The bytes used by containers and their members, rounded up.
 _LIST, _DICT, _TUPLE, _ITEM, _PAIR, _NUMBER, _MEMO = 72, 240, 56, 9, 60, 40, 9
-#: Instructions between two checks of the limits.
+#: The number of instructions between two checks of the limits.
 _STRETCH = 4096
 
 
 class _Damaged(Exception):
-    """Raised if the bytes are not a pickle of plain data, with the reason."""
+    """Raised with the reason if the bytes are not a pickle of plain data."""
 
 
 def decode(data: bytes, source: str = "the pickle", limits: PickleLimits = LIMITS) -> Plain:
@@ -54,7 +55,7 @@ def decode(data: bytes, source: str = "the pickle", limits: PickleLimits = LIMIT
     Raises
     ------
     TraceError
-        If it contains anything else, is truncated or damaged, or requests more than `limits`. The message names
+        If the pickle contains anything else, is truncated or damaged, or exceeds the `limits`. The message mentions
         `source`.
     """
     try:
@@ -62,18 +63,18 @@ def decode(data: bytes, source: str = "the pickle", limits: PickleLimits = LIMIT
     except _Damaged as error:
         raise TraceError(f"{source} was not read: {error}.") from error
     except MemoryError as error:
-        raise TraceError(f"{source} was not read: there is not enough memory for it; record fewer entries.") from error
+        raise TraceError(f"{source} was not read, because it needs too much memory: record fewer entries.") from error
 
 
 def _decoded(data: bytes, limits: PickleLimits) -> Plain:
     """Run the instructions in a single loop with local names, because a snapshot has millions of them."""
     if data[:1] != b"\x80" or len(data) < 2 or data[1] not in PROTOCOLS:
-        raise _Damaged("it does not start like a pickle of protocol 2 to 5; pass the unmodified file that torch dumped")
+        raise _Damaged("it does not start like a pickle of protocol 2 to 5. Pass the unmodified file written by torch")
     end = len(data)
     stack: list[Plain] = []
     memo: list[Plain] = []
-    marks: list[int] = []  # position in the stack of each open mark
-    floor = 0  # everything below belongs to an open mark
+    marks: list[int] = []  # the position of each open mark in the stack
+    floor = 0  # everything below this position belongs to an open mark
     spent, at, begin = 0, 2, 0
     push, memoize = stack.append, memo.append
     uint16, int32, uint32, uint64, float64 = (struct.Struct(f).unpack_from for f in ("<H", "<i", "<I", "<Q", ">d"))
@@ -81,12 +82,12 @@ def _decoded(data: bytes, limits: PickleLimits) -> Plain:
         while True:
             if len(stack) > limits.open_values or len(marks) > limits.depth:
                 raise _Damaged(
-                    f"at byte {at:,} it is nested too deeply for a memory snapshot, or made to exhaust memory"
+                    f"at byte {at:,}, it is nested too deeply for a memory snapshot, or designed to exhaust memory"
                 )
             if spent > limits.memory_bytes:
                 raise _Damaged(
-                    f"at byte {at:,} its content asks for more than {limits.memory_bytes / 2**30:.3g} GiB of memory; "
-                    "record fewer entries"
+                    f"at byte {at:,}, its contents need more than {limits.memory_bytes / 2**30:.3g} GiB of memory. "
+                    "Record fewer entries"
                 )
             for _ in range(_STRETCH):
                 op = data[at]
@@ -134,7 +135,7 @@ def _decoded(data: bytes, limits: PickleLimits) -> Plain:
                     keys = items[::2]
                     if not {*map(type, keys)} <= {str}:
                         raise _Damaged(
-                            f"at byte {at - 1:,} a dict has a key that is not text, unlike any memory snapshot"
+                            f"at byte {at - 1:,}, a dict has a key that is not text, unlike any memory snapshot"
                         )
                     target.update(zip(keys, items[1::2], strict=True))  # type: ignore[arg-type]
                     spent += _PAIR * len(keys)
@@ -192,7 +193,7 @@ def _decoded(data: bytes, limits: PickleLimits) -> Plain:
                     elif index < len(memo):
                         memo[index] = stack[-1]
                     else:
-                        raise _Damaged(f"at byte {at:,} it numbers its values with gaps, unlike any pickler")
+                        raise _Damaged(f"at byte {at:,}, it numbers its values with gaps, unlike any pickler")
                 elif op == 0x47:  # BINFLOAT
                     push(float64(data, at)[0])
                     at += 8
@@ -205,27 +206,27 @@ def _decoded(data: bytes, limits: PickleLimits) -> Plain:
                     if len(stack) != 1 or marks:
                         raise IndexError
                     if at != end:
-                        raise _Damaged(f"{end - at:,} bytes follow its end at byte {at:,}; copy or dump it again")
+                        raise _Damaged(f"{end - at:,} bytes follow its end at byte {at:,}. Copy or dump it again")
                     return stack[0]
                 else:
                     raise _refused(op, at - 1)
     except (IndexError, struct.error) as error:
-        raise _Damaged(f"it is truncated or damaged at byte {begin:,} of {end:,}; copy or dump it again") from error
+        raise _Damaged(f"it is truncated or damaged at byte {begin:,} of {end:,}. Copy or dump it again") from error
     except UnicodeDecodeError as error:
-        raise _Damaged(f"the text at byte {begin:,} is not UTF-8; copy or dump it again") from error
+        raise _Damaged(f"the text at byte {begin:,} is not UTF-8. Copy or dump it again") from error
 
 
-#: Width of the size before the bytes, by instruction: texts, then bytes.
+#: The width of the size that precedes the data, for the instructions that create text and then those for bytes.
 _SIZED = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8}
 _BYTES = (0x43, 0x42, 0x8E)
-#: Number of values in a tuple, by instruction; 0x74 takes everything after the last mark.
+#: The number of values in a tuple, for each instruction. 0x74 uses everything after the last mark.
 _TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3, 0x74: 0}
 
 
 def _refused(op: int, at: int) -> _Damaged:
     if op not in _NAMES:
-        return _Damaged(f"the byte {op:#04x} at {at:,} is not a pickle instruction; copy or dump it again")
+        return _Damaged(f"the byte {op:#04x} at {at:,} is not a pickle instruction. Copy or dump it again")
     return _Damaged(
-        f"the instruction {_NAMES[op]} at byte {at:,} makes more than plain data, which a memory snapshot never needs "
-        "and which could run a program; nothing in it was run, and you should not open it by other means"
+        f"the instruction {_NAMES[op]} at byte {at:,} could run a program, and a memory snapshot, which contains only "
+        "plain data, does not need it. Nothing in the file was run, and you should not open it by other means"
     )

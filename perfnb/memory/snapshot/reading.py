@@ -1,8 +1,8 @@
-"""Decode snapshots of the CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes them, into columns.
+"""Decode snapshots of the CUDA allocator, written by ``torch.cuda.memory._dump_snapshot``, into columns.
 
-They are untrusted pickles, decoded by `perfnb.memory.snapshot.plain_pickle` without running anything. Only the fields
-that the format has as of torch 2.2 are read, to a fixed depth, and each value must have the right type and be within
-range.
+Snapshots are untrusted pickles, which `perfnb.memory.snapshot.plain_pickle` decodes without running any code. Only the
+fields that exist in the format since torch 2.2 are read, up to a fixed depth, and each value must have the right type
+and be within range.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from perfnb.files import open_regular
 from perfnb.memory.snapshot import plain_pickle
 from perfnb.trace.columns import MISSING, Ints
 
-#: Largest file that is read.
+#: The size of the largest file that is read.
 MAX_BYTES = 1 << 30
 
-#: Characters kept of a text: a million rows may share a long one.
+#: The maximum length of a text. Longer texts are truncated, because a million rows may share one.
 MAX_TEXT = 160
 
 _OP = re.compile(r"at::_ops::(\w{1,100})::")
-#: The overload at the end of an operator's name, such as ``_Tensor``, if the name shows where it starts.
+#: Matches the overload at the end of an operator's name, such as ``_Tensor``, if the name shows where it starts.
 _OVERLOAD = re.compile(r"_[A-Z].*")
 _LIBRARY_PATH = re.compile(
     r"<frozen |/(site|dist)-packages/|/lib/python\d[\d.]*/"
@@ -41,10 +41,10 @@ _LIBRARY_PATH = re.compile(
 )
 _NOTHING, _LIBRARY, _USER = "", "library", "user"
 
-#: Largest size, of which a million add up to an integer; largest address, stream, and time in microseconds, which
-#: still fits as nanoseconds.
+#: The largest size (the sum of a million such sizes fits into an integer), the largest address, the largest stream, and
+#: the largest time in microseconds (which still fits into an integer in nanoseconds).
 _LARGEST_SIZE, _ADDRESS, _STREAM, _TIME = 1 << 43, 2**64 - 1, 2**63 - 1, 1 << 53
-_ADVICE = "dump it again with torch.cuda.memory._dump_snapshot of torch 2.2 or later"
+_ADVICE = "Dump it again with torch.cuda.memory._dump_snapshot in torch 2.2 or later"
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ class SnapshotColumns:
         The memory that the allocator obtained from the device: ``device``, ``address`` (unsigned), ``size``,
         ``stream``, ``type``, ``pool`` and ``expandable``. The last three are missing if they are unknown.
     blocks : DataFrame
-        The blocks in the segments: ``segment`` (its row), ``address``, ``size``, ``requested`` (at most `size`),
-        ``state`` (``active_allocated``, ``active_awaiting_free`` or ``inactive``) and ``stack`` (its number, `MISSING`
-        if none).
+        The blocks in the segments: ``segment`` (the row of the segment), ``address``, ``size``, ``requested`` (at most
+        `size`), ``state`` (``active_allocated``, ``active_awaiting_free`` or ``inactive``) and ``stack`` (the number of
+        the stack, or `MISSING` if there is none).
     events : DataFrame
-        The allocator's actions, by device and in chronological order: ``device``, ``action``, ``address`` (0 for an
-        out-of-memory error), ``size`` (as requested), ``stream``, ``time_us`` (since 1970) and ``stack``.
+        The actions of the allocator for each device, in chronological order: ``device``, ``action``, ``address`` (0 for
+        an out-of-memory error), ``size`` (as requested), ``stream``, ``time_us`` (since 1970) and ``stack``.
     ops, made_at : list of str or None
-        For each stack number, the operator that requested the memory, and the line of user code that called it.
+        For each stack, the operator that requested the memory, and the line of user code that called the operator.
     settings : dict
-        The allocator's settings, limited to texts and numbers.
+        The allocator's settings, restricted to texts and numbers.
     """
 
     segments: pd.DataFrame
@@ -80,13 +80,12 @@ class SnapshotColumns:
 def read(
     path: str | Path, max_bytes: int = MAX_BYTES, limits: plain_pickle.PickleLimits = plain_pickle.LIMITS
 ) -> SnapshotColumns:
-    """Read the snapshot at `path`.
+    """Read the snapshot at `path`. Nothing in the file is executed.
 
     Raises
     ------
     TraceError
-        If the file cannot be read, is too large, or is not a snapshot. The message names the file. Nothing in the file
-        is executed.
+        If the file cannot be read, is too large, or is not a snapshot. The message contains the name of the file.
     """
     try:
         with open_regular(path) as file:
@@ -97,8 +96,8 @@ def read(
         raise TraceError(f"{path} cannot be read: {error.strerror or error}; check the path.") from error
     if size > max_bytes:
         raise TraceError(
-            f"{path} was not read: it is {fmt.size(size)}, and perfnb reads at most {fmt.size(max_bytes)}; record "
-            "fewer entries (max_entries of torch.cuda.memory._record_memory_history)."
+            f"{path} was not read: its size is {fmt.size(size)}, and perfnb reads at most {fmt.size(max_bytes)}. "
+            "Record fewer entries (see max_entries in torch.cuda.memory._record_memory_history)."
         )
     return decode(data, source=str(path), limits=limits)
 
@@ -106,16 +105,16 @@ def read(
 def decode(
     data: bytes, source: str = "the snapshot", limits: plain_pickle.PickleLimits = plain_pickle.LIMITS
 ) -> SnapshotColumns:
-    """Decode a snapshot's pickle: a dict with ``segments``, or just a list of segments.
+    """Decode the pickle of a snapshot, which is a dict with ``segments`` or just a list of segments.
 
     Raises
     ------
     TraceError
-        If `data` is not such a pickle. The message names `source`.
+        If `data` is not such a pickle. The message mentions `source`.
     """
     collecting = gc.isenabled()
     try:
-        gc.disable()  # many small objects and no cycles: collection would only traverse them
+        gc.disable()  # collection would traverse many small objects without finding any cycles
         return SnapshotReader(source, len(data)).columns(plain_pickle.decode(data, source, limits))
     finally:
         if collecting:
@@ -123,7 +122,7 @@ def decode(
 
 
 def looks_like_snapshot(path: str | Path) -> bool:
-    """Return whether the file at `path` starts like a pickle. This reads two bytes and does not execute anything."""
+    """Check whether a file starts like a pickle, by reading two bytes without executing anything."""
     try:
         with open_regular(path) as file:
             head = file.read(2)
@@ -133,18 +132,18 @@ def looks_like_snapshot(path: str | Path) -> bool:
 
 
 class SnapshotReader:
-    """Walks through the decoded snapshot, never deeper than the format."""
+    """Traverses the decoded snapshot, but never deeper than the format requires."""
 
     def __init__(self, source: str, size: int) -> None:
         self.source = source
-        self.most_rows = size // 12  # a real row takes more bytes of the file; a shared one takes one or two
+        self.most_rows = size // 12  # a real row takes more bytes in the file, and a shared row takes one or two
         self.stacks = Stacks()
 
     def columns(self, whole: Any) -> SnapshotColumns:
         if type(whole) is list:  # the format of torch.cuda.memory_snapshot()
             whole = {"segments": whole}
         if type(whole) is not dict or "segments" not in whole:
-            self.refuse("it holds plain data but no segments of a CUDA allocator")
+            self.refuse("it contains plain data but no segments of a CUDA allocator")
         segments, _ = self.joined([whole["segments"]], "segments")
         blocks, segment = self.joined([row.get("blocks") for row in segments], "blocks")
         settings = _clean_value(whole.get("allocator_settings"))
@@ -200,11 +199,11 @@ class SnapshotReader:
         if value is None:
             return []
         if type(value) is not list:
-            self.refuse(f"{name} is a {type(value).__name__} and not a list")
+            self.refuse(f"{name} is a {type(value).__name__}, not a list")
         return value
 
     def joined(self, lists: list[Any], name: str) -> tuple[list[Any], Ints]:
-        """Return the rows of several lists, and for each row, the number of the list that it comes from."""
+        """Return the rows of several lists, and the number of the list that each row comes from."""
         rows: list[Any] = []
         counts = []
         for value in lists:
@@ -212,7 +211,7 @@ class SnapshotReader:
             if len(rows) + len(own) > self.most_rows:
                 self.refuse(f"{name} repeats the same few rows endlessly")
             if not {*map(type, own)} <= {dict}:
-                self.refuse(f"{name} holds something other than dicts")
+                self.refuse(f"{name} contains something other than dicts")
             rows += own
             counts.append(len(own))
         return rows, np.repeat(np.arange(len(counts), dtype=np.int64), counts)
@@ -224,7 +223,7 @@ class SnapshotReader:
         return np.array(numbers, dtype=np.int64)
 
     def whole(self, rows: list[Any], key: str, what: str, least: int = 0, most: int = _LARGEST_SIZE) -> Any:
-        """Return whole numbers, as unsigned integers if they can exceed the range of signed integers."""
+        """Return a column of whole numbers, which are unsigned if they can exceed the range of signed integers."""
         values = [row.get(key) for row in rows]
         kinds = {*map(type, values)}
         if type(None) in kinds:
@@ -236,7 +235,7 @@ class SnapshotReader:
         return np.array(values, dtype=np.int64 if most < 2**63 else np.uint64)
 
     def words(self, values: list[Any], key: str, what: str, *, required: bool = False) -> pd.Categorical:
-        """Return a column that contains only a few different texts."""
+        """Return a column of text that contains only a few different values."""
         if not {*map(type, values)} <= {str, type(None)}:
             self.refuse(f"{key} of {what} is not text")
         if required and None in values:
@@ -245,7 +244,7 @@ class SnapshotReader:
         return pd.Categorical(pd.Series([cleaned.get(text) for text in values], dtype=object))
 
     def refuse(self, why: str) -> NoReturn:
-        raise TraceError(f"{self.source} is not a CUDA memory snapshot that perfnb can read: {why}; {_ADVICE}.")
+        raise TraceError(f"{self.source} is not a CUDA memory snapshot that perfnb can read: {why}. {_ADVICE}.")
 
 
 def _pool(value: Any) -> str | None:
@@ -256,12 +255,12 @@ def _pool(value: Any) -> str | None:
 
 
 def _clean(text: Any) -> str:
-    """Return the start of `text`, without surrogates, which cannot be stored."""
+    """Return the beginning of `text` without surrogates, which cannot be stored."""
     return storable(text[:MAX_TEXT]) if type(text) is str else ""
 
 
 def _clean_value(value: Any, depth: int = 2) -> Any:
-    """Clean a text, and keep booleans, ordinary numbers and the start of a dict of such values.
+    """Clean a text, a boolean, an ordinary number, or a dict of such values, which is truncated.
 
     Return ``None`` for any other value.
     """
@@ -275,15 +274,16 @@ def _clean_value(value: Any, depth: int = 2) -> Any:
 
 
 class Stacks:
-    """Numbers the distinct stacks, and finds the operator and the line for each of them.
+    """Numbers the distinct stacks, and finds the operator and the line of code for each of them.
 
     Attributes
     ----------
     ops : list of str or None
-        The operator, such as ``aten::mm``. It is the outermost operator below the last Python function. Only stacks
-        recorded with C++ frames have it.
+        The operator of each stack, such as ``aten::mm``. This is the outermost operator below the last Python function,
+        and it is known only for stacks that were recorded with C++ frames.
     made_at : list of str or None
-        ``file:line function`` for the innermost Python function in user code, or otherwise in a library.
+        The location of each stack, in the form ``file:line function``. This is the innermost Python function in user
+        code or, if there is none, in a library.
     """
 
     def __init__(self) -> None:
@@ -294,9 +294,10 @@ class Stacks:
         self._kinds: dict[int, str] = {}
 
     def number(self, frames: list[Any]) -> int:
-        """Number a stack, innermost frame first. The frames must exist for as long as this object.
+        """Return the number of a stack, given its frames, innermost first.
 
-        Each list is traversed once, regardless of how many rows share it.
+        The frames must exist for as long as this object. Each list is traversed only once, regardless of how many rows
+        share it.
         """
         found = self._of_list.get(id(frames))
         if found is None:
@@ -328,7 +329,7 @@ class Stacks:
 
 
 def _kind_of(frame: Any) -> str:
-    """Return whether a frame belongs to the user or a library, or the name of the operator that it runs."""
+    """Return the kind of a frame (user code or library code), or the name of the operator that it runs."""
     if type(frame) is not dict or not type(frame.get("name")) is type(frame.get("filename")) is str:
         return _NOTHING
     file = frame["filename"][-MAX_TEXT:].replace("\\", "/")

@@ -1,4 +1,4 @@
-"""`MemorySnapshot`: the memory in a snapshot of the CUDA allocator, dumped by any program."""
+"""Provide `MemorySnapshot`, the memory in a snapshot of the CUDA allocator, which any program can dump."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from perfnb.recording.loadable import Loadable
 
 
 class MemorySnapshot(Documented):
-    """The CUDA allocator's memory at one instant, and for as far back as its history reaches.
+    """The memory of the CUDA allocator at one point in time, and as far back as its history goes.
 
-    A notebook displays it. Each access to a table returns a new DataFrame. Names in the tables come from the file, so
-    do not trust them.
+    Notebooks display the snapshot. Each access to a table returns a new DataFrame. Names in the tables are taken from
+    the file, so do not trust them.
     """
 
     def __init__(self, columns: SnapshotColumns, name: str = "snapshot") -> None:
@@ -40,7 +40,7 @@ class MemorySnapshot(Documented):
 
     @property
     def allocations(self) -> pd.DataFrame:
-        """Every allocation that is alive or in the history, with its size, where it was made, and its lifetime.
+        """Every allocation that is alive or in the history, with its size, its origin and its lifetime.
 
         ``start_ns`` and ``end_ns`` are relative to the first entry in the history (``meta["base_ns"]``).
         """
@@ -48,22 +48,22 @@ class MemorySnapshot(Documented):
 
     @property
     def memory(self) -> pd.DataFrame:
-        """Each device's allocated (``total``) and reserved bytes after each change in the history."""
+        """The allocated (``total``) and reserved bytes on each device after each change in the history."""
         return memory_table(self._columns)
 
     @property
     def segments(self) -> pd.DataFrame:
-        """The allocator's segments, and the free memory in them."""
+        """The allocator's segments and the amount of free memory in each of them."""
         return segment_table(self._columns)
 
     @property
     def fragmentation(self) -> pd.DataFrame:
-        """For each device, the reserved, allocated, active and free bytes, and how fragmented the free memory is."""
+        """The reserved, allocated, active and free bytes on each device, and how fragmented the free memory is."""
         return fragmentation_table(self._columns)
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The file's name, the allocator's settings, the number of history entries, and notes on missing data."""
+        """The name of the file, the allocator's settings, the number of history entries, and notes on missing data."""
         span = span_us(self._columns)
         return {
             "name": self._name,
@@ -91,13 +91,13 @@ class MemorySnapshot(Documented):
 
 
 def load_snapshot(path: str | Path) -> MemorySnapshot:
-    """Load a snapshot that ``torch.cuda.memory._dump_snapshot`` wrote. Nothing in the file is executed.
+    """Load a snapshot written by ``torch.cuda.memory._dump_snapshot``. Nothing in the file is executed.
 
     Raises
     ------
     TraceError
-        If the file cannot be read, contains anything other than plain data, is truncated, or requests too much memory.
-        The message names the file.
+        If the file cannot be read, contains anything other than plain data, is truncated, or needs too much memory. The
+        message contains the name of the file.
     """
     return MemorySnapshot(reader.read(path), Path(path).name)
 

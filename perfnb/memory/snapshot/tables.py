@@ -1,8 +1,8 @@
-"""Compute a snapshot's tables: who holds memory, how this came about, and how fragmented the remaining memory is.
+"""Compute a snapshot's tables: what uses memory, how this came about, and how fragmented the remaining memory is.
 
-The final state is known block by block. Earlier states are reconstructed by going backwards from it through the
-allocator's history, as far as it reaches. The history contains requested sizes and no block sizes, so memory that was
-freed counts as the smallest block that the allocator would provide for the request.
+The final state is known for each block. Earlier states are reconstructed by going backwards from the final state
+through the allocator's history, as far as the history goes. The history contains the sizes of requests but not those of
+blocks, so the size of a freed block is assumed to be the smallest that the allocator would provide for the request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfnb.recording.schema import conform
 from perfnb.recording.text import TEXT
 from perfnb.trace.columns import MISSING, Ints
 
-#: States of blocks that cannot be handed out.
+#: The states of blocks that cannot be allocated.
 ALLOCATED = "active_allocated"
 ACTIVE = (ALLOCATED, "active_awaiting_free")
 
@@ -31,9 +31,9 @@ _SHRINKS = ("segment_free", "segment_unmap")
 
 
 def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """Return one row per segment.
+    """Return a table with one row per segment.
 
-    It contains the segment's sizes in bytes, its largest free block, and ``fragmentation`` (1 - allocated / total).
+    It contains each segment's sizes in bytes, its largest free block, and ``fragmentation`` (1 - allocated / total).
     """
     segments, blocks = snapshot.segments, snapshot.blocks
     size, state = blocks["size"], blocks["state"]
@@ -69,11 +69,11 @@ _SIZES = ("total_bytes", "allocated_bytes", "active_bytes", "free_bytes", "large
 
 
 def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """Return one row per device: how much memory is reserved, and how much of it is in use.
+    """Return a table with one row per device, which shows how much memory is reserved and how much of it is in use.
 
-    ``fragmentation`` is 1 - allocated / reserved. ``inactive_split_bytes`` is the size of free blocks that share a
-    segment with others and therefore cannot be returned to the device. ``ooms`` is the number of out-of-memory errors
-    in the history.
+    ``fragmentation`` is 1 - allocated / reserved. ``inactive_split_bytes`` is the size of the free blocks that cannot
+    be returned to the device because they share a segment with other blocks. ``ooms`` is the number of out-of-memory
+    errors in the history.
     """
     segments, blocks, events = snapshot.segments, snapshot.blocks, snapshot.events
     numbers = _devices(snapshot)
@@ -101,11 +101,12 @@ def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """Return one row per allocation that is alive in the snapshot or appears in its history.
+    """Return a table with one row per allocation that is alive in the snapshot or appears in its history.
 
-    ``start_ns`` and ``end_ns`` are relative to the first history entry. They are ``NA`` for allocations made before it
-    and for live allocations. ``bytes`` is the block's size, or the smallest size that the block can have had if it was
-    freed. A snapshot contains no categories, layers, phases or names, so these are ``NA``.
+    ``start_ns`` and ``end_ns`` are relative to the first history entry. ``start_ns`` is ``NA`` for allocations made
+    before that entry, and ``end_ns`` is ``NA`` for live allocations. ``bytes`` is the size of the block or, if it was
+    freed, the smallest size that it can have had. A snapshot does not contain categories, layers, phases or names, so
+    these are ``NA``.
     """
     lives, _ = lifetimes(snapshot)
     stack = lives["stack"].to_numpy()
@@ -123,10 +124,10 @@ def allocation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
-    """Return one row per change of a device's allocated or reserved memory, with the bytes after it.
+    """Return a table with one row per change in a device's allocated or reserved memory, with the bytes after it.
 
-    A device without history has a single row with its final state, and ``t_ms`` is ``NA``. Figures are ``NA`` if the
-    history contradicts the final state. Otherwise they would be negative.
+    A device without history has a single row that contains its final state, and ``t_ms`` is ``NA``. Figures are ``NA``
+    if the history contradicts the final state, because they would otherwise be negative.
     """
     events, final = snapshot.events, segment_table(snapshot)
     size, action = events["size"], events["action"]
@@ -156,41 +157,42 @@ def memory_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 def span_us(snapshot: SnapshotColumns) -> tuple[int, int] | None:
-    """Return the times of the first and the last history entry in microseconds since 1970.
+    """Return the times of the first and last history entries in microseconds since 1970.
 
-    The result is ``None`` if there is no history.
+    Return ``None`` if there is no history.
     """
     times = snapshot.events["time_us"]
     return (int(times.min()), int(times.max())) if len(times) else None
 
 
 def notes_on(snapshot: SnapshotColumns, live: pd.DataFrame) -> Iterator[str]:
-    """Yield notes on what a snapshot's tables cannot show, given its live allocations."""
+    """Yield notes about information that is missing from a snapshot's tables, given its live allocations."""
     nowhere = int(live[["op", "made_at"]].isna().all(axis=1).sum())
     if not len(snapshot.events):
         yield (
-            "The snapshot has no history, so memory over time is unknown; to record it, call "
+            "The snapshot has no history, so memory over time is unknown. To record a history, call "
             "torch.cuda.memory._record_memory_history first."
         )
     if nowhere:
         yield (
-            f"{nowhere:,} of {len(live):,} live allocations have no known origin: they are older than the recording, "
-            "or their stacks were not recorded."
+            f"The origin of {nowhere:,} of {len(live):,} live allocations is unknown, because they are older than the "
+            "recording or their stacks were not recorded."
         )
     if memory_table(snapshot)[["total", "reserved"]].isna().any(axis=None):
         yield (
-            "The history does not match the final state, as when only one memory pool was dumped: some figures of "
-            "memory over time are missing."
+            "The history does not match the final state, for example because only one memory pool was dumped. Some "
+            "figures for memory over time are therefore missing."
         )
 
 
 def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
-    """Return the allocations, and how each entry of the history changes the allocated bytes.
+    """Return the allocations, and how each entry in the history changes the number of allocated bytes.
 
-    Allocations in the history come first, in the same order, followed by the others. Each allocation is paired with its
-    end, and with its block if the block still exists. If another allocation follows at the same address without a free,
-    the earlier allocation has ended by then. Numbers are `MISSING` if they are unknown. ``start`` and ``end`` are
-    history entries, and ``size`` is the block's size, or the smallest size that it can have had if it no longer exists.
+    Allocations in the history come first, in the same order, followed by all other allocations. Each allocation is
+    paired with its end and, if it still exists, with its block. If another allocation follows at the same address
+    without a free, the earlier allocation must have ended by then. Numbers are `MISSING` if they are unknown. ``start``
+    and ``end`` are history entries, and ``size`` is the size of the block or, if it no longer exists, the smallest size
+    that it can have had.
     """
     events, blocks = snapshot.events, snapshot.blocks
     seen = _seen_lives(events)
@@ -208,7 +210,7 @@ def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
     lasts = seen[~seen.duplicated(key, keep="last")]
     of_address = pd.Series(lasts.index, index=pd.MultiIndex.from_frame(lasts[key]))
     life = of_address.reindex(pd.MultiIndex.from_frame(held[key]), fill_value=MISSING).to_numpy()
-    # An allocated block has no end yet; one waiting to be freed has.
+    # An allocated block does not have an end yet, but a block that is waiting to be freed does.
     ended = np.append(seen["end"].to_numpy(), MISSING)[life] != MISSING
     fits = (
         (life != MISSING)
@@ -228,7 +230,7 @@ def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
 
 
 def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the allocations that the history shows, in order. An allocation older than the history only has an end."""
+    """Return the allocations in the history, in order. An allocation that is older than the history only has an end."""
     rows = events[events["action"].isin(("alloc", "free_requested"))]
     changes = pd.DataFrame(
         {
@@ -248,9 +250,7 @@ def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _backwards(final: int, changes: Ints) -> Ints:
-    """Return the amount after each change, where the last change led to `final`. Without changes, return only
-    `final`.
-    """
+    """Return the amount after each change, given the `final` amount. Without changes, return only `final`."""
     if not len(changes):
         return np.array([final], dtype=np.int64)
     after = np.cumsum(changes)
@@ -258,7 +258,7 @@ def _backwards(final: int, changes: Ints) -> Ints:
 
 
 def _since_first(snapshot: SnapshotColumns, entries: Ints) -> pd.arrays.IntegerArray:
-    """Return the nanoseconds from the first history entry to other entries."""
+    """Return the time in nanoseconds from the first history entry to the given entries."""
     (first, _), unknown = span_us(snapshot) or (0, 0), entries == MISSING
     times = np.append(snapshot.events["time_us"].to_numpy(), first)[entries]
     return pd.arrays.IntegerArray((times - first) * 1000, unknown)
@@ -273,16 +273,16 @@ def _devices(snapshot: SnapshotColumns) -> Ints:
 
 
 def _device_names(numbers: pd.Series | Ints) -> pd.Series:
-    """Return the devices' names in torch's notation."""
+    """Return the names of devices in torch's notation."""
     series = pd.Series(numbers)
     names = series.map({number: f"cuda:{number}" for number in series.unique().tolist()})
     return names.astype(object).astype(TEXT)
 
 
 def origins(snapshot: SnapshotColumns) -> list[str]:
-    """Return where each stack requested memory, by its number. The last entry is for allocations without a stack.
+    """Return the origin of the memory requested by each stack, in the order of the stack numbers.
 
-    Each origin is a line of Python with the operator.
+    An origin consists of a line of Python code and the operator. The last entry is for allocations without a stack.
     """
     asked = zip((*snapshot.made_at, None), (*snapshot.ops, None), strict=True)
     return [line_words(made_at, op) + (f" ({op})" if op else "") for made_at, op in asked]
@@ -294,9 +294,7 @@ def line_words(made_at: Any, op: Any) -> str:
 
 
 class OriginHistory(NamedTuple):
-    """For each instant, the bytes that some origins have on a device. All other origins are in the last row of
-    `alive`.
-    """
+    """The number of bytes from each origin on a device at each instant. The last row of `alive` is for all others."""
 
     times_ms: np.ndarray[Any, Any]
     alive: Ints
@@ -306,16 +304,18 @@ class OriginHistory(NamedTuple):
 def history_by_origin(
     snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int, instants: int
 ) -> OriginHistory:
-    """Return how much memory each origin had allocated on a device over its history.
+    """Return how much memory each origin had allocated on a device over the course of its history.
 
     Parameters
     ----------
     snapshot : SnapshotColumns
+        The snapshot.
     lives : DataFrame
-        The snapshot's allocations, from `lifetimes`.
+        The snapshot's allocations, as returned by `lifetimes`.
     device : int
+        The number of the device.
     most : int
-        The number of origins to distinguish. They are the origins with the most memory at the time of the peak.
+        The number of origins to distinguish, which are those with the most memory at the time of the peak.
     instants : int
         The maximum number of instants. The instants with the most allocated memory are kept.
     """
@@ -344,9 +344,9 @@ def history_by_origin(
 def largest_segments(
     snapshot: SnapshotColumns, lives: pd.DataFrame, device: int, most: int
 ) -> Iterator[tuple[int, int, list[tuple[str | None, int]]]]:
-    """Yield a device's largest segments: the address, the size, and the blocks in order.
+    """Yield the address, the size and the blocks of a device's largest segments.
 
-    Each block has its origin, or none if it is free.
+    Blocks are in order, and each block has an origin unless it is free.
     """
     words = origins(snapshot)
     made = lives[lives["state"].isin(ACTIVE)].set_index(["segment", "address"])["stack"]
@@ -363,7 +363,7 @@ def largest_segments(
 
 
 def holders(live: pd.DataFrame) -> pd.DataFrame:
-    """Return where the allocated memory was requested, in descending order of bytes.
+    """Return a table of the places where the allocated memory was requested, in descending order of bytes.
 
     The columns are ``device``, ``made_at``, ``op``, ``bytes``, ``count`` and ``largest_bytes``.
     """

@@ -1,4 +1,4 @@
-"""Show a snapshot of the CUDA allocator as a document."""
+"""Create a document about a snapshot of the CUDA allocator."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ from perfnb.memory.tab import stacked
 if TYPE_CHECKING:
     from perfnb.memory.snapshot.reading import SnapshotColumns
 
-#: Looks of the origins that hold most, and of all others.
+#: The appearance of the origins with the most memory, and of all other origins.
 _LOOKS = tuple(mark for name, mark in palette.KINDS.items() if name != "other")
 _OTHERS = replace(palette.mark("other"), word="all others", glyph="+")
 _FREE = Mark("free", palette.LIGHT, "·", "none")
-#: Most instants of the history and segments that are drawn.
+#: The maximum number of instants in the history, and of segments, that are drawn.
 _INSTANTS, _SEGMENTS = 240, 24
 
 
 def snapshot_document(
     snapshot: SnapshotColumns, name: str, devices: pd.DataFrame, live: pd.DataFrame, notes: Sequence[str]
 ) -> Document:
-    """Return a snapshot's document.
+    """Return a document about a snapshot.
 
-    It shows who holds the memory, how this came about, and how the memory lies in the segments.
+    It shows what uses the memory, how this came about, and how memory is distributed over the segments.
 
     Parameters
     ----------
     snapshot : SnapshotColumns
+        The snapshot.
     name : str
+        The name of the snapshot.
     devices : DataFrame
-        As `MemorySnapshot.fragmentation`.
+        The table `MemorySnapshot.fragmentation`.
     live : DataFrame
         The live allocations in `MemorySnapshot.allocations`.
     notes : sequence of str
+        Notes about missing information.
     """
     largest = holders(live)
     reserved, active, allocated = (devices[f"{kind}_bytes"].sum() for kind in ("reserved", "active", "allocated"))
@@ -70,7 +73,7 @@ def _verdict(devices: pd.DataFrame, largest: pd.DataFrame, active: float, reserv
     if len(known) and active:
         first = known.iloc[0]
         share = fmt.share(first["bytes"] / active)
-        sentence += f"; of the known lines, {first['made_at']} holds most: {fmt.size(first['bytes'])} ({share})"
+        sentence += f"; the known line with the most memory is {first['made_at']}: {fmt.size(first['bytes'])} ({share})"
     ooms = int(devices["ooms"].sum()) if devices["ooms"].notna().any() else 0
     if ooms:
         times = "once" if ooms == 1 else f"{ooms:,} times"
@@ -105,7 +108,7 @@ def _sections(snapshot: SnapshotColumns, devices: pd.DataFrame, largest: pd.Data
         (line_words(made_at, op), op if isinstance(op, str) else None, device, *sizes)
         for device, made_at, op, *sizes in largest.itertuples(index=False)
     ]
-    yield Table("Who holds the memory", columns, rows, budget=Budget(15, 40), noun="origin")
+    yield Table("Allocated memory by origin", columns, rows, budget=Budget(15, 40), noun="origin")
     figures = {
         "name": Column("device"),
         "reserved_bytes": Column("reserved", "bytes"),
