@@ -59,8 +59,8 @@ def judge_clock(facts: Facts) -> None:
             )
 
 
-#: True step time, cold steps and warm steps of each series that `typical` is tested on. The number of warm steps is odd,
-#: so one of them is the median.
+#: True step time, cold steps and warm steps of each series that `typical` is tested on. The number of warm steps is
+#: odd, so one of them is the median.
 WARMED = ((10.0, 20, 41), (0.2, 7, 53), (300.0, 34, 29))
 
 

@@ -209,7 +209,7 @@ def judge_suspect(facts: Facts) -> None:
         raise Hint(f"{layer} is not the suspect: another layer without parameters has more self time.")
     share = facts["shares"][layer]
     at_most = Number(facts["at_most"], 1 / (1 - share), 0.02, "at_most")
-    exactly = Number(facts["at_most"], 1 / (1 - share), 1e-3, "at_most")  # the next two are close to each other near one half
+    exactly = Number(facts["at_most"], 1 / (1 - share), 1e-3, "at_most")  # the next two are close near 0.5
     vanished = "If that share vanished, how much of the step would be left, and what is 1 divided by that?"
     exactly.slip(1 / share, f"is 1 / share. {vanished}")
     left = [1 - own[layer] / step for step in facts["steps_ms"]]

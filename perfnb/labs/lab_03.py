@@ -50,7 +50,7 @@ def _judge_cases(facts: Facts, every: Sequence[Any], arguments: str, *, training
         if training:
             three = "It is off by a factor of three, the ratio of a whole training step to a forward pass."
             flops.slip((wanted * 3, wanted / 3), three)
-            flops.slip((wanted * 1.5, wanted / 1.5), "It is off by a factor of 1.5, the ratio of three products to two.")
+            flops.slip((wanted * 1.5, wanted / 1.5), "It is off by a factor of 1.5, the ratio of 3 products to 2.")
         else:
             added = "It is half of what it should be: each product is also added to a sum. Is that counted?"
             flops.slip(wanted / 2, added)

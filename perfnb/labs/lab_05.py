@@ -38,7 +38,7 @@ def judge_uses(facts: Facts) -> None:
             (batch, f"That is for the whole batch of {batch:g} images; give it for one image."),
             (2 * batch, f"That is FLOPs per parameter, for {batch:g} images. Take one image, and two FLOPs per use."),
         )
-        for factor, words in sorted(slips, key=lambda slip: abs(number - slip[0] * wanted)):  # some factors are nearly equal
+        for factor, words in sorted(slips, key=lambda slip: abs(number - slip[0] * wanted)):  # some are nearly equal
             said.slip(factor * wanted, words)
         said.wrong()
 
@@ -112,7 +112,7 @@ def judge_block(facts: Facts) -> None:
             layers.slip(without, f"One part seems to be missing: {words}.")
         for number, wanted in ((layers, all_linear), (products, all_square)):
             if number is products:
-                number.slip(wanted / 2, "It is half of what it should be: there are two products, with two FLOPs per use.")
+                number.slip(wanted / 2, "It is half as large as it should be: count two products, and two FLOPs per use.")
             number.slip(3 * wanted, "It is three times too large: count only the forward pass.")
             number.wrong("", "It does not match: how do length and width enter the size of each product?")
 
@@ -213,8 +213,8 @@ def judge_lengths(facts: Facts) -> None:
     at_flops.slip(AT_FLOPS - 1, "is one position short: there, the share is still just below 73 %.", 1.7e-3)
     products = "is the length for the two products alone, but the layer includes `qkv` and `out`."
     at_flops.slip(6 * WIDTH * REACHED / (1 - REACHED), products, 2e-3)
-    at_flops.slip(AT_FLOPS / WIDTH, "counts in widths; give the length for a width of 64.", 0.01)
-    at_flops.wrong("is not that length. Which parts of the block grow with the length, which with its square?")
+    at_flops.slip(AT_FLOPS / WIDTH, "is a multiple of the width; give the length for a width of 64.", 0.01)
+    at_flops.wrong("is not that length. Which parts of the block grow with the length, and which with its square?")
     lengths = sorted(shares, key=int)
     rising = [shares[name] for name in lengths]
     at_time = Number(said["time"], float(np.interp(REACHED, rising, [int(name) for name in lengths])), 0.05, "time")

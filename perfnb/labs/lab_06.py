@@ -387,7 +387,7 @@ def measure_copies(answer: Any, profile: Any = None) -> Facts:
         raise Hint("This profile has no batch made from samples: pass the one from the first section, profile=p.")
     said = as_fields(answer, batch_bytes=float, written=float)
     largest = int(sizes.max())
-    copied = sizes[sizes.isin([sizes.mode().iloc[0], largest])]  # excludes an epoch's order, which is also allocated at its start
+    copied = sizes[sizes.isin([sizes.mode().iloc[0], largest])]  # not an epoch's order
     return {"said": said, "batch_bytes": largest, "all_bytes": int(copied.sum())}
 
 
@@ -454,7 +454,7 @@ def measure_workers(answer: Any) -> Facts:
     for make_ms, use_ms in PACES:
         before = processes()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="This DataLoader will create")  # the workers sleep and use no core
+            warnings.filterwarnings("ignore", message="This DataLoader will create")  # workers sleep and use no core
             loader = outcome(function, Marked(ASKED), ASKED_BATCH, make_ms, use_ms)
             epochs = [pairs(loader) for _ in range(2)]
         del loader

@@ -169,7 +169,7 @@ RATIOS = {"memory": 1 / 3, "arithmetic": 350 / 300, "time": 1.2}
         ({"memory": 2 / 3}, "only the change"),
         ({"memory": 33.3}, "percent"),
         ({"memory": 4e6}, "memory is not"),
-        ({"arithmetic": 1.0}, "a column of its own"),
+        ({"arithmetic": 1.0}, "its own column"),
         ({"arithmetic": 4 / 3}, "the textbook's 4/3"),
         ({"arithmetic": 1.25}, "arithmetic is not"),
         ({"arithmetic": 1 / 3}, "only the forward pass"),

@@ -106,7 +106,7 @@ PER_FLOP = (0.83 / 0.17) / (ARITHMETIC / (1 - ARITHMETIC))
         (0.83, PRODUCTS / (LINEAR + PRODUCTS), PER_FLOP, "only the two products"),
         (0.83, LINEAR / (LINEAR + PRODUCTS), PER_FLOP, "of the linear layers"),
         (0.83, 71.4, PER_FLOP, "percent"),
-        (0.83, ARITHMETIC / 3, PER_FLOP, "forward pass, but both passes"),
+        (0.83, ARITHMETIC / 3, PER_FLOP, "forward pass of attention, but both passes"),
         (0.83, ARITHMETIC, 0.83 / ARITHMETIC, "compare it with the rest"),
         (0.83, ARITHMETIC, 1 / PER_FLOP, "inverse"),
         (0.83, ARITHMETIC, 2 * PER_FLOP, "twice"),
