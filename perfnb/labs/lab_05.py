@@ -112,8 +112,8 @@ def judge_block(facts: Facts) -> None:
             layers.slip(without, f"One part seems to be missing: {words}.")
         for number, wanted in ((layers, all_linear), (products, all_square)):
             if number is products:
-                number.slip(wanted / 2, "It is half as large as it should be: count two products, and two FLOPs per use.")
-            number.slip(3 * wanted, "It is three times too large: count only the forward pass.")
+                number.slip(wanted / 2, "They are half of what is needed. Count both products, and two FLOPs per use.")
+            number.slip(3 * wanted, "This is three times too large: count only the forward pass.")
             number.wrong("", "It does not match: how do length and width enter the size of each product?")
 
 

@@ -174,7 +174,7 @@ AT_TIME = 64 + 448 * (0.73 - 0.56) / (0.83 - 0.56)
         (564, AT_TIME, "one position short"),
         (564.15, AT_TIME, "one position short"),
         (1039, AT_TIME, "two products alone"),
-        (8.81, AT_TIME, "counts in widths"),
+        (8.81, AT_TIME, "is a multiple of the width"),
         (384, AT_TIME, "flops is not that length"),
         (565, 565, "time is the length by FLOPs"),
         (565, 512, "time is a measured length"),
