@@ -74,7 +74,7 @@ def parts(length: int, width: int) -> tuple[int, int]:
         (lambda n, w: (24 * n * w, 4 * n**2 * w), "linear layers. It does not match"),
         (lambda n, w: (24 * n * w**2, 16 * n**2 * w), "products of attention. It does not match"),
         (lambda n, w: (24 * n * w**2, 4 * n * w**2), "products of attention. It does not match"),
-        (lambda n, w: tuple(3 * part for part in parts(n, w)), "three times too much"),
+        (lambda n, w: tuple(3 * part for part in parts(n, w)), "three times too large"),
         (lambda n, w: parts(n, w)[::-1], "swapped"),
         (lambda n, w: parts(64, 64), "512 and a width of 64"),
         (lambda n, w: sum(parts(n, w)), "Return two numbers"),
