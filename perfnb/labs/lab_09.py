@@ -449,9 +449,7 @@ def judge_tokens(facts: Facts) -> None:
         lambda case: 1 + case["sizes"][0] * case["sizes"][1],
         "That counts every right guess. Guesses after the first wrong one are of no use, even if they are right.",
     )
-    every.slip(
-        lambda case: case["sizes"][0] * case["sizes"][1], f"{own} Guesses after a wrong one are of no use."
-    )
+    every.slip(lambda case: case["sizes"][0] * case["sizes"][1], f"{own} Guesses after a wrong one are of no use.")
     every.slip(lambda case: case["sizes"][0] ** case["sizes"][1], "That is the probability that all guesses are right.")
     every.slip(
         lambda case: 1 + case["sizes"][1] * case["sizes"][0] ** case["sizes"][1],

@@ -449,7 +449,9 @@ def judge_report(facts: Facts) -> None:
             "is the baseline Nightly, and the candidate Cured?"
         )
     ratio = Number(said["ratio"], test["ratio"], 0.02, "ratio:")
-    ratio.slip(1 / test["ratio"], "that is how many times as fast it is. Divide the candidate's time by the baseline's.")
+    ratio.slip(
+        1 / test["ratio"], "that is how many times as fast it is. Divide the candidate's time by the baseline's."
+    )
     ratio.slip(1 - test["ratio"], "that is the share that was saved. Give what remains.")
     ratio.wrong("it is not that of the test of the whole.")
     for name, end in (("low", low), ("high", high)):

@@ -158,7 +158,11 @@ def test_a_waste_that_is_not_found_needs_any_bound() -> None:
     quiet = RECORDED | {"findings": {}}
     expect_of("12.4", "", {"said": BOUNDS | {"right": 1.0}, "waste": WASTE, "profiles": [quiet]})
     expect_of("12.4", "", {"said": BOUNDS, "waste": WASTE, "profiles": [quiet | {"reader_ms": 9.0}, RECORDED]})
-    expect_of("12.4", "Find all of the waste in the previous exercise first", {"said": {}, "waste": {"padded": 2}, "profiles": [RECORDED]})
+    expect_of(
+        "12.4",
+        "Find all of the waste in the previous exercise first",
+        {"said": {}, "waste": {"padded": 2}, "profiles": [RECORDED]},
+    )
 
 
 @pytest.mark.slow
