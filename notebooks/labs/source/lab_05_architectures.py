@@ -105,7 +105,7 @@ train_images.shape, test_images.shape
 
 # %%
 def make_mlp(width):
-    """An MLP with 64 inputs, two hidden layers of the same width, and 10 outputs."""
+    """Return an MLP with 64 inputs, two hidden layers of the same width, and 10 outputs."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
     )
@@ -545,9 +545,11 @@ labs.check("5.6", {"off_by": off_by, "inside": inside}, study=study, held_out=he
 #
 # - no part of a time is negative. `nnls(rows, wanted)[0]` returns the factors that bring `rows @ factors` closest to
 #   `wanted`, with no factor below 0;
-# - each size should count by its *relative* error: divide each row by its measured time, and want 1 for each.
+# - each size should be weighted by its *relative* error. To do this, divide each row by its measured time, and let all
+#   wanted values be 1.
 #
-# (`np.column_stack([a, b, c])` makes rows of three columns. Turn `lengths` and `times_ms` into arrays of float first.)
+# (`np.column_stack([a, b, c])` makes rows with three columns. Turn `lengths` and `times_ms` into arrays of float
+# first.)
 
 
 # %% answer 5.7
@@ -580,11 +582,11 @@ else:
 
 # %% [markdown]
 # **Look at** the last row, too. On the machine where this was written (an AMD EPYC, three runs, CPU time), the law
-# above was 3 to 30 % off at 512, and at 1,024 the step took two to two and a half times as long as predicted. There,
-# the scores of four heads are 16 MiB, and each step returned blocks of that size to the operating system and requested
-# them again. Your law knows about arithmetic and calls, but not about memory. Every law ends where something starts to
-# matter that did not matter where it was fitted. So hold out a size, test, and trust a law no further than it was
-# tested.
+# above was 3 to 30 % off at 512, and at 1,024 the step took two to two and a half times as long as predicted. At that
+# length, the scores of four heads take 16 MiB, and each step returned blocks of that size to the operating system and
+# requested them again. Your law accounts for arithmetic and calls, but not for memory. Every law breaks down where
+# something starts to matter that did not matter in the range where the law was fitted. You should therefore hold out a
+# size, test the law on it, and trust the law no further than it was tested.
 #
 # And what about Tom? Here is his picture again, with the same dots and your law:
 
