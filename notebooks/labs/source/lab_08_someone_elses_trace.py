@@ -463,7 +463,7 @@ compared = a.compare(b)
 compared.by_op[["op", "calls_a", "gpu_ms_a", "gpu_ms_b", "grew_gpu_ms"]].head(8)
 
 # %% [markdown]
-# A row is an operator with given shapes; `a` is the first trace, `b` the second.
+# Each row is an operator with given shapes. `a` is the first trace, and `b` is the second.
 #
 # **Exercise 8.7.** Give the op whose GPU time, *summed over all its shapes*, grew most from `a` to `b` (`grown`), its
 # time in `b` divided by its time in `a` (`op_ratio`), and the same ratio for the time when the GPUs were busy in the
