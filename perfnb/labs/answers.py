@@ -146,7 +146,7 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _in_line(error: BaseException) -> str:
-    """Return the line of the reader's cell that raised an exception, or an empty string if it cannot be determined."""
+    """Return the line in the reader's cell that raised an exception, or an empty string if it cannot be determined."""
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -53,7 +53,7 @@ class Exercise:
     measure : callable
         ``measure(answer, **evidence)`` returns the facts. If the answer is code, this function runs it.
     judge : callable
-        ``judge(facts)`` raises `Hint` if the answer is wrong. It runs none of the reader's code, so a teacher can
+        ``judge(facts)`` raises `Hint` if the answer is wrong. It does not run the reader's code, so a teacher can
         repeat it with only the facts.
     accepted : str
         The word that is printed for an answer that passes. It is ``noted`` for a prediction, because only the form of
@@ -62,7 +62,7 @@ class Exercise:
         ``doubts(facts)`` explains why the measurement behind a right answer is unreliable. It returns an empty string
         if the measurement is fine.
     timed : bool
-        Whether times are judged, in which case a right answer may be rejected on a busy machine.
+        Whether times are judged. If so, a right answer may be rejected on a busy machine.
     """
 
     number: str

@@ -71,7 +71,7 @@ def measure_typical(answer: Any) -> Facts:
     for true_ms, cold, warm in WARMED:
         hiccups = np.arange(warm) % 9 == 0
         half, slow = warm // 2, int(hiccups.sum())
-        # No other step is within 2 % of the median, so even the closest wrong value can be told apart from it.
+        # No other step is within 2 % of the median, so even the closest wrong value is clearly different.
         rest = [*np.linspace(0.8, 0.98, half), 1.0, *np.linspace(1.02, 1.2, half - slow)]
         times = np.empty(warm)
         times[hiccups], times[~hiccups] = np.linspace(3.9, 4.1, slow), generator.permutation(rest)
@@ -144,8 +144,8 @@ def judge_interval(facts: Facts) -> None:
             raise Hint("Your interval is the same for different times: is it computed from the function's argument?")
         if tried["unsorted"]:
             raise Hint(
-                "Your ends are always the times at the same two places of the series, in the order in which the "
-                "steps ran. Are the times sorted before you take two of them?"
+                "Your ends are always the times at the same two places of the series, in the order that the steps "
+                "ran. Are the times sorted before you take two of them?"
             )
         if tried["reversed"]:
             above = share(tried["reversed"])

@@ -363,7 +363,7 @@ def judge_leak(facts: Facts) -> None:
     kib.wrong("is not the growth per step.")
 
 
-#: Number of steps in which a monitor is compared with the leaking one, rows per batch, and harmless bytes per step.
+#: Number of steps when comparing a monitor with the leaking one, rows per batch, and harmless bytes per step.
 MONITORED, ROWS, HARMLESS = 12, 128, 256
 
 

@@ -123,7 +123,7 @@ def text_lines(count: int, values: int, seed: int) -> list[str]:
 
 
 def numbered_rows(rows: int) -> Any:
-    """Return a data set in which each row contains its own number and is labelled with three times that number."""
+    """Return a data set where each row contains its own number and is labelled with three times that number."""
     numbers = torch.arange(rows)
     return TensorDataset(numbers.float()[:, None].repeat(1, WIDTH), 3 * numbers)
 
@@ -266,7 +266,7 @@ def read_rows(function: Callable[..., Any], path: str, places: Sequence[int]) ->
     return facts
 
 
-#: Milliseconds for which a simulated loader and its step sleep, and whether the loader prepares the next batch during
+#: Milliseconds that a simulated loader and its step sleep, and whether the loader prepares the next batch during
 #: the step.
 FEEDS = ((5.0, 12.0, False), (9.0, 4.0, True))
 #: Tolerance for a time, because other programs delay sleeping threads.

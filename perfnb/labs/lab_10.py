@@ -512,7 +512,7 @@ def judge_straggler(facts: Facts) -> None:
     once = statistics.fmean(ms for name, ms in facts["worst_step"].items() if name != late)
     number.slip(
         (statistics.fmean(others) * facts["steps"] - once) / max(1, facts["steps"] - 1),
-        "that leaves out the step in which another rank was late. The others wait in that step, too.",
+        "that leaves out the step where another rank was late. The others wait in that step, too.",
     )
     number.wrong(
         "it is not the time that the other seven wait per step.", "Which ranks and which steps belong to the mean?"

@@ -193,7 +193,7 @@ def judge_whole(facts: Facts) -> None:
 
 #: Maximum number of versions of a function that torch compiles before it gives up.
 LIMIT = 8
-#: Lengths of cards, in the order in which they arrive.
+#: Lengths of cards, in the order of arrival.
 LENGTHS: tuple[tuple[int, ...], ...] = (
     (100, 100, 100),
     (100, 120, 100, 120, 100),

@@ -31,15 +31,15 @@ def planted_step(
 ) -> pd.DataFrame:
     """Simulate one step of the night script, on a single process or on several ranks.
 
-    Gradients become ready during the backward pass in proportion to their size. A bucket is sent as soon as it is ready
-    on every rank and the previous bucket has been sent. The next part starts when all buckets have been sent.
+    Gradients become ready during the backward pass in proportion to their size. A bucket is sent when every rank has it
+    ready and the previous bucket has been sent. The next part starts when all buckets have been sent.
 
     Parameters
     ----------
     cards : sequence of int
         The number of cards that each rank processes in every part. Pass a single number for a single process.
     buckets : sequence of float
-        The size of each bucket in bytes, in the order in which they are sent.
+        The size of each bucket in bytes, in the order of sending.
     synced : sequence of bool
         Whether gradients are sent, for each part.
 
@@ -123,7 +123,7 @@ class CountedModel(nn.Module):
 NOTE = "Made up by perfnb for lab 10. None of its figures were measured."
 #: The job's ranks and steps, the rank that is late in every step, and the rank that is late once.
 RANKS, STEPS, LATE, LATE_ONCE = 8, tuple(range(10, 18)), 5, 2
-#: The delays of these two ranks in microseconds, and the step in which the second one is late.
+#: The delays of these two ranks in microseconds, and the step where the second one is late.
 LATE_US, ONCE_US, ONCE = 3200.0, 6000.0, 12
 #: The model's blocks, and the microseconds of a block's forward and backward pass and of the optimizer's update.
 BLOCKS, FORWARD_US, BACKWARD_US, UPDATE_US = 3, 1800.0, 3400.0, 400.0

@@ -254,7 +254,7 @@ def mean_rate(made: Made, kind: str) -> float:
         (lambda made: {"saves_ms": 0.706}, "pinned copies take time, too"),
         (lambda made: {"saves_ms": 0.766}, "that is a share"),
         (lambda made: {"saves_ms": 542.0}, "a thousand times too large"),
-        (lambda made: {"saves_ms": 1.104}, "by how much the step gets shorter"),
+        (lambda made: {"saves_ms": 1.104}, "how much shorter the step becomes"),
         (lambda made: {"saves_ms": 0.9}, "difference between the two kinds"),
         (lambda made: {"saves_ms": ...}, "no value yet"),
     ],

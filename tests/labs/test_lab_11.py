@@ -154,7 +154,7 @@ def only(dynamic: bool | None, answer: Callable[[list[int]], float]) -> Callable
         (only(None, lambda lengths: len(set(lengths))), "not every length"),
         (only(None, lambda lengths: 1), "is for one length only"),
         (only(None, lambda lengths: 2), "is there a second version"),
-        (only(True, lambda lengths: versions(lengths, None)), "need not wait"),
+        (only(True, lambda lengths: versions(lengths, None)), "does not need to wait"),
         (only(True, lambda lengths: versions(lengths, False)), "dynamic=True: that is what dynamic=False does"),
         (only(True, lambda lengths: 0), "0 is not right"),
     ],

@@ -138,8 +138,8 @@ labs.check("2.1", prediction)
 # - **warm-up** steps, until the step times no longer show a trend, which means that they have reached their **steady
 #   state**;
 # - **timed** steps (`--steps 20`) without any instrumentation, from which the step time is computed;
-# - **traced** steps, in which every operator is recorded. The first step under a tracer is slower than the others. It
-#   is called the **lead-in** and is discarded;
+# - **traced** steps, where every operator is recorded. The first step under a tracer is slower than the others. It is
+#   called the **lead-in** and is discarded;
 # - a **counted** step, which records how much each operator computes but does not measure any times.
 #
 # The profile is bound to `p`. `--quiet` hides its report, because it would give away the answers to the next questions.
@@ -549,8 +549,8 @@ print("measured:", speedup)
 # vanished with the loop. Your bound includes the whole row, no matter what the time was spent on, but nothing from
 # other layers. Both are bounds, and neither is a forecast.
 #
-# And what about the **part of the step in 2.1** for which your prediction was the furthest off? Forward and backward
-# are long here because of the loop, not because of the arithmetic. The optimizer's part grows with the number of
+# And what about the **part of the step in 2.1** where your prediction was the furthest off? Forward and backward are
+# long here because of the loop, not because of the arithmetic. The optimizer's part grows with the number of
 # parameters, which is 400,000 here, and not with the batch.
 #
 # ## The night again

@@ -182,7 +182,7 @@ optimizer.step()
 # see the owners of the memory at that moment.
 #
 # (The line *ran* in the report lists the steps. After the warm-up, there are **timed** steps without instrumentation,
-# **lead-in** steps, which start a trace and are discarded, **traced** steps, in which operators are recorded, and
+# **lead-in** steps, which start a trace and are discarded, **traced** steps, where operators are recorded, and
 # **counted** steps, which record each allocation or the FLOPs but do not measure times.)
 #
 # The frame `p.memory` contains the same data, with one row per change and one column per category. The column `total`
@@ -263,7 +263,7 @@ def adam_bytes(model):
 labs.check("4.2", adam_bytes)
 
 # %% [markdown]
-# The rule of *16 bytes* is therefore valid for float32 models in which all parameters are trained. For a mostly frozen
+# The rule of *16 bytes* is therefore valid for float32 models whose parameters are all trained. For a mostly frozen
 # model, the result is almost four times too large. This is one reason why you may have enough memory to fine-tune a few
 # layers, but not to train all of them.
 #
@@ -361,9 +361,9 @@ pd.Series(peaks, name="peak, MiB").rename_axis("batch").div(MIB).round(2).to_fra
 # three points have to be on that line. With few rows, the peak may be elsewhere, namely at the point where the
 # gradients are complete and Adam computes its update. At *that* point, the number of rows does not matter.
 #
-# **Exercise 4.4.** What is the largest number of rows (an `int`) for which the peak of the step is at most 16 MiB (`16
-# * MIB` bytes, since the dict `peaks` is also in bytes)? The check runs a step with your batch and measures it. It also
-# runs a step with a batch that is 3 % larger, which must not fit.
+# **Exercise 4.4.** What is the largest number of rows (an `int`) that keeps the peak of the step at or below 16 MiB
+# (`16 * MIB` bytes, since the dict `peaks` is also in bytes)? The check runs a step with your batch and measures it. It
+# also runs a step with a batch that is 3 % larger, which must not fit.
 
 # %% answer 4.4
 largest = ...
@@ -512,7 +512,7 @@ labs.check("4.6", ratios, plain=plain, checkpointed=checkpointed, test=test)
 
 # %% [markdown]
 # Did you predict 4/3 for the FLOPs, because there is one more forward pass in addition to three units of work? That is
-# the figure in textbooks. Find out for which layers the second forward pass was counted:
+# the figure in textbooks. Find the layers where the second forward pass was counted:
 
 # %%
 ways = ["forward_flops", "backward_flops", "recompute_flops"]

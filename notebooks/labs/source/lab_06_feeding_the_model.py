@@ -125,11 +125,11 @@ picture(0, "The script")
 #
 # ## Two data sets
 #
-# `Text` reads the scanner's own format, in which each line contains a character and the 256 pixels of its box,
-# separated by commas. (The scanner's images have 16 by 16 pixels. The other labs use them with 8 by 8 pixels.) A card
-# is never in exactly the same place under the scanner, so each time a sample is fetched, its pixels are shifted
-# (rolled) by a new random number, and the model never sees exactly the same sample twice. `Far` simulates the scanner
-# in the other building: each sample takes 8 ms to arrive.
+# `Text` reads the scanner's own format, where each line contains a character and the 256 pixels of its box, separated
+# by commas. (The scanner's images have 16 by 16 pixels. The other labs use them with 8 by 8 pixels.) A card is never in
+# exactly the same place under the scanner, so each time a sample is fetched, its pixels are shifted (rolled) by a new
+# random number, and the model never sees exactly the same sample twice. `Far` simulates the scanner in the other
+# building: each sample takes 8 ms to arrive.
 #
 # There is a reason why both are written to a file, `lab_06_data.py`, and imported from there. A loader's **workers**
 # are separate processes. On Linux (before Python 3.14), they are *forked*, so they have everything that the notebook
@@ -228,8 +228,8 @@ optimizer.step()
 #
 # **Exercise 6.1.** Write `three_times(loader, step)`, which returns a dictionary with the milliseconds **per batch** of
 #
-# - `together`: an epoch of the loader in which each batch is passed to `step(batch)`;
-# - `loader`: an epoch of the loader in which the batches are ignored;
+# - `together`: an epoch of the loader where each batch is passed to `step(batch)`;
+# - `loader`: an epoch of the loader where the batches are ignored;
 # - `model`: `len(loader)` calls to `step` with one batch that you keep (which you can get from `next(iter(loader))`).
 #
 # It is tested on a simulated loader and step that sleep for known times, and on a loader that prepares the next batch
@@ -681,7 +681,7 @@ for what, each in {"none": none, "one": one}.items():
 
 # %% [markdown]
 # Does a step with a worker really take little more than 25 ms? According to the law, it should take 40 ms or more.
-# Before you continue, think about what the worker does during the *other* step's turn.
+# Before you continue, think about the worker's activity during the *other* step's turn.
 
 # %%
 rows = {  # in ms: when the making of a batch starts, and when its use starts

@@ -376,7 +376,7 @@ p.roofline
 # **Predict:** the layers are small (128 by 512), and every product first converts its operands. Do these products reach
 # the ceiling? Will `bfloat16` be faster, and if so, by as much as the ratio of the two ceilings?
 #
-# **Exercise 7.4.** Write a training `Bf16` in which only `predict` computes under `torch.autocast("cpu",
+# **Exercise 7.4.** Write a training `Bf16` where only `predict` computes under `torch.autocast("cpu",
 # dtype=torch.bfloat16)` (use it in a `with` statement). Inside, call `self.model(x)`, as the script does, rather than
 # `super()`, because another class should be able to reuse the method in 7.8. Return `.float()` of the scores to compute
 # the loss in `float32`. Cross entropy in `bfloat16` has only three digits (but the check accepts it). Weights,

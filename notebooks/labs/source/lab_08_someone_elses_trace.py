@@ -38,7 +38,7 @@ from perfnb.labs.made_traces import trace_file
 #
 # Tom therefore wants to rent a GPU. The supplier's brochure promises a hundred times the speed. Tom asked how long a
 # step of the larger Reader takes with eight cards at once. Instead of an answer, the supplier sent a **trace**, a file
-# in which `torch.profiler` has recorded every operator, every call and every kernel of that step. Here it is. The upper
+# where `torch.profiler` has recorded every operator, every call and every kernel of that step. Here it is. The upper
 # row shows the calls that launch work, and the lower row shows the GPU's work. (You do not need to read the code that
 # draws the picture.)
 
@@ -403,9 +403,9 @@ both.round(3)
 # In the first exchange of each step, one rank arrives a few milliseconds after the other. In the other exchanges, they
 # differ by less than half a millisecond.
 #
-# **Exercise 8.6.** Give the `rank` that holds up the other, and `waits_ms`, the time for which the other waits for it,
-# in milliseconds per step as the mean of the three steps. `ranks.times` has a column `waiting_ms`, which also corrects
-# for differences between the ranks' clocks: the clock of rank 1 is 0.15 ms ahead (see `ranks.clocks`).
+# **Exercise 8.6.** Give the `rank` that holds up the other, and `waits_ms`, how long the other waits for it, in
+# milliseconds per step as the mean of the three steps. `ranks.times` has a column `waiting_ms`, which also corrects for
+# differences between the ranks' clocks: the clock of rank 1 is 0.15 ms ahead (see `ranks.clocks`).
 
 # %% answer 8.6
 straggler = ...
@@ -467,7 +467,7 @@ compared.by_op[["op", "calls_a", "gpu_ms_a", "gpu_ms_b", "grew_gpu_ms"]].head(8)
 #
 # **Exercise 8.7.** Give the op whose GPU time, *summed over all its shapes*, grew most from `a` to `b` (`grown`), its
 # time in `b` divided by its time in `a` (`op_ratio`), and the same ratio for the time when the GPUs were busy in the
-# step (`busy_ratio`, for which `busy_ms` is in `gpu_steps` of each trace).
+# step (`busy_ratio`). You can find `busy_ms` in `gpu_steps` of each trace.
 
 # %% answer 8.7
 grown = ...
@@ -554,11 +554,12 @@ print(path.unstack("step").round(1), calls.value_counts(), sep="\n\n")
 # *Hidden communication* is one lever, but exposed communication has two causes. Look at the picture in 8.6 again. A
 # faster network shortens the plain part and leaves the hatched one. A better balance of the work does the opposite.
 # `ranks.collectives` has a row for each rank and kind of collective. Its times are per step: `exposed_ms` is the time
-# without any computation going on, and `waiting_ms` is how long this rank waited in the collective for the last rank.
+# without any simultaneous computation, and `waiting_ms` is how long this rank waited in the collective for the last
+# rank.
 #
 # **Exercise 8.9.** For rank 0, give two times in milliseconds per step. How much could a perfect balance save at most
 # (`balance_ms`), if no rank ever waited for another one? And how much could an infinitely fast network save at most
-# (`network_ms`), if the ranks stayed as unequal as they are now? You cannot save communication that is already hidden.
+# (`network_ms`), if the ranks remained as unequal as now? You cannot save communication that is already hidden.
 
 # %% answer 8.9
 balance_ms = ...

@@ -543,9 +543,9 @@ report
 # | 28.0 ms [26.7, 28.6] | the measured value, and the interval that contains the true one with a confidence of 95 % |
 # | n/a | the value was not measured: a p99, for example, takes 299 requests |
 #
-# The table *Latency by rate* shows p99 at any load for which the report has enough requests. This is your red curve for
-# this model on this computer. If your computer was busy, a note in the report explains it, and the verdict is
-# *undecided*. That does not matter in this lab.
+# The table *Latency by rate* shows p99 at any load with enough requests in the report. This is your red curve for this
+# model on this computer. If your computer was busy, a note in the report explains it, and the verdict is *undecided*.
+# That does not matter in this lab.
 #
 # If somebody complains about the first token, a cache is not the cure. A shorter prompt is. (Under load, the cache does
 # help, because a card also waits for the answers before it, which take less time now.)
@@ -553,7 +553,7 @@ report
 # ## 9.7 Batches within a bound
 #
 # A server that reads several cards in one pass may be able to serve more cards. **Predict** for batches of 1 to 16
-# cards: how does the time *per card* change for a prefill? And how does it change for a decode pass, in which each card
+# cards: how does the time *per card* change for a prefill? And how does it change for a decode pass, where each card
 # adds one image?
 
 # %%

@@ -363,12 +363,12 @@ for ranks in (2, 8, 64):
 #
 # **Exercise 10.4.** Write `buckets(sizes, full)`. `sizes` contains the size of each gradient in bytes, in the order of
 # the model, and a bucket is full as soon as it has at least `full` bytes. Return a list with the size of each bucket in
-# bytes, in the order in which they are sent.
+# bytes, in the order of sending.
 
 
 # %% answer 10.4
 def buckets(sizes, full):
-    """Return the sizes of the buckets in bytes, in the order in which they are sent."""
+    """Return the sizes of the buckets in bytes, in the order of sending."""
     ### BEGIN SOLUTION
     sent, held = [], 0
     for size in reversed(sizes):
@@ -663,7 +663,7 @@ mean.round(1)
 # milliseconds of computing are free to hide them, and how long would the step take with perfect overlap?
 #
 # **Exercise 10.8.** Write `best_ms(step, computing, sending, both, waiting)`, which returns how many milliseconds a
-# rank's step takes with perfect overlap. All arguments are in milliseconds and describe the step as it was measured:
+# rank's step takes with perfect overlap. All arguments are in milliseconds and describe the measured step:
 #
 # | argument | time of the rank |
 # |---|---|

@@ -231,10 +231,10 @@ p
 # waste, and not all waste has a finding.
 #
 # **Exercise 12.3.** Which methods of `Nightly` waste work, and by what factor? `waste` is a dictionary. Its keys are
-# the names of the methods in which you would cure the waste, and its values are the work that each method causes
-# divided by the work that the task needs. Each factor is a ratio of two things that you can **count** in a step. None
-# of them is a ratio of times. For instance, `{"flickering": 3.0}` would mean that each batch flickers three times
-# although it should do so once.
+# the names of the methods where you would cure the waste, and its values are the work that each method causes divided
+# by the work that the task needs. Each factor is a ratio of two things that you can **count** in a step. None of them
+# is a ratio of times. For instance, `{"flickering": 3.0}` would mean that each batch flickers three times although it
+# should do so once.
 
 # %% answer 12.3
 waste = {}
