@@ -44,7 +44,7 @@ from tests.labs.lab_10_answers import (
         ({"speedup": 2, "transfers": np.int64(1), "overlap": torch.tensor(0.0)}, ""),
         ({"transfers": 160.0}, ""),
         ({"speedup": -1.0}, "2.0 means twice as fast"),
-        ({"speedup": 180.0}, "2.0 is twice as fast"),
+        ({"speedup": 180.0}, "2.0 means twice as fast"),
         ({"transfers": 0}, "exchange gradients"),
         ({"transfers": 2.5}, "exchange gradients"),
         ({"overlap": -0.5}, "0 means no gain"),
