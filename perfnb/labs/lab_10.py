@@ -189,7 +189,7 @@ def judge_sent(facts: Facts) -> None:
 
 
 def _sizes_of_reader() -> list[int]:
-    """Return the sizes of the lab's Reader's gradients in bytes, in the order of its parameters."""
+    """Return the gradient sizes of the lab's Reader in bytes, in the order of its parameters."""
     block = [128, 128, 3 * 128 * 128, 3 * 128, 128 * 128, 128, 128, 128, 4 * 128 * 128, 4 * 128, 4 * 128 * 128, 128]
     return [4 * count for count in (64 * 128, 128, *block, *block, *block, 10 * 128, 10)]
 

@@ -29,7 +29,7 @@ class FromCell:
     def what_to_run(self) -> str:
         """A sentence that names the cell to run."""
         cell = f'the cell with "{self._line}" in the section "{self._section}"'
-        return f"First run {cell}, then this one again. If that cell failed, its error has the reason."
+        return f"First run {cell}, then this one again. If that cell failed, its error message gives the reason."
 
     def __repr__(self) -> str:
         return self.what_to_run()

@@ -180,7 +180,7 @@ def input_bound(**times: float) -> Any:
     ("perfect_loader", "perfect_model", "says"),
     [
         (5.0, 1.111, ""),
-        (1.111, 5.0, "perfect_loader is the other one"),
+        (1.111, 5.0, "perfect_loader is the other speed-up"),
         (0.2, 1.111, "fraction of the step"),
         (5.0, 0.9, "perfect_model is the fraction"),
         (10.0, 1.111, "twice"),

@@ -195,7 +195,7 @@ def exposed_of(work: Any) -> float:
 
 
 def test_a_step_has_four_parts() -> None:
-    with pytest.raises(LabError, match="A step has 4 parts"):
+    with pytest.raises(LabError, match="synced must have 4 values"):
         planted_step([3, 3], [READER], (True, False))
 
 

@@ -150,12 +150,15 @@ def only(dynamic: bool | None, answer: Callable[[list[int]], float]) -> Callable
         (only(False, lambda lengths: 1 + changes(lengths)), "you count changes"),
         (only(False, lambda lengths: min(8, 1 + changes(lengths))), "you count changes"),
         (lambda lengths, dynamic: versions(lengths, dynamic or None), "the number for dynamic=None"),
-        (lambda lengths, dynamic: versions(lengths, dynamic or False), "dynamic=None: that is what dynamic=False does"),
+        (
+            lambda lengths, dynamic: versions(lengths, dynamic or False),
+            "dynamic=None: that is the number for dynamic=False",
+        ),
         (only(None, lambda lengths: len(set(lengths))), "not every length"),
         (only(None, lambda lengths: 1), "is for one length only"),
         (only(None, lambda lengths: 2), "is there a second version"),
         (only(True, lambda lengths: versions(lengths, None)), "does not need to wait"),
-        (only(True, lambda lengths: versions(lengths, False)), "dynamic=True: that is what dynamic=False does"),
+        (only(True, lambda lengths: versions(lengths, False)), "dynamic=True: that is the number for dynamic=False"),
         (only(True, lambda lengths: 0), "0 is not right"),
     ],
 )
