@@ -59,7 +59,7 @@ def demand_silence(item: Any) -> None:
 
 
 def lacks_only_times(item: Any) -> bool:
-    """Whether a cell failed because a lab is not complete, and only exercises about times are unsolved."""
+    """Check whether a cell failed because a lab is incomplete, with only exercises about times unsolved."""
     errors = [each for each in item.test_outputs or () if each.get("ename") == "AssertionError"] if graded(item) else []
     left = [found for error in errors for found in NOT_SOLVED.findall(error["evalue"])]
     return bool(left) and all(state == "yet" and may_be_refused(number) for state, number in left)
@@ -71,5 +71,5 @@ def graded(item: Any) -> bool:
 
 
 def may_be_refused(number: str) -> bool:
-    """Whether the exercise is about times, which are not judged in this run."""
+    """Check whether the exercise is about times, which are not judged in this run."""
     return exercise_of(number).timed and not os.environ.get("PERFNB_JUDGE_TIMES")

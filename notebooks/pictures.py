@@ -116,7 +116,7 @@ def shoot(chromium: Any, shown: Path, name: str) -> None:
 
 
 def result_of(picture: Picture) -> Any:
-    """What the code of a page makes."""
+    """Run the code of a picture's page and return the result that it shows."""
     from IPython.core.interactiveshell import InteractiveShell
 
     from tests.docs.pages import DOCS, blocks_of
@@ -132,7 +132,7 @@ def result_of(picture: Picture) -> Any:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """Headless Chromium."""
+    """Start headless Chromium."""
     from playwright.sync_api import sync_playwright
 
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -145,7 +145,7 @@ def browser() -> Iterator[Any]:
 
 
 def compress(path: Path) -> None:
-    """Write a picture anew with a palette of its most frequent colours; bright ones, which are rare, count more."""
+    """Rewrite a picture with a palette of its most frequent colours, giving more weight to rare, bright colours."""
     from PIL import Image
 
     with Image.open(path) as opened:

@@ -1,6 +1,6 @@
-"""Add the buttons of a published copy: ``make buttons``, or ``python -m notebooks.publish [OWNER/REPO]``.
+"""Add the buttons of a published copy with ``make buttons`` or ``python -m notebooks.publish [OWNER/REPO]``.
 
-By default, the repository is that of git's remote `origin`. It is stored in ``pyproject.toml`` and used for the
+By default, the repository is taken from git's remote `origin`. It is stored in ``pyproject.toml`` and used for the
 buttons in the README and the documentation, the address in ``CITATION.cff``, and the cell that installs perfnb on
 Colab. An unpublished copy has none of these, because they would lead nowhere.
 """
@@ -27,26 +27,26 @@ _NAMED = re.compile(r"^(?:Repository = |repository-code: ).*\n", re.MULTILINE)
 
 
 def repository(root: Path = ROOT) -> str:
-    """OWNER/REPO of the published copy; empty if it is not published."""
+    """Return the OWNER/REPO of the published copy, or an empty string if it is not published."""
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     return str(project.get("urls", {}).get("Repository", "")).removeprefix("https://github.com/")
 
 
 def binder_button(repository: str) -> str:
-    """Markdown of a button that opens the index of the notebooks on Binder."""
+    """Return the Markdown for a button that opens the index of the notebooks on Binder."""
     link = f"https://mybinder.org/v2/gh/{repository}/HEAD?urlpath=lab/tree/notebooks/index.ipynb"
     return f"[![Open on Binder](https://mybinder.org/badge_logo.svg)]({link})"
 
 
 def colab_button(repository: str, notebook: str) -> str:
-    """Markdown of a button that opens a notebook on Colab."""
+    """Return the Markdown for a button that opens a notebook on Colab."""
     link = f"https://colab.research.google.com/github/{repository}/blob/HEAD/{notebook}"
     words = f"Open {Path(notebook).stem} on Colab"
     return f"[![{words}](https://colab.research.google.com/assets/colab-badge.svg)]({link})"
 
 
 def colab_code(repository: str) -> str:
-    """Code that a notebook runs first, on Colab only."""
+    """Return the code that a notebook runs first if it is opened on Colab."""
     return f"""# On Colab only: install perfnb next to Colab's torch, and enable its widgets.
 import sys
 
@@ -58,9 +58,9 @@ if "google.colab" in sys.modules:
 
 
 def with_colab_cell(cells: list[dict[str, Any]], repository: str) -> list[dict[str, Any]]:
-    """The cells of a notebook with the one for Colab before all other code, or without it if there is no repository.
+    """Return a notebook's cells with the cell for Colab before all other code.
 
-    JupyterLab shows it collapsed.
+    If there is no repository, the cell for Colab is left out. JupyterLab shows it collapsed.
     """
     others = [cell for cell in cells if cell["id"] != COLAB_CELL]
     place = next((place for place, cell in enumerate(others) if cell["cell_type"] == "code"), None)
@@ -74,7 +74,7 @@ def with_colab_cell(cells: list[dict[str, Any]], repository: str) -> list[dict[s
 
 
 def as_file(notebook: dict[str, Any]) -> str:
-    """The text of a notebook's file."""
+    """Return the text of a notebook's file."""
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -117,7 +117,7 @@ def _with_address(project: str, address: str) -> str:
 
 
 def origin(root: Path = ROOT) -> str:
-    """OWNER/REPO of git's remote `origin`, if it is on GitHub; otherwise its address."""
+    """Return the OWNER/REPO of git's remote `origin` if it is on GitHub, or its address otherwise."""
     command = ["git", "-C", str(root), "remote", "get-url", "origin"]
     url = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     found = _ORIGIN.fullmatch(url)

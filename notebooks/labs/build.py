@@ -1,15 +1,20 @@
-"""Makes the labs' notebooks, for students and with solutions, from the files in `source`.
+"""Build the labs' notebooks from the files in `source`, both for students and with solutions.
 
-Run ``python -m notebooks.labs.build`` from the project's folder after any change there; a test fails until you do.
+Run ``python -m notebooks.labs.build`` from the project's folder whenever a source has changed. A test fails until you
+do.
 
-A source is Python with cells: ``# %% [markdown]`` and then lines of comment, ``# %%`` and then code. The cell of an
-answer is ``# %% answer 2.3``, that of its check ``# %% check 2.3 points=2``, and the last one, which demands of the
-solutions that every check has passed, ``# %% progress``; nbgrader's metadata is made from these. In code, a line such
-as ``# %load_ext perfnb`` is a magic. What stands between ``### BEGIN SOLUTION`` and ``### END SOLUTION``, or between
-``### BEGIN HIDDEN TESTS`` and its end, is left out for students.
+A source is a Python file with cells. A Markdown cell starts with ``# %% [markdown]``, followed by comment lines, and a
+code cell starts with ``# %%``. There are three special kinds of code cells, from which nbgrader's metadata is built:
 
-Besides the answer, a check needs objects from cells above it, which may fail. So the cell that imports `labs` gets a
-placeholder for each of these names, so that the check can name the cell to run first.
+- ``# %% answer 2.3`` is the cell for an answer.
+- ``# %% check 2.3 points=2`` is the cell that checks it.
+- ``# %% progress`` is the last cell. In the solutions, it requires that every check has passed.
+
+In code, a line such as ``# %load_ext perfnb`` is a magic. The lines between ``### BEGIN SOLUTION`` and ``### END
+SOLUTION``, and between ``### BEGIN HIDDEN TESTS`` and its end, are left out for students.
+
+Besides the answer, a check needs objects from earlier cells, which may have failed. The cell that imports `labs`
+therefore defines a placeholder for each of these names, which allows the check to name the cell to run first.
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ MAGIC = re.compile(r"^# (?=%%?[a-z])", re.MULTILINE)
 
 
 def cells(text: str, lab: str) -> Iterator[dict[str, Any]]:
-    """The cells of a source, solutions included."""
+    """Return the cells of a source, including the solutions."""
     what: re.Match[str] | None = None
     lines: list[str] = []
     places: dict[str, int] = {}
@@ -77,14 +82,14 @@ def _cell(what: re.Match[str], text: str, name: str) -> dict[str, Any]:
 
 
 def for_students(source: str) -> str:
-    """Code without its solution and hidden tests."""
+    """Return code without its solution and hidden tests."""
     return HIDDEN.sub("", SOLUTION.sub(lambda found: textwrap.indent(STUB, found["indent"]), source)).rstrip("\n")
 
 
 def placeholders(every: list[dict[str, Any]]) -> str:
-    """Lines that bind what a cell needs from another one until that one has run.
+    """Return lines that bind placeholders for the objects that cells need until the cells that create them have run.
 
-    Checks need what ordinary cells make; ordinary cells need what answers make.
+    Checks need objects from ordinary cells, and ordinary cells need objects from answers.
     """
     needed: dict[str, None] = {}
     made: dict[str, str] = {}
@@ -116,7 +121,7 @@ def _from_cell(section: str, line: str) -> str:
 
 
 def _read(source: str) -> list[str]:
-    """Names that a cell of Python reads and does not bind itself."""
+    """Return the names that a Python cell reads but does not bind."""
     body = re.sub(r"^%%profile_step.*", "", source)
     if body.startswith("%%"):
         return []
@@ -126,7 +131,7 @@ def _read(source: str) -> list[str]:
 
 
 def _bound(source: str) -> Iterator[tuple[str, str]]:
-    """What a cell binds, and by which line of it the reader knows the cell."""
+    """Return the names that a cell binds, and the line that identifies the cell for the reader."""
     if found := re.match(r"%%profile_step\b.* --into (\w+)", source):
         yield found[1], found[0]
     if source.startswith("%%"):
@@ -151,7 +156,10 @@ def _stored(node: ast.AST) -> Any:
 
 
 def notebook(text: str, lab: str, *, solved: bool, published: str = "") -> str:
-    """A notebook, as the text of its file; of a copy that is published as OWNER/REPO, with its cell for Colab."""
+    """Return a notebook as the text of its file.
+
+    If `published` is an OWNER/REPO, the notebook includes the cell for Colab.
+    """
     every = list(cells(text, lab))
     if first := next((cell for cell in every if IMPORTS_LABS.search(cell["source"])), None):
         first["source"] += f"\n\n{placeholders(every)}"
@@ -170,7 +178,7 @@ def notebook(text: str, lab: str, *, solved: bool, published: str = "") -> str:
 
 
 def built() -> dict[Path, str]:
-    """Every notebook that the sources make, by its path."""
+    """Return every notebook that is built from the sources, by path."""
     files, published = {}, repository()
     for path in sorted(SOURCE.glob("lab_*.py")):
         text, name = path.read_text("utf-8"), path.stem.removeprefix("lab_")

@@ -1,8 +1,8 @@
-"""Lab exercises, each judged by measuring on the reader's machine.
+"""Lab exercises, each of which is judged by measuring on the reader's machine.
 
-``from perfnb import labs``, then ``labs.check("2.3", answer)``. The notebooks are in ``notebooks/labs``.
+Use ``from perfnb import labs`` and then ``labs.check("2.3", answer)``. The notebooks are in ``notebooks/labs``.
 
-The room is large because it checks the exercises of twelve labs, one module each.
+This package is large because it checks the exercises of twelve labs, each in its own module.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ _ledger = Ledger()
 
 
 def check(number: str, answer: Any, **evidence: Any) -> None:
-    """Judge an answer and print what is wrong with it; the notebook carries on either way.
+    """Judge an answer and print the verdict. The notebook continues either way.
 
-    An exercise once answered correctly stays so in `progress` and `export`, whatever you try afterwards.
+    Once you have answered an exercise correctly, `progress` and `export` count it as right, whatever you try
+    afterwards.
 
-    A wrong answer is reported on stderr, so that nbgrader gives it no points; a right one on stdout.
+    The verdict on a wrong answer is printed to stderr, which makes nbgrader award no points. The verdict on a right
+    answer is printed to stdout.
 
     Parameters
     ----------
     number : str
         The exercise, such as ``"2.3"``.
     answer : object
-        What the exercise asks for: a number, a dictionary, a function.
+        The answer that the exercise asks for, which can be a number, a dictionary or a function.
     **evidence
-        The measurements behind the answer, if the exercise asks for them.
+        The measurements that the answer is based on, if the exercise asks for them.
 
     Raises
     ------
@@ -53,9 +55,9 @@ def check(number: str, answer: Any, **evidence: Any) -> None:
 
 
 def from_cell(section: str, line: str) -> Any:
-    """Stand in for the result of a later cell until it has run: ``p = from_cell("2.2 Ratio", "%%profile_step")``.
+    """Return a placeholder for the result of a later cell, as in ``p = from_cell("2.2 Ratio", "%%profile_step")``.
 
-    A check or cell that receives the placeholder names the cell to run first.
+    If a check or another cell uses the placeholder, the error message names the cell to run first.
 
     Parameters
     ----------
@@ -68,23 +70,27 @@ def from_cell(section: str, line: str) -> Any:
 
 
 def progress(lab: int | None = None, *, exported: str | Path | None = None) -> LabProgress:
-    """Your progress in one lab, or in all labs you have started since the kernel started.
+    """Return your progress in one lab, or in all labs that you have started since the kernel started.
 
     Parameters
     ----------
     lab : int, optional
-        Only this lab.
+        The lab to report on. By default, every lab that you have started is included.
     exported : str or Path, optional
-        A folder of files that `export` wrote. Their right answers count, too, and labs not yet started are listed.
+        A folder with files written by `export`. The right answers in them are counted as well, and labs that you have
+        not started are listed.
     """
     return _ledger.progress(lab, None if exported is None else exported_results(exported))
 
 
 def export(path: str | Path) -> Path:
-    """Write your answers to a small JSON file for a teacher; right answers include the facts they were judged by."""
+    """Write your answers to a small JSON file for a teacher.
+
+    For each right answer, the file includes the facts that it was judged on.
+    """
     return write_results(_ledger.results(), path)
 
 
 def verify(path: str | Path) -> Verification:
-    """Re-judge the facts in an exported file, for teachers. Nothing in the file is run."""
+    """Judge the facts in an exported file again, for teachers. Nothing in the file is executed."""
     return verify_results(path)

@@ -1,4 +1,4 @@
-"""Reading answers: the numbers, dictionaries, functions and results that a check is given."""
+"""Read the numbers, dictionaries, functions and results that are passed to a check as answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfnb.results import ABTest, ArchitectureComparison, Leaks, Ranks, Rooflin
 
 Kind = TypeVar("Kind")
 
-#: How a check asks for a result that its cell passes to it.
+#: The hint that a check gives if its cell should have passed a result of this type.
 REQUESTS: dict[type, str] = {
     ABTest: "Pass the test as well: test=NAME, the result of perfnb.ab_test.",
     ArchitectureComparison: "Pass a comparison, as from perfnb.compare_architectures.",
@@ -31,19 +31,19 @@ REQUESTS: dict[type, str] = {
 
 
 def evidence(given: Any, kind: type[Kind]) -> Kind:
-    """The given result if it is of a kind in `REQUESTS`; otherwise raises the `Hint` that asks for it."""
+    """Return the given result if it has the required type, or raise the `Hint` in `REQUESTS` that asks for it."""
     if not isinstance(given, kind):
         raise Hint(REQUESTS[kind])
     return given
 
 
 def as_number(value: Any, what: str) -> float:
-    """A finite number; tensors, arrays and pandas scalars are converted.
+    """Return the value as a finite number, converting tensors, arrays and pandas scalars.
 
     Raises
     ------
     Hint
-        If it is anything else.
+        If the value is not a finite number.
     """
     if value is None or value is ...:
         raise Hint(f"{what} has no value yet.")
@@ -61,12 +61,12 @@ def as_number(value: Any, what: str) -> float:
 
 
 def as_fields(answer: Any, **kinds: type) -> Facts:
-    """The fields of an answer that is a dictionary, each a number (``float``), text (``str``) or ``bool``.
+    """Return the fields of an answer that is a dictionary. Each is a number (``float``), text (``str``) or ``bool``.
 
     Raises
     ------
     Hint
-        If it is anything else, a field is missing or has the wrong type.
+        If the answer is not a dictionary, or if a field is missing or has the wrong type.
     """
     if not isinstance(answer, Mapping):
         raise Hint(f"The answer must be a dictionary with the keys {', '.join(kinds)}.")
@@ -84,31 +84,35 @@ def as_fields(answer: Any, **kinds: type) -> Facts:
 
 
 def as_pair(returned: Any, what: str) -> list[float]:
-    """The two numbers that the reader's function returned; `what` names them. Raises `Hint` for anything else."""
+    """Return the two numbers that the reader's function returned, or raise a `Hint` if it returned anything else.
+
+    `what` is a description of the two numbers.
+    """
     if not isinstance(returned, Iterable) or len(pair := list(returned)) != 2:
         raise Hint(f"Return two numbers: {what}.")
     return [as_number(number, "A number that your function returns") for number in pair]
 
 
-#: Most numbers in a list of any length.
+#: Maximum number of items in a list whose length is not prescribed.
 MANY = 1000
 
 
 def as_numbers(returned: Any, count: int | None, what: str) -> list[float]:
-    """So many numbers that the reader's function returned, from a list, tuple, array, tensor or column of a frame.
+    """Return the list of numbers that the reader's function returned.
 
     Parameters
     ----------
     returned : object
+        A list, tuple, array, tensor or column of a frame.
     count : int or None
-        ``None`` for a list of any length that is not empty.
+        The required number of items. ``None`` accepts a list of any length that is not empty.
     what : str
         The name of the numbers.
 
     Raises
     ------
     Hint
-        If it is anything else.
+        If `returned` is anything else.
     """
     asked, most = (f"{count} {what}", count) if count is not None else (what, MANY)
     if returned is None:
@@ -124,7 +128,7 @@ def as_numbers(returned: Any, count: int | None, what: str) -> list[float]:
 
 
 def as_function(answer: Any, called: str) -> Callable[..., Any]:
-    """The answer, if it is callable; `called` shows how it will be called. Raises `Hint` for anything else."""
+    """Return the answer if it is callable, and raise a `Hint` if it is not. `called` shows how it will be called."""
     if not callable(answer):
         raise Hint(f"Give the function itself, without calling it; the check calls {called}.")
     function: Callable[..., Any] = answer
@@ -132,7 +136,7 @@ def as_function(answer: Any, called: str) -> Callable[..., Any]:
 
 
 def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The return value of a function that the reader wrote; an exception becomes a `Hint` that quotes its line."""
+    """Call a function that the reader wrote. If it raises, raise a `Hint` that quotes the line of the exception."""
     try:
         return function(*arguments)
     except Hint:
@@ -142,7 +146,7 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _in_line(error: BaseException) -> str:
-    """Where in the reader's cell an exception occurred, or nothing if that is not known."""
+    """Return the line in the reader's cell that raised an exception, or an empty string if it cannot be determined."""
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -156,17 +160,20 @@ def _in_line(error: BaseException) -> str:
 
 
 def result_of(function: Callable[..., Any], *arguments: Any) -> float:
-    """The number that the reader's function returns; raises `Hint` for anything else."""
+    """Return the number that the reader's function returns, or raise a `Hint` if it returns anything else."""
     return as_number(outcome(function, *arguments), "The result of your function")
 
 
 def tried(function: Callable[..., Any], cases: Iterable[Sequence[Any]], right: Callable[..., float]) -> list[Facts]:
-    """For each case (the arguments, as ``sizes``), the number that the reader's function returns and the right one."""
+    """Call the reader's function and the right one for each case, and return both numbers.
+
+    The arguments of each case are returned as ``sizes``.
+    """
     return [{"sizes": list(sizes), "said": result_of(function, *sizes), "wanted": right(*sizes)} for sizes in cases]
 
 
 def ab_facts(test: Any) -> Facts:
-    """What checks ask of an `ab_test`; raises `Hint` if it has no ratio."""
+    """Return the figures of an `ab_test` that checks need, or raise a `Hint` if the test has no ratio."""
     given = evidence(test, ABTest)
     if given.ratio_ci is None:
         raise Hint("The test ran too few pairs for a result; give it a larger budget_s.")

@@ -1,4 +1,4 @@
-"""What an exercise is: facts measured from an answer, and a judgement based on those facts alone."""
+"""Exercises, which measure facts about an answer and then judge the answer from those facts alone."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-#: What was measured from an answer: numbers, text, lists and mappings, so that JSON can hold them.
+#: The measurements of an answer. They consist of numbers, text, lists and mappings, so they can be saved as JSON.
 Facts = dict[str, Any]
 
 
 class Hint(Exception):
-    """What is wrong with an answer and where to look, but never the answer itself."""
+    """Raised to tell the reader what is wrong with an answer and where to look, without revealing the answer."""
 
 
-#: Longest piece of somebody else's text that a hint repeats, in characters.
+#: Maximum length of a quotation in a hint, in characters.
 LONGEST_QUOTE = 80
 
 
 def quoted(value: Any, longest: int = LONGEST_QUOTE) -> str:
-    """Short, printable repr of an answer, even if its own repr raises."""
+    """Return a short, printable repr of an answer, even if the answer's own repr raises."""
     try:
         return shortened(repr(value), longest)
     except (Exception, SystemExit):
@@ -27,7 +27,7 @@ def quoted(value: Any, longest: int = LONGEST_QUOTE) -> str:
 
 
 def what_was_raised(error: BaseException) -> str:
-    """Short description of an exception from the reader's code, even if its own text cannot be read."""
+    """Return a short description of an exception from the reader's code, even if its message cannot be read."""
     try:
         text = str(error)
     except (Exception, SystemExit):
@@ -36,7 +36,7 @@ def what_was_raised(error: BaseException) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST_QUOTE) -> str:
-    """Somebody else's text: short, and without terminal control characters."""
+    """Shorten a text that does not come from perfnb, and replace its terminal control characters."""
     cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in cut)
 
@@ -48,19 +48,21 @@ class Exercise:
     Attributes
     ----------
     number : str
-        Lab and position, such as ``2.3``.
+        The lab and the position of the exercise in it, such as ``2.3``.
     title : str
     measure : callable
-        ``measure(answer, **evidence)`` returns the facts; it runs the reader's code if that is the answer.
+        ``measure(answer, **evidence)`` returns the facts. If the answer is code, this function runs it.
     judge : callable
-        ``judge(facts)`` raises `Hint` if they are wrong. It runs no code of the reader, so a teacher can repeat it
-        on the facts alone.
+        ``judge(facts)`` raises `Hint` if the answer is wrong. It does not run the reader's code, so a teacher can
+        repeat it with only the facts.
     accepted : str
-        The word for an answer that passes: ``noted`` for a prediction, where only the form is judged.
+        The word that is printed for an answer that passes. It is ``noted`` for a prediction, because only the form of
+        a prediction is judged.
     doubts : callable, optional
-        ``doubts(facts)`` names why the measurement behind a right answer is unreliable; empty if it is fine.
+        ``doubts(facts)`` explains why the measurement behind a right answer is unreliable. It returns an empty string
+        if the measurement is fine.
     timed : bool
-        Whether a busy machine can cause a right answer to be rejected, because times are judged.
+        Whether times are judged. If so, a right answer may be rejected on a busy machine.
     """
 
     number: str
@@ -73,7 +75,7 @@ class Exercise:
 
 
 class Flag:
-    """A true or false read from a file; unlike Python's own, it is not a number."""
+    """A boolean read from a file. Unlike Python's ``bool``, it is not a number."""
 
     def __init__(self, value: bool) -> None:
         self._value = value
@@ -89,7 +91,7 @@ class Flag:
 
 
 def flagged(value: Any) -> Any:
-    """JSON content with a `Flag` for each true and false, so that arithmetic on one raises `TypeError`."""
+    """Replace every boolean in JSON content with a `Flag`, so that arithmetic on it raises `TypeError`."""
     if isinstance(value, dict):
         return {name: flagged(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -98,5 +100,5 @@ def flagged(value: Any) -> Any:
 
 
 def is_false(value: Any) -> bool:
-    """Whether a fact is ``False``, not just empty, zero or missing."""
+    """Check whether a fact is ``False`` rather than empty, zero or missing."""
     return isinstance(value, (bool, Flag)) and not value

@@ -1,4 +1,4 @@
-"""What judges say of facts: hints for numbers that are not the right ones, and for the usual slips."""
+"""Helpers that judge facts and raise hints for wrong numbers and common mistakes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from perfnb.labs.exercise import Facts, Hint
 
 
 def hint_if(wrong: Any, words: str) -> None:
-    """Raise a `Hint` with these words if something is wrong."""
+    """Raise a `Hint` with the given text if `wrong` is true."""
     if wrong:
         raise Hint(words)
 
 
 def all_there(cases: Any, count: int, *, or_more: bool = False) -> Any:
-    """The cases of a check (a list or a mapping), if there are `count` of them; raises `Hint` otherwise.
+    """Return the cases of a check (a list or a mapping), or raise `Hint` unless there are `count` of them.
 
-    A check always measures the same number of cases. Fewer come from an edited file, and a loop over an empty list
-    would accept them.
+    A check always measures the same number of cases. If there are fewer, somebody has edited the file, and a loop over
+    an empty list would accept any answer.
     """
     if not isinstance(cases, (list, dict)) or len(cases) < count or (len(cases) > count and not or_more):
         raise Hint("The facts are incomplete.")
@@ -38,12 +38,15 @@ def judge_checked(check: str | None) -> None:
 
 
 def close(value: float, wanted: float, relative: float, absolute: float = 1e-12) -> bool:
-    """Whether `value` is within a relative or absolute tolerance of `wanted`."""
+    """Check whether `value` is within a relative or absolute tolerance of `wanted`."""
     return math.isclose(value, wanted, rel_tol=relative, abs_tol=absolute)
 
 
 def usual_slip(value: float, wanted: float, relative: float, otherwise: str = "") -> str:
-    """A hint for the common slip that comes closest (percent, inverse, factor of two, unit), or else `otherwise`."""
+    """Return a hint for the common mistake that explains the value best, or `otherwise` if none does.
+
+    The mistakes are percentages, inverses, factors of two, and wrong units.
+    """
     if wanted and value:
         slips = [(factor * wanted, words) for factor, words in _SLIPS]
         slips.insert(2, (1 / wanted, "It looks like the inverse: which of the two is the numerator?"))
@@ -53,7 +56,7 @@ def usual_slip(value: float, wanted: float, relative: float, otherwise: str = ""
     return otherwise or "Check it against what the question asks for."
 
 
-#: Factors of common slips. Of two that come equally close, the first is reported.
+#: Factors by which common mistakes change a number. If two explain it equally well, the first one is reported.
 _SLIPS = (
     (100.0, "It looks like percent; give a fraction or ratio."),
     (0.01, "It looks like a fraction; give percent."),
@@ -68,19 +71,21 @@ _SLIPS = (
 
 
 class Number:
-    """A number in an answer next to the right one. Unless it is close to it, `slip` and `wrong` raise a `Hint`.
+    """A number in an answer and the right number.
+
+    If the two are not close to each other, `slip` and `wrong` raise a `Hint`.
 
     Parameters
     ----------
     said : float
     wanted : float or several
-        The right number, or several of which any is right.
+        The right number, or several numbers if any of them is accepted.
     within : float
-        Relative tolerance.
+        The relative tolerance.
     about : str
-        How every hint begins, such as ``"share:"``.
+        The beginning of every hint, such as ``"share:"``.
     absolute : float
-        Absolute tolerance, if the relative one is narrower.
+        The absolute tolerance, which applies if the relative tolerance is narrower.
     """
 
     def __init__(
@@ -91,13 +96,17 @@ class Number:
         self.right = self._near(every)
 
     def slip(self, values: float | Iterable[float], words: str, within: float | None = None) -> None:
-        """Raise these words if the answer is the number, or one of several, to which a usual slip leads."""
+        """Raise a `Hint` with this text if the answer is one of the numbers that a common mistake leads to."""
         every = values if isinstance(values, Iterable) else (values,)
         if not self.right and self._near(every, *(() if within is None else (within,))):
             raise Hint(f"{self._about} {words}".strip())
 
     def wrong(self, words: str = "", otherwise: str = "", within: float | None = None) -> None:
-        """Raise these words, followed by what `usual_slip` recognises or else `otherwise`, if the answer is wrong."""
+        """Raise a `Hint` if the answer is wrong.
+
+        The hint consists of this text and the mistake that `usual_slip` recognises, or `otherwise` if it recognises
+        none.
+        """
         if not self.right:
             slip = usual_slip(self._said, self._wanted, within or self._tolerances[0], otherwise)
             raise Hint(" ".join(filter(None, (self._about, words, slip.strip()))))
@@ -107,9 +116,9 @@ class Number:
 
 
 class Numbers:
-    """What a function returned for every case of a check, next to what is right.
+    """The numbers that a function returned for every case of a check, and the right numbers.
 
-    What a hint says of a function holds for all of the cases: one number can match by coincidence.
+    A hint is only raised if it fits all of the cases, because a single number can match by coincidence.
     """
 
     def __init__(self, cases: Any, count: int, within: float, absolute: float = 1e-12) -> None:
@@ -119,7 +128,7 @@ class Numbers:
         self.right = self._are([case["wanted"] for case in self._cases])
 
     def slip(self, values: Callable[[Facts], float], words: str) -> None:
-        """Raise these words if not all answers are right, and each is the number to which a slip leads in its case."""
+        """Raise a `Hint` with this text if the mistake explains the answer in every case, and some answer is wrong."""
         if not self.right and self._are(map(values, self._cases)):
             raise Hint(words)
 
@@ -128,18 +137,18 @@ class Numbers:
 
 
 class Lists:
-    """The lists of numbers that a function returned for every case of a check, next to those that are right."""
+    """The lists of numbers that a function returned for every case of a check, and the right lists."""
 
     def __init__(self, cases: Any, count: int, right: Callable[[Facts], Sequence[float]], within: float = 1e-6) -> None:
         self._cases, self._within = all_there(cases, count), within
         self.right = self._are(right)
 
     def slip(self, values: Callable[[Facts], Sequence[float]], words: str) -> None:
-        """Raise these words if a slip leads to the lists of every case."""
+        """Raise a `Hint` with this text if the mistake explains the lists of every case."""
         hint_if(not self.right and self._are(values), words)
 
     def wrong(self, words: str) -> None:
-        """Raise these words if the lists are not right."""
+        """Raise a `Hint` with this text if the lists are not right."""
         hint_if(not self.right, words)
 
     def _are(self, values: Callable[[Facts], Sequence[float]]) -> bool:

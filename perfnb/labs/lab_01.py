@@ -1,4 +1,4 @@
-"""Checks of lab 1, *Measuring honestly*."""
+"""Checks for lab 1, *Measuring honestly*."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.labs.workloads import Machine, agree, time_ratio
 from perfnb.quantities import share
 from perfnb.results import ABTest
 
-#: Shortest times of the test steps in ms, asleep and at work.
+#: Minimum times of the test steps in milliseconds, for a step that sleeps and a step that computes.
 ASLEEP_MS, AT_WORK_MS = 30.0, 20.0
 
 
@@ -54,13 +54,13 @@ def judge_clock(facts: Facts) -> None:
             hint_if(low <= factor * case["returned"] <= high, f"The number looks like {unit}; return milliseconds.")
         if not low <= case["returned"] <= high:
             raise Hint(
-                f"The step was {name} for at least {case['inside']:.1f} ms, and you returned {case['returned']:.3g}."
+                f"The step was {name} for at least {case['inside']:.1f} ms, but you returned {case['returned']:.3g}."
                 " Does your clock keep running while the process waits, and do you subtract two readings?"
             )
 
 
-#: True step time, cold steps and warm steps of each series that `typical` is tested on; the number of warm steps is
-#: odd, so that one of them is the median.
+#: True step time, cold steps and warm steps of each series that `typical` is tested on. The number of warm steps is
+#: odd, so one of them is the median.
 WARMED = ((10.0, 20, 41), (0.2, 7, 53), (300.0, 34, 29))
 
 
@@ -71,7 +71,7 @@ def measure_typical(answer: Any) -> Facts:
     for true_ms, cold, warm in WARMED:
         hiccups = np.arange(warm) % 9 == 0
         half, slow = warm // 2, int(hiccups.sum())
-        # No step is within 2 % of the median, so a value near the median differs from it visibly.
+        # No other step is within 2 % of the median, so even the closest wrong value is clearly different.
         rest = [*np.linspace(0.8, 0.98, half), 1.0, *np.linspace(1.02, 1.2, half - slow)]
         times = np.empty(warm)
         times[hiccups], times[~hiccups] = np.linspace(3.9, 4.1, slow), generator.permutation(rest)
@@ -102,8 +102,8 @@ def judge_typical(facts: Facts) -> None:
         )
 
 
-#: Steps in a series that an interval is tested on; and for each kind the number of series and their true median. Every
-#: ninth step of the second kind takes six times as long, which shifts the median of the mixture to this value.
+#: Steps in a series that an interval is tested on, and, for each kind, the number of series and their true median. In
+#: the second kind, every ninth step takes six times as long, which shifts the median of the mixture to this value.
 STEPS, SLOW_EVERY, SLOWER = 61, 9, 6.0
 SERIES = {"plain": (200, 10.0), "with slow steps": (100, 10.8496)}
 
@@ -144,8 +144,8 @@ def judge_interval(facts: Facts) -> None:
             raise Hint("Your interval is the same for different times: is it computed from the function's argument?")
         if tried["unsorted"]:
             raise Hint(
-                "Whatever the times, your ends are those at the same two places of the series, in the order that "
-                "the steps ran. Are the times sorted before you take two of them?"
+                "Your ends are always the times at the same two places of the series, in the order that the steps "
+                "ran. Are the times sorted before you take two of them?"
             )
         if tried["reversed"]:
             above = share(tried["reversed"])
@@ -171,7 +171,7 @@ def judge_interval(facts: Facts) -> None:
             )
 
 
-#: Pairs requested from `compare`, and the machines and true ratios that it is tested on.
+#: The number of pairs that `compare` is asked to run, and the machines and true ratios that it is tested on.
 PAIRS = 1000
 WEATHERS, TRUE_RATIOS = ("steady", "slower and slower", "every second run slow"), (1.0, 0.8)
 
@@ -198,7 +198,7 @@ def judge_compare(facts: Facts) -> None:
             continue
         if weather == "steady":
             if close(returned, 1 / true, 0.03):
-                raise Hint("It is the ratio the other way round: give b's time divided by a's.")
+                raise Hint("Your ratio is the wrong way round: give b's time divided by a's.")
             raise Hint(
                 f"On a steady machine, where b takes {share(true)} of a's time, you returned {returned:.3g}. Is it "
                 "a ratio, b's time divided by a's?"
@@ -222,7 +222,7 @@ def judge_aa(facts: Facts) -> None:
 
 
 CLAIMS, WORDS = ("mean", "square", "spread"), ("faster", "not shown", "wrong result")
-#: Runs of each of two functions, and the ratio of their shortest times below which one is certainly faster.
+#: Number of runs of each of the two functions. Below this ratio of their shortest times, one is certainly faster.
 ROUNDS, SURELY = 40, 0.7
 
 

@@ -1,4 +1,4 @@
-"""Checks of lab 2, *Where does a step's time go?*"""
+"""Checks for lab 2, *Where does a step's time go?*"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def judge_ratio(facts: Facts) -> None:
     ratio = Number(facts["ratio"], backward / forward, 0.03)
     if ratio.right:
         return
-    ratio.slip((backward, forward), "It is the time of one direction; give the ratio of the two.", 0.01)
+    ratio.slip((backward, forward), "It is the time of only one direction; give the ratio of the two.", 0.01)
     of_layers = "This is a ratio of layer times. The phases include more than the layers: take them from p.phases."
     ratio.slip(facts["of_layers"], of_layers, 0.002)
     of_shares = "This is the ratio of the shares, which are corrected for tracing overhead; use the column ms."
@@ -59,7 +59,7 @@ def judge_ratio(facts: Facts) -> None:
     ratio.wrong()
 
 
-#: Total and self time of a tree with the usual traps: three levels, and a name that is a prefix of another.
+#: Total and self times of a tree with the usual traps, which are three levels and a name that is a prefix of another.
 TREE = {
     "net": (100.0, 10.0),
     "net.body": (60.0, 5.0),
@@ -103,8 +103,8 @@ def judge_self_times(facts: Facts) -> None:
                 raise Hint(f"In {tree}, the time of {name} still includes the layers inside it.")
             if over < 0 and close(-row["said"], row["total"] - row["self"], 1e-3) and "." not in name:
                 raise Hint(
-                    f"In {tree}, {name} lost its self time too. It has no parent: what does your code take for the "
-                    "parent of a name without a dot?"
+                    f"In {tree}, {name} lost its own self time as well. It has no parent: which parent does your code "
+                    "find for a name without a dot?"
                 )
             if over < 0:
                 raise Hint(
@@ -114,7 +114,7 @@ def judge_self_times(facts: Facts) -> None:
             raise Hint(f"In {tree}, the time of {name} is too large: which inner layers were not (fully) subtracted?")
 
 
-#: Layers by the name of their ratio in the answer.
+#: The layers, by the name of their ratio in the answer.
 COUNTED = {"stem": "model.stem", "up": "model.blocks.0.up"}
 
 
@@ -144,7 +144,7 @@ def judge_arithmetic(facts: Facts) -> None:
 
 
 FROZEN, TRAINED = ("stem", "blocks"), "head"
-#: The op that runs once per trained tensor, and how many of these the head has: weights and bias.
+#: The op that runs once per trained tensor, and the number of trained tensors in the head (weights and bias).
 GIVEN_A_GRADIENT, OF_THE_HEAD = "torch::autograd::AccumulateGrad", 2
 
 
@@ -206,10 +206,10 @@ def judge_suspect(facts: Facts) -> None:
         is_not = "a layer but a separate row" if layer.startswith("(") else "a called layer without parameters"
         raise Hint(f"{layer} is not {is_not}; look for a layer without parameters.")
     if own[layer] < max(own.values()):
-        raise Hint(f"{layer} is not the one: another layer without parameters has more self time.")
+        raise Hint(f"{layer} is not the suspect: another layer without parameters has more self time.")
     share = facts["shares"][layer]
     at_most = Number(facts["at_most"], 1 / (1 - share), 0.02, "at_most")
-    exactly = Number(facts["at_most"], 1 / (1 - share), 1e-3, "at_most")  # near one half the next two are close
+    exactly = Number(facts["at_most"], 1 / (1 - share), 1e-3, "at_most")  # the next two are close near 0.5
     vanished = "If that share vanished, how much of the step would be left, and what is 1 divided by that?"
     exactly.slip(1 / share, f"is 1 / share. {vanished}")
     left = [1 - own[layer] / step for step in facts["steps_ms"]]
@@ -223,10 +223,10 @@ def judge_suspect(facts: Facts) -> None:
     at_most.wrong("does not match that share.", within=0.03)
 
 
-#: Shapes of the inputs for a rewritten layer; the last is timed.
+#: Shapes of the inputs for a rewritten layer. The last one is timed.
 SHAPES = ((5, 32), (17, 100), (1, 64), (128, 256))
 ROUNDS = 10
-#: Largest fraction of the old time that a rewritten layer may take.
+#: Maximum time of a rewritten layer as a fraction of the original time.
 MOST = 0.5
 
 
@@ -241,7 +241,7 @@ def measure_rewritten(answer: Any, slow: Any = None) -> Facts:
     cases = [same_layer(old, new, *fresh(shape)) for shape in SHAPES]
     inputs = [fresh(SHAPES[-1]) for _ in range(ROUNDS + 1)]
     ratio = time_ratio(partial(run_layer, new), partial(run_layer, old), inputs)
-    cases.append(same_layer(old, new, *fresh(SHAPES[-1])))  # still right, with nothing cached
+    cases.append(same_layer(old, new, *fresh(SHAPES[-1])))  # still right, and nothing was cached
     return {"cases": cases, "ratio": ratio}
 
 
@@ -255,7 +255,7 @@ def judge_rewritten(facts: Facts) -> None:
         )
 
 
-#: How far minimum times and ratios of the two steps may be off when they run again, as machines change pace.
+#: The factor by which the two steps' minimum times and ratios may differ in another run, because machines change pace.
 PACE = 2.0
 
 

@@ -1,4 +1,4 @@
-"""Checks of lab 3, *Counting*."""
+"""Checks for lab 3, *Counting*."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ from perfnb.labs.workloads import shortest_ms, time_ratio
 from perfnb.quantities import share
 from perfnb.results import Roofline
 
-#: Batch, inputs, outputs of linear layers.
+#: Batch size, inputs and outputs of linear layers.
 LINEAR = ((7, 13, 29), (32, 784, 10), (128, 1024, 4096), (1, 1, 1))
-#: Batch, input and output channels, kernel, height, width of convolutions with unchanged size.
+#: Batch size, input and output channels, kernel size, height and width of convolutions that keep the image size.
 CONVOLUTIONS = ((2, 5, 7, 5, 9, 11), (8, 3, 16, 3, 32, 32), (4, 16, 8, 1, 20, 10), (1, 1, 1, 1, 4, 4))
-#: Batch and widths of networks of linear layers.
+#: Batch size and widths of networks that consist of linear layers.
 NETWORKS = ((10, (20, 30, 40, 50)), (64, (784, 256, 10)), (16, (8, 4, 2)))
 
 
 def counted(run: Callable[[], Any], device: str = "meta") -> int:
-    """FLOPs by torch's own counter; nothing is computed on "meta", where tensors have only shapes."""
+    """Return the FLOPs that torch's own counter reports.
+
+    Nothing is computed on the device "meta", where tensors only have shapes.
+    """
     with torch.device(device), FlopCounterMode(display=False) as counter:
         run()
     return int(counter.get_total_flops())
@@ -45,9 +48,9 @@ def _judge_cases(facts: Facts, every: Sequence[Any], arguments: str, *, training
         wanted = case["wanted"]
         flops = Number(case["said"], wanted, 1e-9, f"For ({arguments}) = {tuple(case['sizes'])}:")
         if training:
-            three = "It is off by a factor of three, as between a forward pass and a whole training step."
+            three = "It is off by a factor of three, the ratio of a whole training step to a forward pass."
             flops.slip((wanted * 3, wanted / 3), three)
-            flops.slip((wanted * 1.5, wanted / 1.5), "It is off by a factor of 1.5, as between two products and three.")
+            flops.slip((wanted * 1.5, wanted / 1.5), "It is off by a factor of 1.5, the ratio of 3 products to 2.")
         else:
             added = "It is half of what it should be: each product is also added to a sum. Is that counted?"
             flops.slip(wanted / 2, added)
@@ -64,7 +67,7 @@ def measure_linear(answer: Any) -> Facts:
 
 def judge_linear(facts: Facts) -> None:
     def sums(case: Facts) -> int:
-        return math.prod(case["sizes"][::2])  # one for each output of each row
+        return math.prod(case["sizes"][::2])  # one sum for each output of each row
 
     every, bias = Numbers(facts["cases"], len(LINEAR), 1e-9), "It includes the bias, which is left out by convention."
     every.slip(lambda case: case["wanted"] + sums(case), bias)
@@ -123,7 +126,10 @@ def measure_bytes(answer: Any, profile: Any = None, network: Any = None) -> Fact
 
 
 def _moved(function: Callable[..., Any], profile: Any, network: Any) -> list[Facts]:
-    """Bytes moved by a profile's linear layers in a training step, and the answer for one of their products."""
+    """Return the bytes that a profile's linear layers moved in a training step.
+
+    The reader's answer for one of each layer's products is returned with them.
+    """
     if not isinstance(profile, Profile) or not isinstance(network, Sequence) or len(network) != 2:
         raise Hint("Run the check unchanged: profile=p, network=(BATCH, WIDTHS).")
     batch, widths = network
@@ -160,15 +166,15 @@ def judge_bytes(facts: Facts) -> None:
         by_hand = layer["products"] * layer["said"] + bias
         if not close(by_hand, layer["moved"], 1e-9):
             raise Hint(
-                f"{layer['name']} of your profile, {tuple(layer['sizes'])}: by your function, its "
-                f"{layer['products']} products and its bias moved {share(by_hand / layer['moved'])} of the bytes "
-                "counted."
+                f"{layer['name']} of your profile, {tuple(layer['sizes'])}: according to your function, its "
+                f"{layer['products']} products and its bias moved {share(by_hand / layer['moved'])} of the counted "
+                "bytes."
             )
 
 
-#: FLOPs, bytes, FLOP/s and bytes/s: memory-bound, compute-bound, and on the ridge.
+#: FLOPs, bytes, FLOP/s and bytes/s of cases that are memory-bound, compute-bound, and at the ridge point.
 ROOFS = ((1e9, 1e9, 1e12, 1e11), (1e12, 1e9, 1e12, 1e11), (5e6, 4e6, 5e10, 2e10), (1e10, 1e9, 1e12, 1e11))
-#: Most points of the profile by the reader that are tested.
+#: Maximum number of points from the reader's profile that are tested.
 MOST_POINTS = 20
 
 
@@ -193,14 +199,14 @@ def judge_least_time(facts: Facts) -> None:
         least = Number(case["said"], case["wanted"], 1e-3)
         added = "You add the two times, but a machine computes and moves data at the same time."
         least.slip(computing + moving, added)
-        least.slip(min(computing, moving), "That is the shorter of the two times, but both have to pass.")
+        least.slip(min(computing, moving), "That is the shorter of the two times, but the step takes at least both.")
         least.slip(1e3 * case["wanted"], "It looks like milliseconds; return seconds.")
         if not least.right:
             alone = "How long would the arithmetic take alone, and how long would the bytes take alone?"
             raise Hint(f"That is not the minimum time. {alone}")
 
 
-#: How far the ratio of the two steps, run again, may be from that of the timings.
+#: Factor by which the ratio of the two steps, when they run again, may differ from the ratio of the timings.
 APART = 3.0
 
 
@@ -233,23 +239,23 @@ def judge_small(facts: Facts) -> None:
     left_over.wrong(as_fast + "time is left?", within=0.03)
 
 
-#: Libraries that compute with whole arrays outside Python.
+#: Libraries that process whole arrays outside Python.
 LIBRARIES = frozenset(
     {"cupy", "jax", "mlx", "numba", "numexpr", "numpy", "pandas", "polars", "scipy", "sklearn", "tensorflow", "torch"}
 )
 
 
 def libraries_used(function: Any) -> list[str]:
-    """Array libraries that a function, or code that it can call at any size of its arguments, names or imports.
+    """Return the array libraries that a function, or any code that it can call, mentions or imports.
 
-    A library that is only imported next to the function, but not used in it, does not count.
+    A library that is imported next to the function but not used in it does not count.
     """
     used, seen, left = set(), {}, [function]
     while left:
         thing = left.pop()
         if id(thing) in seen:
             continue
-        seen[id(thing)] = thing  # kept, so that nothing else gets its id
+        seen[id(thing)] = thing  # kept alive, because another object could get its id otherwise
         home = _home(thing)
         if home in LIBRARIES:
             used.add(home)
@@ -259,18 +265,18 @@ def libraries_used(function: Any) -> list[str]:
 
 
 def _home(thing: Any) -> str:
-    """Top-level module that a thing is or comes from."""
+    """Return the name of the top-level module that an object is or comes from."""
     module = isinstance(thing, ModuleType)
     name = thing.__name__ if module else getattr(thing, "__module__", None) or type(thing).__module__
     return str(name).partition(".")[0]
 
 
 def _parts(thing: Any) -> list[Any]:
-    """What a function, class or callable object is made of, as far as Python can see."""
+    """Return the objects that a function, class or callable object consists of, as far as Python can see them."""
     if isinstance(thing, FunctionType):
         kept = (thing.__defaults__, thing.__kwdefaults__, thing.__dict__)
         parts = gc.get_referents(*kept, *(thing.__closure__ or ()))
-        for instruction in _instructions(thing.__code__):  # an attribute's name may be anything
+        for instruction in _instructions(thing.__code__):  # names of attributes do not matter
             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 parts.append(thing.__globals__.get(instruction.argval))
             if instruction.opname == "IMPORT_NAME":
@@ -283,19 +289,19 @@ def _parts(thing: Any) -> list[Any]:
 
 
 def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    """All instructions, including those of nested functions."""
+    """Yield all instructions, including those of nested functions."""
     yield from dis.get_instructions(code)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _instructions(constant)
 
 
-#: Rows of a, its columns, columns of b; and the size at which loops are timed against torch.
+#: Rows of a, columns of a and columns of b; and the size at which the loops are compared with torch.
 PRODUCTS, TIMED = ((3, 4, 2), (5, 1, 6), (1, 7, 1), (1, 1, 1), (4, 3, 8)), 48
-#: Square matrices, on which an answer that is wrong elsewhere is tried.
+#: Square matrices on which an answer is tried if it is wrong for other shapes.
 SQUARE = (3, 3, 3)
 ROUNDS = 5
-#: Python loops are slower than torch at that size, even if torch has to convert lists both ways.
+#: At this size, Python loops are slower than torch even if torch has to convert lists in both directions.
 LOOPS = 1.0
 
 
@@ -332,7 +338,7 @@ def measure_loops(answer: Any) -> Facts:
 
 
 def _wrong_with(returned: Any, wanted: list[list[float]]) -> str:
-    """What is wrong with a product, in a word or two; empty if nothing is."""
+    """Describe in a word or two what is wrong with a product. The result is empty if the product is right."""
     rows, columns = len(wanted), len(wanted[0])
     if returned is None:
         return "nothing"
@@ -388,7 +394,7 @@ def judge_loops(facts: Facts) -> None:
         )
 
 
-#: From the slowest to the fastest way to multiply matrices.
+#: Ways to multiply matrices, from the slowest to the fastest.
 RUNGS = ("loop", "row_product", "numpy", "torch")
 
 

@@ -1,4 +1,4 @@
-"""Checks of lab 4, *Memory*."""
+"""Checks for lab 4, *Memory*."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 def trial(name: str) -> tuple[Any, Any]:
-    """A model to test the rule on, and a batch for it."""
+    """Return a model to test the rule on and a batch for it."""
     model = nn.Sequential(nn.Linear(24, 24), nn.BatchNorm1d(24) if "normal" in name else nn.ReLU(), nn.Linear(24, 24))
     model.append(nn.Linear(24, 7))
     if "frozen" in name:
@@ -38,7 +38,7 @@ def trial(name: str) -> tuple[Any, Any]:
 
 
 def trained_bytes(name: str) -> tuple[dict[str, int], int]:
-    """Bytes that a model keeps after a step with Adam, and the bytes of Adam's step counters."""
+    """Return the bytes that a model keeps after a step with Adam, and the bytes of Adam's step counters."""
     model, x = trial(name)
     adam = torch.optim.Adam(model.parameters())
     model(x).float().square().mean().backward()
@@ -54,7 +54,7 @@ def trained_bytes(name: str) -> tuple[dict[str, int], int]:
 
 
 def saved_bytes(batch: int, widths: Sequence[int], activation: str) -> int:
-    """Bytes that autograd saves for such a network's backward pass, not counting the batch and the weights."""
+    """Return the bytes that autograd saves for a network's backward pass, apart from the batch and the weights."""
     between = {"relu": nn.ReLU, "gelu": nn.GELU}[activation]
     layers: list[Any] = []
     for inputs, outputs in itertools.pairwise(widths):
@@ -64,7 +64,7 @@ def saved_bytes(batch: int, widths: Sequence[int], activation: str) -> int:
     saved: dict[int, Any] = {}
 
     def pack(tensor: Any) -> Any:
-        saved[tensor.untyped_storage().data_ptr()] = tensor  # kept alive, so that no address is reused
+        saved[tensor.untyped_storage().data_ptr()] = tensor  # kept alive, because its address could be reused otherwise
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -74,13 +74,13 @@ def saved_bytes(batch: int, widths: Sequence[int], activation: str) -> int:
 
 
 def measured_peak(step: Callable[[], Any]) -> int:
-    """Peak bytes alive in a step, without what others in this process hold."""
+    """Return the peak bytes alive in a step, excluding the memory of everything else in this process."""
     memory = profile_step(step, steps=1, warmup=1, traced=1, flops=False).memory
     return int((memory["total"] - memory["other"]).max())
 
 
 def monitored(monitor_of: Callable[..., Any], inputs: Iterable[Any]) -> tuple[list[float], Any, Callable[[Any], None]]:
-    """What a monitor recorded over some steps, the final weights, and the step."""
+    """Run some steps with a monitor, and return the values that it recorded, the final weights and the step."""
     torch.manual_seed(8)
     net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -101,7 +101,7 @@ def monitored(monitor_of: Callable[..., Any], inputs: Iterable[Any]) -> tuple[li
     return strengths, torch.cat([part.detach().flatten() for part in net.parameters()]), step
 
 
-#: Tolerance for a number read off a report with three digits.
+#: Tolerance for a number that was read from a report, which shows three digits.
 READ = 2e-3
 
 
@@ -133,10 +133,10 @@ def judge_peak(facts: Facts) -> None:
         said.slip((wanted / MIB, wanted / 2**10), "is right except for the unit; give bytes.", 0.01)
         said.wrong("does not match the frame.")
     if facts["at"] is not None and facts["phase"].strip().lower() != facts["at"]:
-        raise Hint(f"The peak is not in {facts['phase']}. The report's Memory tab shows where it is, next to the peak.")
+        raise Hint(f"The peak is not in {facts['phase']}. The report's Memory tab shows its phase next to the peak.")
 
 
-#: Kinds of models, and where to look if their bytes are wrong.
+#: Kinds of models, and the hint that is given if the bytes are wrong for that kind.
 TRIALS = {
     "plain": "Is every parameter counted, weights and biases?",
     "with a frozen first layer": "Which of the three does a frozen layer still have?",
@@ -165,7 +165,7 @@ def judge_rule(facts: Facts) -> None:
             said.wrong(f"A model {case['model']}: {kind} differ from what a step leaves. {TRIALS[case['model']]}", " ")
 
 
-#: Batch, widths and activation of networks of linear layers.
+#: Batch size, widths and activation of networks that consist of linear layers.
 NETWORKS: tuple[tuple[int, tuple[int, ...], str], ...] = tuple(
     (batch, widths, activation)
     for batch, widths in ((10, (20, 30, 40, 50)), (64, (784, 256, 10)), (3, (8, 6)), (16, (8, 4, 4, 4, 2)))
@@ -196,7 +196,7 @@ def judge_saved(facts: Facts) -> None:
         said.wrong("", "this is not what autograd keeps. Go through the layers one by one.")
 
 
-#: Bytes that a step must fit into, and the factor by which a batch that still fits shows the answer to be too small.
+#: The memory limit of a step in bytes, and a factor: if a batch larger by it still fits, the answer is too small.
 LIMIT, ROOM = 16 * MIB, 1.03
 
 
@@ -240,7 +240,7 @@ def judge_largest(facts: Facts) -> None:
         )
 
 
-#: Largest fraction of a step's memory that may remain, and extra batch sizes that a tower is tested on.
+#: Maximum fraction of a step's memory that may remain, and further batch sizes that a tower is tested on.
 LEFT, SMALL = 0.5, (3, 8)
 
 
@@ -265,7 +265,7 @@ def measure_checkpointed(answer: Any, plain: Any = None, rows: Any = None) -> Fa
             return {"cases": cases}  # a wrong result is not measured
         x, _ = fresh(len(rows))
         peaks = [measured_peak(partial(train, tower)) for tower in (old, new)]
-        cases.append(same(*fresh(len(rows))))  # still right, with nothing cached
+        cases.append(same(*fresh(len(rows))))  # still right, and nothing was cached
     return {"cases": cases, "ratio": peaks[1] / peaks[0]}
 
 
@@ -277,7 +277,7 @@ def judge_checkpointed(facts: Facts) -> None:
     if facts["ratio"] >= LEFT:
         raise Hint(
             f"The result is right, but a step still takes {share(facts['ratio'])} of the memory; get below "
-            f"{share(LEFT)}. What is recomputed together is alive together: how much is that here?"
+            f"{share(LEFT)}. Tensors that are recomputed together are alive together: how many is that here?"
         )
 
 
@@ -305,9 +305,9 @@ def judge_price(facts: Facts) -> None:
     judge_checked(facts["check"])
     others = "uses the column `total`, which includes `other`: tensors that this notebook keeps and no step needs. "
     others += "peak_bytes leaves them out."
-    as_many = "is 1, which would mean as many FLOPs as before. Recomputation has a column of its own."
+    as_many = "is 1, which would mean as many FLOPs as before. Recomputation has its own column."
     forward = "is only the forward pass; take the whole step."
-    textbook = "is the textbook's 4/3. Is all of the forward pass repeated? Divide what was counted."
+    textbook = "is the textbook's 4/3. Is the whole forward pass repeated? Divide the counted FLOPs."
     flops = sum(before["flops"])
     slips = {as_many: 1.0, forward: after["flops"][0] / flops, textbook: 4 / 3}
     for name, wanted, within, own_slips in (
@@ -363,7 +363,7 @@ def judge_leak(facts: Facts) -> None:
     kib.wrong("is not the growth per step.")
 
 
-#: Steps where a monitor is compared with the leaking one, rows of a batch, and harmless bytes per step.
+#: Number of steps when comparing a monitor with the leaking one, rows per batch, and harmless bytes per step.
 MONITORED, ROWS, HARMLESS = 12, 128, 256
 
 
@@ -385,7 +385,7 @@ def measure_mended(answer: Any, leaky: Any = None) -> Facts:
 
 def judge_mended(facts: Facts) -> None:
     said, wanted = facts["said"], all_there(facts["wanted"], MONITORED)
-    hint_if(not facts["training"], "The network trains differently than before: a monitor must only observe.")
+    hint_if(not facts["training"], "The network no longer trains as before: a monitor must only observe.")
     if len(said) != len(wanted):
         raise Hint(f"After {len(wanted)} steps, strengths has {len(said)} values; keep one per step.")
     hint_if(not agree(wanted, said), "strengths has different values than before.")
@@ -406,7 +406,7 @@ def _profile(given: Any) -> Profile:
     return profile
 
 
-#: Sizes of the steps, in MiB, that `ordered` gets.
+#: Sizes of the steps that are passed to `ordered`, in MiB.
 EPOCHS = ([10, 12, 14, 30, 16, 12], [64, 8, 8, 40, 2], [7, 9, 11, 13, 15, 17, 19], [5, 5, 50, 5])
 
 
@@ -427,7 +427,7 @@ def judge_ordered(facts: Facts) -> None:
         where = f"For the sizes {', '.join(f'{size:g}' for size in sizes)}"
         if sorted(said) != sorted(sizes):
             raise Hint(
-                f"{where} you return others: {', '.join(f'{size:g}' for size in said)}. Only their order may change."
+                f"{where} you return other sizes: {', '.join(f'{size:g}' for size in said)}. Change only their order."
             )
         least = -(-max(sizes) // ROUND_MIB) * ROUND_MIB
         if case["reserved"] > least:

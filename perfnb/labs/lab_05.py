@@ -1,4 +1,4 @@
-"""Checks of lab 5, *Architectures*."""
+"""Checks for lab 5, *Architectures*."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def judge_decomposition(facts: Facts) -> None:
     per_flop.wrong("does not match the other two.")
 
 
-#: Length and width of blocks.
+#: Lengths and widths of blocks.
 BLOCKS = ((64, 64), (512, 64), (7, 12), (100, 32), (1, 4))
 
 
@@ -76,7 +76,7 @@ def measure_block(answer: Any) -> Facts:
     function = as_function(answer, "block_flops(length, width)")
     cases = []
     for length, width in BLOCKS:
-        parts = "the FLOPs of the linear layers, and those of attention's two products"
+        parts = "the FLOPs of the linear layers, and the FLOPs of attention's two products"
         said = as_pair(outcome(function, length, width), parts)
         cases.append({"sizes": [length, width], "said": said, "counted": _counted_block(length, width)})
     return {"cases": cases}
@@ -112,13 +112,13 @@ def judge_block(facts: Facts) -> None:
             layers.slip(without, f"One part seems to be missing: {words}.")
         for number, wanted in ((layers, all_linear), (products, all_square)):
             if number is products:
-                number.slip(wanted / 2, "They are half: there are two, and a use is two FLOPs.")
-            number.slip(3 * wanted, "It is three times too much: count only the forward pass.")
+                number.slip(wanted / 2, "They are half of what is needed. Count both products, and two FLOPs per use.")
+            number.slip(3 * wanted, "This is three times too large: count only the forward pass.")
             number.wrong("", "It does not match: how do length and width enter the size of each product?")
 
 
 def _of_lengths(comparison: Any) -> ArchitectureComparison:
-    """The comparison of one block at several lengths."""
+    """Return the given comparison of one block at several lengths, or raise a `Hint` if it has no lengths."""
     given = evidence(comparison, ArchitectureComparison)
     if not any(name.isdecimal() for name in given.profiles):
         raise Hint("The comparison has no lengths; pass the second one, comparison=at_lengths.")
@@ -126,7 +126,7 @@ def _of_lengths(comparison: Any) -> ArchitectureComparison:
 
 
 def _shares(given: ArchitectureComparison) -> dict[str, float]:
-    """Attention's share of the time at each length."""
+    """Return attention's share of the time at each length."""
     found = given.shares.query("by == 'kind' and part == 'attention'").set_index("name")["share"]
     return {str(name): float(fraction) for name, fraction in found.items()}
 
@@ -149,12 +149,12 @@ def measure_share(answer: Any, comparison: Any = None) -> Facts:
     }
 
 
-#: Most that a share is off when it is given with two digits.
+#: Maximum rounding error of a share that is given with two digits.
 ROUNDED = 0.00501
 
 
 def _per_flop(time: float, arithmetic: float) -> float:
-    """Time per FLOP of a part compared with the rest, from the part's shares of both."""
+    """Return a part's time per FLOP relative to the rest, given its shares of the time and of the FLOPs."""
     return (time / (1 - time)) / (arithmetic / (1 - arithmetic))
 
 
@@ -169,33 +169,36 @@ def judge_share(facts: Facts) -> None:
     products = "has only the two products, but the time includes the layers `qkv` and `out`."
     of_flops.slip(facts["products"], products)
     of_flops.slip(1 - facts["products"], "is the share of the linear layers.")
-    of_flops.slip(facts["forward"], "counts attention's forward pass, but both passes of the block.")
+    of_flops.slip(facts["forward"], "counts only the forward pass of attention, but both passes of the block.")
     of_flops.wrong("is not the share of the attention layer.")
     rounded = said["time"], said["arithmetic"]
     if max(rounded) < 1 and close(said["per_flop"], _per_flop(*rounded), 0.02):
-        return  # computed from the shares as rounded in the answer
+        return  # the answer was computed from its own rounded shares
     per_flop = Number(said["per_flop"], _per_flop(time, arithmetic), 0.05, "per_flop")
     whole = "compares attention with the whole block, which includes it; compare it with the rest."
     per_flop.slip(time / arithmetic, whole, 0.03)
     per_flop.wrong("does not match the two shares.")
 
 
-#: How far a share may fall from one length to the next and still count as rising.
+#: A share that falls by no more than this from one length to the next still counts as rising.
 FLAT = 0.02
 
 
 def doubts_of_share(facts: Facts) -> str:
-    """Why a measurement is unreliable if attention's share does not rise with the length; empty otherwise."""
+    """Explain why a measurement is unreliable if attention's share does not rise with the length.
+
+    The result is empty if the share rises.
+    """
     shares = [facts["shares"][name] for name in sorted(facts["shares"], key=float)]
     if all(later > earlier - FLAT for earlier, later in itertools.pairwise(shares)):
         return ""
     return (
-        "attention's share of time should rise with the length, as its arithmetic does; yours goes "
+        "attention's share of time should rise with the length, as its share of the FLOPs does; yours is "
         f"{', '.join(map(share, shares))}. The machine was probably busy: rerun the cell"
     )
 
 
-#: The share of a block that attention is asked to reach, the width of that block, and the answer by its FLOPs.
+#: The share of a block that attention should reach, the block's width, and the answer according to its FLOPs.
 REACHED, WIDTH, AT_FLOPS = 0.73, 64, 565
 
 
@@ -210,8 +213,8 @@ def judge_lengths(facts: Facts) -> None:
     at_flops.slip(AT_FLOPS - 1, "is one position short: there, the share is still just below 73 %.", 1.7e-3)
     products = "is the length for the two products alone, but the layer includes `qkv` and `out`."
     at_flops.slip(6 * WIDTH * REACHED / (1 - REACHED), products, 2e-3)
-    at_flops.slip(AT_FLOPS / WIDTH, "counts in widths; give the length for a width of 64.", 0.01)
-    at_flops.wrong("is not that length. Which parts of the block grow with the length, which with its square?")
+    at_flops.slip(AT_FLOPS / WIDTH, "is a multiple of the width; give the length for a width of 64.", 0.01)
+    at_flops.wrong("is not that length. Which parts of the block grow with the length, and which with its square?")
     lengths = sorted(shares, key=int)
     rising = [shares[name] for name in lengths]
     at_time = Number(said["time"], float(np.interp(REACHED, rising, [int(name) for name in lengths])), 0.05, "time")
@@ -221,7 +224,7 @@ def judge_lengths(facts: Facts) -> None:
     at_time.wrong("does not follow from the measured shares.")
 
 
-#: The lengths that the law is fitted to, and the held-out length that it is tested on.
+#: The lengths that the law is fitted to, and the held-out length on which it is tested.
 FITTED, HELD_OUT = (32, 64, 128, 192, 256), 512
 
 
@@ -248,7 +251,7 @@ def judge_held_out(facts: Facts) -> None:
     if measured <= facts["medians_ms"][-1]:
         raise Hint(f"held_out takes no longer than size {max(sizes):g}: is it the step of make_step({HELD_OUT})?")
     off_by = Number(facts["off_by"], measured / predicted - 1, 0.01, "off_by", absolute=0.01)
-    off_by.slip(measured / predicted, "is the ratio; how much of it is above the prediction?")
+    off_by.slip(measured / predicted, "is the ratio; by which fraction is it above the prediction?")
     relative = "is relative to the measured time; make it relative to the predicted one."
     off_by.slip(1 - predicted / measured, relative)
     off_by.slip(predicted / measured - 1, "is the wrong way round: compare measured with predicted.")
@@ -260,12 +263,13 @@ def judge_held_out(facts: Facts) -> None:
         raise Hint("inside does not follow: is the measured median between the ends of the prediction's ci_ms?")
 
 
-#: Laws to test the reader's function on (constant, per position, per pair of positions), the lengths whose times it
-#: gets, their relative noise, and the lengths to predict.
+#: The laws that the reader's function is tested on (constant, per position, per pair of positions), the lengths whose
+#: times it receives, their relative noise, and the lengths to predict.
 LAWS = ((0.9, 0.012, 2e-5), (0.0, 0.02, 1e-5), (900.0, 3.0, 0.05), (2.0, 0.0, 4e-5))
 LENGTHS, DEVIATIONS = (32, 64, 128, 192, 256, 512), (0.03, -0.03, 0.02, -0.02, 0.03, -0.03)
 PLACES = (48, 512, 1024, 2048)
-#: Largest relative error with noisy times: right weights give at most 7 %, wrong ones at least 12 %.
+#: Maximum relative error with noisy times. The error is at most 7 % with the right weights, and at least 12 % with
+#: wrong ones.
 NOISY = 0.09
 
 
@@ -296,7 +300,7 @@ def judge_law(facts: Facts) -> None:
         if case["noisy"]:
             raise Hint(
                 f"Exact times are predicted well, but with 3 % noise you are {100 * (said / wanted - 1):+.0f} % off "
-                f"at length {length}. Does each size count by its relative error, and is no term negative?"
+                f"at length {length}. Is each size weighted by its relative error, and is no term negative?"
             )
         raise Hint(f"At length {length} a made-up step takes {wanted:.4g} ms; you predict {said:.4g}.")
 

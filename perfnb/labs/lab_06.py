@@ -1,4 +1,4 @@
-"""Checks of lab 6, *Feeding the model*."""
+"""Checks for lab 6, *Feeding the model*."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ from perfnb.labs.judging import Number, all_there, hint_if
 from perfnb.labs.workloads import time_ratio
 from perfnb.quantities import share
 
-#: Batches of a simulated loader.
+#: Number of batches of a simulated loader.
 BATCHES = 12
-#: Seconds that workers have to exit.
+#: Seconds within which workers must exit.
 TO_END_S = 10.0
-#: Columns of made-up rows.
+#: Number of columns in made-up rows.
 WIDTH = 16
-#: Largest fraction of neighbours in one order that may be neighbours in another. With random orders it is about two
-#: divided by the number of rows, a few percent.
+#: Maximum fraction of neighbours in one order that may be neighbours in another. With random orders, this fraction is
+#: about two divided by the number of rows, which is a few percent.
 SHARED_NEIGHBOURS = 0.25
 
 
 class Feed:
-    """A simulated loader and its step, which sleep; with `ahead` the next batch is prepared while one is used.
+    """A simulated loader and its step, both of which sleep.
 
-    They record the true times per batch of passes with and without steps, because a busy machine wakes sleepers late.
+    With `ahead`, the next batch is prepared while the current one is used. Because a busy machine wakes sleeping
+    threads late, the true times per batch are recorded for passes with and without steps.
     """
 
     def __init__(self, make_ms: float, use_ms: float, *, ahead: bool) -> None:
         self.took: dict[str, list[float]] = {"together": [], "loader": [], "model": []}
         self._make_ms, self._use_ms, self._ahead = make_ms, use_ms, ahead
         self._began = 0.0
-        self._batches = self._steps = 0  # of the latest pass, until it ends
+        self._batches = self._steps = 0  # in the latest pass, until it ends
 
     def __len__(self) -> int:
         return BATCHES
@@ -69,7 +70,7 @@ class Feed:
         """Use a batch."""
         self.took["model"].append(slept(self._use_ms))
         self._steps += 1
-        if self._steps == self._batches == BATCHES:  # next() may never be asked for the end of the pass
+        if self._steps == self._batches == BATCHES:  # next() may never be called at the end of the pass
             self._passed("together")
 
     def _passed(self, kind: str) -> None:
@@ -90,14 +91,17 @@ class Feed:
 
 
 def slept(ms: float) -> float:
-    """Sleep; returns the milliseconds it took."""
+    """Sleep and return the milliseconds that it took."""
     began = time.perf_counter()
     time.sleep(ms / 1e3)
     return (time.perf_counter() - began) * 1e3
 
 
 class Marked:
-    """Samples that tell which process made them; defined here, not in a notebook, so that workers can import it."""
+    """Samples that identify the process that made them.
+
+    The class is defined here rather than in a notebook because workers must be able to import it.
+    """
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -110,7 +114,7 @@ class Marked:
 
 
 def text_lines(count: int, values: int, seed: int) -> list[str]:
-    """Comma-separated lines of a label and numbers."""
+    """Return comma-separated lines, each with a label and numbers."""
     generator = random.Random(seed)
     return [
         ",".join([str(generator.randrange(10)), *(f"{generator.gauss(0, 1):.3f}" for _ in range(values))])
@@ -119,19 +123,19 @@ def text_lines(count: int, values: int, seed: int) -> list[str]:
 
 
 def numbered_rows(rows: int) -> Any:
-    """A data set whose rows hold their own number, labelled with three times that number."""
+    """Return a data set where each row contains its own number and is labelled with three times that number."""
     numbers = torch.arange(rows)
     return TensorDataset(numbers.float()[:, None].repeat(1, WIDTH), 3 * numbers)
 
 
 def every_item(dataset: Any) -> None:
-    """Take each sample once."""
+    """Read each sample once."""
     for place in range(len(dataset)):
         dataset[place]
 
 
 def drawn(before: Any, after: Any, places: Sequence[int], times: int) -> Facts:
-    """Whether samples match the original ones except for their shift, and how the shifts of a place vary."""
+    """Check whether samples match the original ones except for their shift, and how the shifts of a sample vary."""
     same, label, shifts, never = True, True, [], []
     for place in places:
         x, y = before[place]
@@ -153,7 +157,7 @@ def drawn(before: Any, after: Any, places: Sequence[int], times: int) -> Facts:
 
 
 def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
-    """Raise a `Hint` unless each epoch has every row once, in its own order and its own batches."""
+    """Raise a `Hint` unless each epoch contains every row once, in a new order and in new batches."""
     own = list(range(rows))
     for epoch in epochs:
         if sorted(epoch) != own:
@@ -173,7 +177,7 @@ def judge_orders(epochs: list[list[int]], rows: int, batch_size: int) -> None:
 
 
 def _same_neighbours(first: list[int], second: list[int]) -> bool:
-    """Whether more rows than expected by chance are neighbours in both orders."""
+    """Check whether more rows are neighbours in both orders than expected by chance."""
     pairs = [{frozenset(pair) for pair in itertools.pairwise(order)} for order in (first, second)]
     return len(pairs[0] & pairs[1]) > SHARED_NEIGHBOURS * len(first)
 
@@ -183,7 +187,7 @@ def _batches(order: list[int], size: int) -> set[frozenset[int]]:
 
 
 def pairs(loader: Any) -> list[tuple[Any, Any]]:
-    """The batches of an epoch, each a pair of tensors."""
+    """Return the batches of an epoch as pairs of tensors."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise Hint("Return a loader: something that `for batch in loader` can iterate repeatedly.")
     batches: list[Any] = outcome(list, loader)
@@ -194,7 +198,7 @@ def pairs(loader: Any) -> list[tuple[Any, Any]]:
 
 
 def numbered_batches(loader: Any) -> list[tuple[list[int], list[int]]]:
-    """Row numbers and labels of each batch of an epoch."""
+    """Return the row numbers and labels of each batch in an epoch."""
     batches = pairs(loader)
     for x, y in batches:
         if tuple(x.shape[1:]) != (WIDTH,) or y.ndim != 1:
@@ -204,12 +208,12 @@ def numbered_batches(loader: Any) -> list[tuple[list[int], list[int]]]:
 
 
 def processes() -> set[int | None]:
-    """Live child processes of this one."""
+    """Return the identifiers of this process's live child processes."""
     return {child.pid for child in multiprocessing.active_children()}
 
 
 def processes_left(before: set[int | None]) -> int:
-    """Number of new child processes still alive; those that are exiting are waited for."""
+    """Wait for new child processes that are exiting, and return the number of those that are still alive."""
     gc.collect()
     until = time.perf_counter() + TO_END_S
     while (left := processes() - before) and time.perf_counter() < until:
@@ -218,7 +222,11 @@ def processes_left(before: set[int | None]) -> int:
 
 
 def read_rows(function: Callable[..., Any], path: str, places: Sequence[int]) -> Facts:
-    """How much memory a data set of a file's rows takes, what it returns, and its size when sent to a worker."""
+    """Read rows of a file through the reader's data set.
+
+    Return the memory that this takes, whether the samples are right, and the size of the data set when it is sent to a
+    worker.
+    """
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     tracemalloc.start()
@@ -258,10 +266,10 @@ def read_rows(function: Callable[..., Any], path: str, places: Sequence[int]) ->
     return facts
 
 
-#: Milliseconds that a simulated loader and its step sleep, and whether the loader prepares the next batch during the
-#: step.
+#: Milliseconds that a simulated loader and its step sleep, and whether the loader prepares the next batch during
+#: the step.
 FEEDS = ((5.0, 12.0, False), (9.0, 4.0, True))
-#: Tolerance for a time: other programs delay sleepers.
+#: Tolerance for a time, because other programs delay sleeping threads.
 NEAR = 0.25
 
 
@@ -281,7 +289,7 @@ def measure_stopwatches(answer: Any) -> Facts:
 def judge_stopwatches(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(FEEDS)):
         for name, ms in all_there(case["said"], 3).items():
-            took = case["took"][name] or [case["usual_ms"]]  # no pass without steps was complete
+            took = case["took"][name] or [case["usual_ms"]]  # if no pass without steps was complete
             said = Number(ms, took, NEAR, name)
             said.slip(took[0] / 1e3, "looks like seconds; give milliseconds.")
             said.slip(BATCHES * took[0], "looks like the time of all batches; give it per batch.")
@@ -310,7 +318,7 @@ def judge_perfect(facts: Facts) -> None:
     of_loader, of_model = times["together"] / times["model"], times["together"] / times["loader"]
     for name, wanted, other in (("perfect_loader", of_loader, of_model), ("perfect_model", of_model, of_loader)):
         speedup = Number(said[name], wanted, 0.03, name)
-        speedup.slip(other, f"is the other one: if the {name[8:]} took no time, which of the two would be left?")
+        speedup.slip(other, f"is the other speed-up: if the {name[8:]} took no time, which of the two would be left?")
         speedup.slip(1 / wanted, "is the fraction of the step that is left; give the speed-up.")
         saved = "seems to be how many ms would be saved; give how many times as fast the step would be."
         speedup.slip(times["together"] * (1 - 1 / wanted), saved)
@@ -318,12 +326,12 @@ def judge_perfect(facts: Facts) -> None:
         speedup.wrong("does not match t.times.")
 
 
-#: Lines of made-up files, numbers per line, how often a sample is drawn, and how many neighbouring shifts may be
-#: missing then; when all are equally likely, so many are missing in one of 10 million million trials.
+#: Lines in made-up files, numbers per line, how often a sample is drawn, and how many neighbouring shifts may be
+#: missing afterwards. If all shifts are equally likely, that many are missing in one of 10 million million trials.
 LINES, VALUES, DRAWS, MISSING = (40, 24), 64, 120, 15
-#: Largest fraction of the original time that items may take.
+#: Maximum time of the items as a fraction of the original time.
 MOST = 0.5
-#: Epochs that are timed.
+#: Number of epochs that are timed.
 EPOCHS = [()] * 7
 
 
@@ -335,7 +343,7 @@ def measure_parsed(answer: Any, slow: Any = None) -> Facts:
         cases.append({"length": [outcome(len, after), count], **drawn(before, after, (count - 1, 0, 7), DRAWS)})
         sets.append((before, after))
     if any(not case["same"] for case in cases):
-        return {"cases": cases}  # what is wrong is not timed
+        return {"cases": cases}  # wrong answers are not timed
     before, after = sets[0]
     return {"cases": cases, "ratio": time_ratio(partial(every_item, after), partial(every_item, before), EPOCHS)}
 
@@ -346,7 +354,7 @@ def judge_parsed(facts: Facts) -> None:
             raise Hint(f"len() of the data set is {case['length'][0]}, for {case['length'][1]} lines.")
         if not case["label"]:
             raise Hint("A label differs from its line's, or is not an int: does each data set use its own lines?")
-        hint_if(not case["same"], "A sample has different numbers, an order that no shift gives, or another dtype.")
+        hint_if(not case["same"], "A sample has other numbers, an order that no shift produces, or a different dtype.")
         if case["shifts"] < 3:
             raise Hint(
                 f"The same sample, drawn {DRAWS} times, came with {case['shifts']} different shift(s), but the shift"
@@ -365,7 +373,7 @@ def judge_parsed(facts: Facts) -> None:
         )
 
 
-#: Tensors below this many bytes are labels or shifts, not samples.
+#: Tensors smaller than this many bytes are labels or shifts rather than samples.
 SAMPLE_BYTES = 1024
 
 
@@ -373,13 +381,13 @@ def measure_copies(answer: Any, profile: Any = None) -> Facts:
     allocations = getattr(profile, "allocations", None)
     if allocations is None or not len(allocations):
         raise Hint("Pass the profile as well, profile=p; it must be recorded without --no-memory.")
-    here = (allocations["phase"] == "data") & (allocations["start_ns"].fillna(-1) >= 0)  # not the batch before
+    here = (allocations["phase"] == "data") & (allocations["start_ns"].fillna(-1) >= 0)  # excludes the previous batch
     sizes = allocations["bytes"][here & (allocations["bytes"] >= SAMPLE_BYTES)]
     if not len(sizes):
         raise Hint("This profile has no batch made from samples: pass the one from the first section, profile=p.")
     said = as_fields(answer, batch_bytes=float, written=float)
     largest = int(sizes.max())
-    copied = sizes[sizes.isin([sizes.mode().iloc[0], largest])]  # an epoch's order is there too when it starts
+    copied = sizes[sizes.isin([sizes.mode().iloc[0], largest])]  # not an epoch's order
     return {"said": said, "batch_bytes": largest, "all_bytes": int(copied.sum())}
 
 
@@ -400,9 +408,9 @@ def judge_copies(facts: Facts) -> None:
         )
 
 
-#: Rows and batch size of the tensors that are checked, and of those that are timed.
+#: Rows and batch sizes of the tensors that are checked and of the tensors that are timed.
 TAKEN, TIMED = (250, 32), (2048, 64)
-#: Epochs whose orders are compared.
+#: Number of epochs whose orders are compared.
 DRAWN = 5
 
 
@@ -436,7 +444,7 @@ def judge_at_once(facts: Facts) -> None:
         )
 
 
-#: Milliseconds to make and to use a batch, for each loader requested; its samples and its batch size.
+#: Milliseconds that it takes to make and to use a batch, for each requested loader; and its samples and batch size.
 PACES, ASKED, ASKED_BATCH = ((24.0, 10.0), (11.0, 6.0), (4.0, 10.0)), 72, 8
 
 
@@ -446,7 +454,7 @@ def measure_workers(answer: Any) -> Facts:
     for make_ms, use_ms in PACES:
         before = processes()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="This DataLoader will create")  # they sleep and use no core
+            warnings.filterwarnings("ignore", message="This DataLoader will create")  # workers sleep and use no core
             loader = outcome(function, Marked(ASKED), ASKED_BATCH, make_ms, use_ms)
             epochs = [pairs(loader) for _ in range(2)]
         del loader
@@ -486,7 +494,7 @@ def judge_workers(facts: Facts) -> None:
             raise Hint(f"The loader is gone, but {case['left']} of its workers are still running: what refers to it?")
 
 
-#: Rows and columns of the file, most bytes for reading it, and largest copy for a worker.
+#: Rows and columns of the file, maximum bytes for reading it, and maximum size of the copy for a worker.
 FILE, MOST_BYTES, MOST_COPY = (2048, 4096), 4 << 20, 1 << 20
 ROWS = (0, 2047, 5, 700, 5)
 

@@ -1,4 +1,4 @@
-"""Checks of lab 7, *The optimisation loop*."""
+"""Checks for lab 7, *The optimisation loop*."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from perfnb.labs.workloads import interleaved, one_thread
 from perfnb.quantities import share
 from perfnb.results import ABTest
 
-#: The factors of a training that are compared, and rounds of a trial.
+#: The factors that are compared between two trainings, and the number of rounds in a trial.
 FACTORS = ("fused", "foreach", "autocast", "compiled", "weights", "optimizer", "rate", "other settings")
 ROUNDS = 12
-#: Number of losses compared.
+#: Number of losses that are compared.
 KEPT = 4
 #: The quality loss in every report of lab 7.
 LOSS = "added wrong share"
-#: The script's method for each factor, and what is true while it is unchanged.
+#: The script's method for each factor, and a statement that is true as long as the method is unchanged.
 METHODS = {
     "fused": ("make_optimizer", "the optimizer's setting fused is still False"),
     "autocast": ("predict", "its first linear layer still computes in float32"),
@@ -39,12 +39,12 @@ METHODS = {
 }
 #: Relative tolerance between two losses.
 APART = 2e-3
-#: Factor by which a report may differ from a short trial; beyond it, the report is of something else.
+#: Factor by which a report may differ from a short trial. If it differs by more, it is a report on something else.
 ELSE = 1.6
 
 
 def compared(answer: Any, script: Any, batches: Any) -> Facts:
-    """How two trainings differ, with their losses and times on the same batches."""
+    """Compare two trainings, including their losses and times on the same batches."""
     before, after = training_of(script), training_of(answer)
     factors = [_factors(training, batches[0]) for training in (before, after)]
     kept = state(_net(after))
@@ -55,7 +55,7 @@ def compared(answer: Any, script: Any, batches: Any) -> Facts:
 
     inputs = [(batches[index % len(batches)],) for index in range(ROUNDS + 3)]
     steps = (partial(step, before, losses[0]), partial(step, after, losses[1]))
-    with one_thread():  # one thread that never waits, so other programs do not count in its process's time
+    with one_thread():  # one thread never waits, so its process time excludes other programs
         own, new = (statistics.median(times[2:]) for times in interleaved(*steps, inputs, clock=time.process_time))
     return {
         "factors": {name: [factors[0][name], factors[1][name]] for name in FACTORS},
@@ -67,7 +67,13 @@ def compared(answer: Any, script: Any, batches: Any) -> Facts:
 
 
 def training_of(answer: Any) -> Any:
-    """Make an instance of the answer, a class; raises `Hint` if a method that makes a part of it returns nothing."""
+    """Return an instance of the class that was given as the answer.
+
+    Raises
+    ------
+    Hint
+        If one of its methods should create a part of the training but returns nothing.
+    """
     if not callable(answer) and hasattr(answer, "step"):
         name = type(answer).__name__
         raise Hint(f"Pass the class {name} itself, not {name}(): the check makes its own instances.")
@@ -88,7 +94,7 @@ def _net(training: Any) -> Any:
 
 
 def _written(script: type, kind: type) -> dict[str, list[str]]:
-    """A training's own methods: those it overrides, and others."""
+    """Return the methods that a training defines itself, separated into overridden and new methods."""
 
     def methods(kinds: Iterable[type]) -> set[str]:
         return {name for kind in kinds for name, value in vars(kind).items() if callable(value)}
@@ -125,12 +131,15 @@ def _factors(training: Any, batch: Any) -> Facts:
 
 
 def same_code(first: Any, second: Any) -> bool:
-    """Whether two functions, or two classes with all they inherit, do the same, as when a cell ran again."""
+    """Check whether two functions or classes have the same code, for example because a cell was run again.
+
+    For classes, inherited methods are compared as well.
+    """
     return bool(_code(first) == _code(second))
 
 
 def _code(thing: Any) -> Any:
-    """The comparable part of code, without its location and docstring."""
+    """Return the part of an object's code that can be compared, without its location and docstring."""
     if isinstance(thing, type):
         return [
             (name, _code(value))
@@ -145,9 +154,10 @@ def _code(thing: Any) -> Any:
 
 
 def report_facts(reports: Any, name: str, made_of: Any = None, answer: Any = None) -> Facts | None:
-    """A report as facts; ``None`` if there is none.
+    """Return the facts of a report, or ``None`` if there is no report.
 
-    `made_of` maps the report's name to the class or function it tested; whether that is the `answer` is a fact too.
+    `made_of` maps the report's name to the class or function that it tested. The facts include whether that is the
+    `answer`.
     """
     report = reports.get(name) if isinstance(reports, Mapping) else None
     if report is None:
@@ -165,7 +175,7 @@ def report_facts(reports: Any, name: str, made_of: Any = None, answer: Any = Non
 
 
 def earlier_decisions(journal: Any, name: str) -> list[str]:
-    """Decisions of earlier reports with that name."""
+    """Return the decisions of earlier reports with the same name."""
     if journal is None or not len(history := journal.history):
         return []
     decisions: list[str] = history.loc[history["change"] == name, "decision"].map(str).tolist()
@@ -176,7 +186,7 @@ def judge_report(report: Facts | None, name: str, trial: float | None = None) ->
     if report is None:
         raise Hint(f"There is no report on {name!r} yet: run the cell that makes it (tried, or tried_training).")
     if is_false(report.get("of_this")):
-        raise Hint(f"The report on {name!r} tested different code from this answer; rerun the report's cell.")
+        raise Hint(f"The report on {name!r} tested code that differs from this answer; rerun the report's cell.")
     hint_if(not report["quality"], f"The report on {name!r} did not check quality: a faster step may be a worse one.")
     if report["ratio_ci"] is None:
         raise Hint(f"The report on {name!r} has too few pairs for a result; give it a larger budget_s.")
@@ -184,7 +194,7 @@ def judge_report(report: Facts | None, name: str, trial: float | None = None) ->
     if trial is not None and not low / ELSE <= trial <= high * ELSE:
         raise Hint(
             f"In a trial just now it took {trial:.2f} of the script's time; your report says {report['ratio']:.2f}. "
-            "Does it compare these two, script first, after the last change?"
+            "Does it compare these two, with the script first, and was it made after your last change?"
         )
     return report
 
@@ -194,7 +204,7 @@ def judge_change(facts: Facts, wanted: str, apart: float = APART) -> None:
     changed = [name for name, (before, after) in factors.items() if before != after]
     if not changed:
         why = _why(facts["written"], wanted)
-        raise Hint(f"Of what the check compares with the script, nothing was changed. {why}")
+        raise Hint(f"Nothing that the check compares with the script was changed. {why}")
     hint_if(wanted not in changed, f"You changed {', '.join(changed)}; change {wanted}.")
     if len(changed) > 1:
         raise Hint(f"More than one thing was changed ({', '.join(changed)}), so no report can tell which one helped.")
@@ -213,7 +223,7 @@ def _judge_learning(facts: Facts, apart: float) -> None:
 
 
 def _why(written: Mapping[str, list[str]], wanted: str) -> str:
-    """Why nothing differs, judging by the methods that were written."""
+    """Explain why nothing differs, based on the methods that were written."""
     method, still = METHODS[wanted]
     if method in written["anew"]:
         return f"{method} is overridden, but {still}."
@@ -243,7 +253,7 @@ def judge_prediction(facts: Facts) -> None:
             raise Hint(f"{name}: is {facts[name]:g} percent? Give a factor; 1.2 takes a sixth off the time.")
 
 
-#: Images for made-up models, how often their answers are wrong, and whether they arrive in training mode.
+#: Number of images for made-up models, how often their answers are wrong, and whether they arrive in training mode.
 IMAGES = 60
 MISTAKEN = ((3, True), (4, False), (IMAGES, True))
 
@@ -267,7 +277,7 @@ def measure_quality(answer: Any) -> Facts:
 
 
 def _forgetful() -> Any:
-    """A model that recognises every digit, except in training mode, which drops most of what it knows."""
+    """Return a model that recognises every digit, except in training mode, where dropout removes most scores."""
     know = nn.Linear(10, 10, bias=False)
     with torch.no_grad():
         know.weight.copy_(torch.eye(10))
@@ -278,12 +288,12 @@ def judge_quality(facts: Facts) -> None:
     every, cases = Numbers(facts["cases"], len(MISTAKEN), 1e-5), facts["cases"]
     if not every.right:
         if not all(case["calls"] for case in cases):
-            raise Hint("This is not the share of wrong digits, and model(x) was not called.")
+            raise Hint("This is not the share of wrong digits, and your function did not call model(x).")
         right = "It is the share of right answers; a loss is smaller for a better model."
         every.slip(lambda case: 1 - case["wanted"], right)
         number = "It is the number of wrong digits; give their fraction, 0 to 1."
         every.slip(lambda case: case["wanted"] * IMAGES, number)
-        for_all = "It is the share for one answer given to all images, as from argmax() without a dimension. Each image"
+        for_all = "It is the share if all images get the same answer, as from argmax() without a dimension. Each image"
         every.slip(lambda case: case["one_for_all"], f"{for_all} needs its own.")
         if any(case["called_in_training"] for case in cases):
             raise Hint("This is not the share of wrong digits: a model with dropout answers in training mode here.")
@@ -320,7 +330,7 @@ def measure_bf16(
 def judge_fused(facts: Facts) -> None:
     judge_change(facts, "fused")
     if "make_optimizer" not in facts["written"]["anew"]:
-        raise Hint("It is fused, but make_optimizer is still the script's; override it, because 7.8 reuses it.")
+        raise Hint("It is fused, but make_optimizer is still the script's. Override it, because 7.8 reuses it.")
     judge_report(facts["report"], "fused", facts["trial"])
 
 
@@ -332,7 +342,7 @@ def judge_bf16(facts: Facts) -> None:
     judge_report(facts["report"], "bf16", facts["trial"])
 
 
-#: Samples and batch sizes that `learn` is tested on.
+#: Numbers of samples and batch sizes that `learn` is tested with.
 PORTIONS = ((256, 32), (256, 256), (100, 32), (7, 7))
 
 
@@ -348,7 +358,7 @@ def measure_larger(answer: Any, reports: Any = None, made_of: Any = None) -> Fac
 
 
 class _LabSteps:
-    """A training that learns nothing and records the samples it was given."""
+    """A training that learns nothing and records the samples that it receives."""
 
     def __init__(self) -> None:
         self.seen: list[list[list[int]]] = []
@@ -363,7 +373,7 @@ def judge_larger(facts: Facts) -> None:
     for case in all_there(facts["cases"], len(PORTIONS)):
         count, size, steps = case["count"], case["size"], case["steps"]
         where = f"{count} samples in batches of {size}"
-        hint_if(not steps, "Your function takes no step yet: call training.step((x, y)) for each batch.")
+        hint_if(not steps, "Your function makes no step yet: call training.step((x, y)) for each batch.")
         hint_if(any(x != y for x, y in steps), f"{where}: images and labels of a batch do not match.")
         given = [sample for x, _ in steps for sample in x]
         if len(set(given)) < len(given):
@@ -376,9 +386,9 @@ def judge_larger(facts: Facts) -> None:
     judge_report(facts["report"], "larger batches")
 
 
-#: Shortest first compilation in seconds: Python, C++ compiler and all.
+#: Minimum duration of a first compilation in seconds, including Python and the C++ compiler.
 COMPILING_S = 0.5
-#: Seconds of a first step, milliseconds of an uncompiled step, a report's ratio and its verdict.
+#: Seconds that a first step takes, milliseconds that an uncompiled step takes, a report's ratio and its verdict.
 REPORTED = ((30.0, 10.0, 0.8, "faster"), (12.0, 3.0, 0.5, "faster"), (30.0, 10.0, 0.97, "inconclusive"),
             (30.0, 10.0, 0.99, "same"), (30.0, 10.0, 1.3, "slower"))  # fmt: skip
 
@@ -404,18 +414,18 @@ def measure_compiled(
     if first.get("seconds") is None:
         print("No first step was timed. Testing whether torch.compile works here; this may take a while.")
         if can := _compiles():
-            training_of(training)  # a missing return fails here too
+            training_of(training)  # a missing return also fails here
         return facts | {"can": can}
     facts |= {"first_s": as_number(first["seconds"], "The time of the first step")}
     return facts | {"report": report_facts(reports, "compile", made_of, training)} | compared(training, script, batches)
 
 
 def _compiles() -> bool:
-    """Whether torch.compile works on this machine, by trying it."""
+    """Check whether torch.compile works on this machine by trying it."""
     try:
         x = torch.linspace(0.0, 1.0, 64)
         return bool(torch.allclose(torch.compile(lambda y: y.sin() + 2.0)(x), x.sin() + 2.0))
-    except Exception:  # whatever the reason, it is not available
+    except Exception:  # it is not available, whatever the reason
         return False
 
 
@@ -423,7 +433,7 @@ def judge_compiled(facts: Facts) -> None:
     for first_s, before_ms, ratio, verdict, said in all_there(facts["cases"], len(REPORTED)):
         where = f"For a first step of {first_s:g} s, {before_ms:g} ms before, ratio {ratio:g} and {verdict!r}:"
         if verdict != "faster":
-            hint_if(said is not None, f"{where} no gain was shown, so the compilation never pays off (math.inf).")
+            hint_if(said is not None, f"{where} no gain was shown, so compiling never pays off (math.inf).")
             continue
         hint_if(said is None, f"{where} each step saves something, so it pays off eventually.")
         first_ms = 1e3 * first_s
@@ -452,14 +462,14 @@ def judge_compiled(facts: Facts) -> None:
         )
 
 
-#: Largest fraction of the original bytes for int8 weights, and how far the largest output may move.
+#: Maximum size of int8 weights as a fraction of the original, and maximum change of the largest output.
 SMALLER, MOVED = 0.4, 0.15
 
 
 def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = None, made_of: Any = None) -> Facts:
     function = as_function(answer, "quantised(net)")
     kept, kinds = state(net), [type(part).__name__ for part in net.modules()]
-    given = copy.deepcopy(net)  # the reader's own model stays unchanged, whatever the function does
+    given = copy.deepcopy(net)  # the reader's model stays unchanged whatever the function does
     inputs = (x, x.flip(0)[:7] * 0.9)
     with torch.inference_mode():
         answers = [net(images) for images in inputs]
@@ -486,14 +496,14 @@ def measure_int8(answer: Any, net: Any = None, x: Any = None, reports: Any = Non
 
 
 def _bytes(model: Any) -> int:
-    """Size of a saved model in bytes, including packed weights."""
+    """Return the size of a saved model in bytes, including packed weights."""
     kept = io.BytesIO()
     torch.save(model.state_dict() if hasattr(model, "state_dict") else {}, kept)
     return kept.tell()
 
 
 def _quantises() -> bool:
-    """Whether torch's dynamic quantisation works on this machine, by trying it."""
+    """Check whether torch's dynamic quantisation works on this machine by trying it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -502,7 +512,7 @@ def _quantises() -> bool:
             model = torch.nn.Sequential(torch.nn.Linear(8, 8))
             small = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
             return bool(torch.isfinite(small(torch.ones(2, 8))).all())
-    except Exception:  # whatever the reason, it is not available
+    except Exception:  # it is not available, whatever the reason
         return False
 
 
@@ -510,7 +520,7 @@ def judge_int8(facts: Facts) -> None:
     if is_false(facts["can"]):
         return
     before, after = facts["bytes"]
-    hint_if(not facts["unchanged"], "Your function changed the model it was given; somebody may still train it.")
+    hint_if(not facts["unchanged"], "Your function changed the model that it was given, which may still be trained.")
     if after > SMALLER * before:
         raise Hint(f"The saved model has {share(after / before)} of the original bytes; int8 needs about a quarter.")
     if any(change is None or change > MOVED for change in all_there(facts["moved"], 2)):
@@ -518,7 +528,7 @@ def judge_int8(facts: Facts) -> None:
     judge_report(facts["report"], "int8")
 
 
-#: What `Best` may combine: the factor and the name of its report.
+#: The changes that `Best` may combine, as the factor and the name of its report.
 PARTS = {"fused": "fused", "autocast": "bf16"}
 
 
@@ -557,12 +567,12 @@ def judge_best(facts: Facts) -> None:
     _judge_learning(facts, APART_BF16 if "autocast" in changed else APART)
     best = judge_report(facts["reports"]["best"], "best", facts["trial"])
     for name, wanted, parts, what in (
-        ("product", product, tuple(PARTS.values()), "the product of Best's speed-ups, each 1 / its report's ratio"),
+        ("product", product, tuple(PARTS.values()), "the product of Best's speed-ups (1 / ratio of each report)"),
         ("speedup", 1 / best["ratio"], ("best",), "the speed-up in the report on Best"),
     ):  # fmt: skip
         said = Number(facts[name], wanted, 0.02, name)
         said.slip(1 / wanted, f"is the inverse of {what}.")
-        rerun = f"A report was made again: was {name} computed before? Then rerun the answer's cell."
+        rerun = f"A report was made again. If {name} was computed before that, rerun the answer's cell."
         said.wrong(f"is not {what}.", rerun if any(facts["earlier"][part] for part in parts) else "")
 
 

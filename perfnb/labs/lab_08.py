@@ -1,4 +1,4 @@
-"""Checks of lab 8, *Reading someone else's trace*."""
+"""Checks for lab 8, *Reading someone else's trace*."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ CALLS = ("cuda_runtime", "cuda_driver")
 FIRST, SECOND, TRAINING, RANK = "reader_a", "reader_b", "training_b", "rank_0"
 
 
-#: One inside another, one that starts as another ends, one of zero length; not sorted, and not numbered in order.
+#: One interval is inside another, one starts when another ends, and one has zero length. They are not sorted, and they
+#: are not numbered in order.
 MADE = pd.DataFrame(
     {
         "start_ns": [900_000, 0, 100_000, 200_000, 500_000, 400_000],
@@ -57,7 +58,10 @@ def measure_busy(answer: Any, ranks: Any = None) -> Facts:
 
 
 def _union_ms(work: pd.DataFrame, latest: bool = True) -> float:
-    """Busy time by a merge that takes intervals in the given order, after the latest end so far or the previous one."""
+    """Return the busy time found by merging intervals in the given order.
+
+    Each interval is compared with the latest end so far, or with the previous interval's end if `latest` is false.
+    """
     begin = work["start_ns"].to_numpy("int64")
     end = begin + work["duration_ns"].to_numpy("int64")
     before = np.concatenate([begin[:1], (np.maximum.accumulate(end) if latest else end)[:-1]])
@@ -68,8 +72,8 @@ def judge_busy(facts: Facts) -> None:
     for name, case in all_there(facts["cases"], 2, or_more=True).items():
         said = Number(case["said"], case["union"], 1e-4, f"On {name}:")
         for slip, words in (
-            ("sum", "It is the sum: when two overlap, the GPU is busy once, not twice."),
-            ("span", "It is the whole time from the first start to the last end, gaps included."),
+            ("sum", "It is the sum: when two events overlap, the GPU is busy once, not twice."),
+            ("span", "It is the whole time from the first start to the last end, including the gaps."),
             ("neighbours", "A kernel can end before an earlier one: use the latest end so far, not the previous end."),
             ("unsorted", "The result depends on the order of the rows: sort them by their start."),
         ):  # fmt: skip
@@ -77,8 +81,8 @@ def judge_busy(facts: Facts) -> None:
         said.wrong("the result is wrong.", within=1e-3)
 
 
-#: Launches by either kind of call, a copy overlapping kernels of another stream, a call that ends late, one that
-#: launches nothing, and a kernel that runs long after its launch. Each mistake that `judge_late` knows gives a
+#: Launches by both kinds of calls, a copy that overlaps kernels on another stream, a call that ends late, a call that
+#: launches nothing, and a kernel that runs long after its launch. Each mistake that `judge_late` recognises leads to a
 #: different share.
 LATE = pd.DataFrame(
     [
@@ -143,11 +147,11 @@ def _late(
 def judge_late(facts: Facts) -> None:
     every = Numbers(facts["cases"], 3, 0.0, absolute=0.004)
     for slip, words in (
-        ("runtime", "Launches are in two categories, cuda_runtime and cuda_driver; one is missing."),
+        ("runtime", "Launches are in two categories, cuda_runtime and cuda_driver; one of them is missing."),
         ("kernels", "Copies and fills keep the GPU busy too, and are launched like kernels."),
         ("neighbours", "Other streams may still be running: the GPU is idle only after the latest end so far."),
         ("ended", "It uses the end of the call; what counts is when the host made it."),
-        ("began", "It uses the start of the work itself; what counts is when the host made the call that launched it."),
+        ("began", "It uses the start of the work itself; what counts is when the host made the launching call."),
     ):
         every.slip(itemgetter(slip), words)
     every.slip(lambda case: 1 - case["wanted"], "That is the share launched in time.")
@@ -209,7 +213,7 @@ def measure_faster(answer: Any, profile: Any = None) -> Facts:
 def judge_faster(facts: Facts) -> None:
     op, gpu_ms = facts["op"], facts["gpu_ms"]
     hint_if(op not in gpu_ms, f"a.launches has no row {op!r}; op names start with aten::, and kernels are not ops.")
-    hint_if(gpu_ms[op] < max(gpu_ms.values()), f"op: another op launched work that took longer on the GPU than {op}'s.")
+    hint_if(gpu_ms[op] < max(gpu_ms.values()), f"op: the work of another op took longer on the GPU than {op}'s.")
     share = Number(facts["share"], gpu_ms[op] / sum(gpu_ms.values()), 0.015, "share:")
     of_kernel = "that is the share of one kernel, but the op launches several different ones."
     share.slip(max(facts["kernel_ms"]) / sum(facts["kernel_ms"]), of_kernel)
@@ -241,7 +245,7 @@ def judge_calls(facts: Facts) -> None:
     call, ms, calls = facts["call"], facts["ms"], facts["calls"]
     hint_if(call not in ms, f"call: no event of the categories {' and '.join(CALLS)} is named {call!r}.")
     if ms[call] < max(ms.values()):
-        often = " What is called most often need not take longest." if calls[call] == max(calls.values()) else ""
+        often = " The most frequent call need not take longest." if calls[call] == max(calls.values()) else ""
         raise Hint(f"call: the host spends more time in another call than in {call}.{often}")
     per_iteration = Number(facts["per_iteration"], calls[call] / facts["iterations"], 1e-3, "per_iteration:")
     per_iteration.slip(calls[call], "that is the count in the whole trace. How many iterations does it have?")
@@ -277,7 +281,7 @@ def judge_straggler(facts: Facts) -> None:
             + (" A rank with a long collective arrived early and waits inside it." if longest else "")
         )
     other = max((rows for name, rows in waiting.items() if int(name) != rank), key=sum)
-    # The tolerance covers the clock offset, half a millisecond of it.
+    # The tolerance covers a clock offset of half a millisecond.
     said = Number(facts["said"]["waits_ms"], sum(other) / len(other), 0.04, "waits_ms:")
     said.slip(sum(other), "that is for all steps together; give it per step.", 0.02)
     said.slip(other, "that is for one step; give the mean over steps.", 0.02)
@@ -286,7 +290,7 @@ def judge_straggler(facts: Facts) -> None:
     whole = "that is all of a rank's communication; how much of it is waiting?"
     said.slip(talking.values(), whole, 0.005)
     own = waiting[str(int(rank))]
-    itself = f"that is how long rank {int(rank)} itself waits; how long does the other one wait for it?"
+    itself = f"that is how long rank {int(rank)} itself waits; how long does the other rank wait for it?"
     said.slip((sum(own) / len(own), sum(own), *own), itself, 0.02)
     said.wrong("it is not the other rank's waiting time.", within=0.02)
 
@@ -316,7 +320,7 @@ def judge_machines(facts: Facts) -> None:
         ratio.wrong("it is not the second trace's time divided by the first's.")
 
 
-#: Where to look if another lever has the largest bound; in the order of the lab's table.
+#: The hint for an answer that names another lever than the one with the largest bound, in the order of the lab's table.
 _WHY_NOT = {
     "faster kernels": "How much of the GPU's work is on the critical path?",
     "fewer launches": "What does the GPU do for most of the step, and what is on the critical path?",
@@ -353,7 +357,7 @@ def measure_verdict(answer: Any, profile: Any = None, training: Any = None, rank
 
 
 def _bounds(profile: Profile) -> dict[str, float]:
-    """The most that each of `LEVERS` can save, in ms per step."""
+    """Return the maximum time that each of `LEVERS` can save, in milliseconds per step."""
     path, done, events = profile.critical_path, profile.gpu_steps, profile.events
     steps = len(profile.steps)
     late = float(profile.gpu_idle["host_ms"].sum()) / steps
@@ -366,7 +370,7 @@ def _bounds(profile: Profile) -> dict[str, float]:
 
 
 def _not_busy_ms(profile: Profile) -> float:
-    """Time per step when the GPU does nothing, in ms."""
+    """Return the time per step during which the GPU does nothing, in milliseconds."""
     return float((profile.steps["wall_ms"].sum() - profile.gpu_steps["busy_ms"].sum()) / len(profile.steps))
 
 
@@ -374,7 +378,7 @@ def judge_verdict(facts: Facts) -> None:
     for name, (lever, ms) in all_there(facts["said"], 3).items():
         bounds, wall = facts["bounds"][name], facts["wall_ms"][name]
         right = max(LEVERS, key=bounds.__getitem__)
-        hint_if(lever != right, f"{name}: another lever than {lever} has the largest bound. {_WHY_NOT[right]}")
+        hint_if(lever != right, f"{name}: {lever} is not the lever with the largest bound. {_WHY_NOT[right]}")
         low = bounds[right]
         # An answer may also count the idle time at both ends of the step.
         high = max(low, facts["idle_ms"][name]) if right in LEVERS[1:3] else low
@@ -405,7 +409,7 @@ def judge_cures(facts: Facts) -> None:
     balance = Number(facts["said"]["balance_ms"], waiting, 0.02, "balance_ms:")
     balance.slip([other["waiting_ms"] for other in others], "that is how long another rank waits; rank 0 waits for it.")
     balance.slip(waiting + sum(other["waiting_ms"] for other in others), "that is the waiting of all ranks together.")
-    balance.slip(exposed - waiting, "that remains when nobody waits any more: are the two swapped?")
+    balance.slip(exposed - waiting, "that is what remains when nobody waits any more: are the two swapped?")
     balance.slip(exposed, "a perfect balance leaves the transfers: how much of this is waiting?")
     balance.wrong("it is not rank 0's waiting in its collectives.")
     network = Number(facts["said"]["network_ms"], exposed - waiting, 0.02, "network_ms:")
@@ -417,7 +421,7 @@ def judge_cures(facts: Facts) -> None:
     network.wrong("it is not the exposed time of rank 0 without its waiting.")
 
 
-#: The kinds of memory in the names of copies, and the steps with each of them in the trace.
+#: The kinds of memory in the names of copies, and the trace's number of steps with each kind.
 KINDS, COPIED_STEPS = ("Pageable", "Pinned"), 3
 
 
@@ -451,8 +455,8 @@ def judge_on_their_way(facts: Facts) -> None:
         large = max(size for size, _ in copied[kind])
         cards_us = sum(us for size, us in copied[kind] if size == large)
         cards = large * sum(size == large for size, _ in copied[kind]) / cards_us / 1e3
-        rate.slip(cards, "that is without the labels, which are copied to the GPU, too.")
-        to_host = "the copies from the GPU to the host are counted, too: their names have DtoH."
+        rate.slip(cards, "that leaves out the labels, which are also copied to the GPU.")
+        to_host = "that also counts the copies from the GPU to the host, which have DtoH in their names."
         every = [*copied[kind], *back]
         rate.slip(sum(size for size, _ in every) / sum(us for _, us in every) / 1e3, to_host)
         rate.wrong("it is not the bytes of these copies divided by their time.")
@@ -460,10 +464,10 @@ def judge_on_their_way(facts: Facts) -> None:
     saves = Number(said["saves_ms"], saved_ms / COPIED_STEPS, 0.01, "saves_ms:")
     saves.slip(saved_ms, "that is for all three steps; give it per step.")
     saves.slip(saved_ms / (2 * COPIED_STEPS), "only three of the six steps copy from each kind of memory.")
-    all_gone = "that is all the time of the copies from pageable memory, but pinned ones take time, too."
+    all_gone = "that is the whole time of the copies from pageable memory, but pinned copies take time, too."
     saves.slip((took_us["Pageable"] / 1e3 / COPIED_STEPS, took_us["Pageable"] / 1e3), all_gone)
     slow, fast = facts["steps_ms"][:COPIED_STEPS], facts["steps_ms"][COPIED_STEPS:]
-    whole = "that is by how much the step gets shorter; how much of it is in the copies to the GPU?"
+    whole = "that is how much shorter the step becomes; how much of that is due to the copies to the GPU?"
     saves.slip((sum(slow) - sum(fast)) / COPIED_STEPS, whole, 0.05)
     saves.slip(1 - took_us["Pinned"] / took_us["Pageable"], "that is a share; give milliseconds.")
     saves.wrong("it is not the difference between the two kinds of copies, per step.")

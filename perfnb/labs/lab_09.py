@@ -1,4 +1,7 @@
-"""Checks of lab 9, *Serving*. They count, or judge times that are planted; no clock is read."""
+"""Checks for lab 9, *Serving*.
+
+The checks count things or judge made-up times. They do not read a clock.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,12 @@ def judge_prediction(facts: Facts) -> None:
     for name in ("half", "nine_tenths"):
         hint_if(facts[name] < 0, f"{name}: a wait is not negative; 0 means that no card ever waits.")
     hint_if(facts["nine_tenths"] < facts["half"], "Would a card wait for less time at a busier server?")
-    hint_if(facts["cached"] <= 0, "cached is a factor: 2.0 is twice as fast, 1.0 no difference.")
+    hint_if(facts["cached"] <= 0, "cached is a factor: 2.0 means twice as fast, and 1.0 means no difference.")
 
 
-#: Seconds that the log covers.
+#: Number of seconds that the log covers.
 SPAN_S = 60.0 * len(CARDS_PER_S)
-#: Cards per second that the benchmark promises.
+#: Rate in cards per second that the benchmark promises.
 BENCHMARK_PER_S = 10.0
 
 
@@ -60,7 +63,7 @@ def judge_little(facts: Facts) -> None:
         "that is for ten cards per second, the rate of the benchmark. At which rate did the cards of the log arrive?",
     )
     utilization.slip(
-        service, "that is how long a card keeps the server busy, in seconds. How many such cards arrive per second?"
+        service, "that is how many seconds a card keeps the server busy. How many such cards arrive per second?"
     )
     utilization.wrong(
         "it is not the share of the ten minutes when the server was busy.",
@@ -82,7 +85,7 @@ def judge_little(facts: Facts) -> None:
     )
 
 
-#: A queue that fits on paper, and a longer one: arrivals and service times.
+#: Arrivals and service times of a queue that is small enough for paper, and of a longer queue.
 ON_PAPER = ([0.0, 1.0, 2.0, 10.0], [3.0, 1.0, 1.0, 2.0])
 
 
@@ -116,7 +119,7 @@ def judge_queue(facts: Facts) -> None:
             arrived + latency
             for arrived, latency in zip(case["arrivals"], queued(case["arrivals"], case["services"]), strict=True)
         ],
-        "These are the moments of the answers. How long before that did each card arrive?",
+        "These are the times at which the cards were answered. How long before that did each card arrive?",
     )
     early = "Your server starts a card before it has arrived, as soon as the last one is done."
     every.slip(_without_idling, early)
@@ -129,7 +132,7 @@ def judge_queue(facts: Facts) -> None:
 
 
 def _without_idling(case: Facts, first_s: float = 0.0) -> list[float]:
-    """Latencies of a server that starts at `first_s` and then serves without a break."""
+    """Return the latencies of a server that starts at `first_s` and then serves without a break."""
     return [float(end) for end in first_s + np.cumsum(case["services"]) - np.array(case["arrivals"])]
 
 
@@ -139,7 +142,8 @@ def _after_one(case: Facts) -> list[float]:
     return [wait + service for wait, service in zip(waits, services, strict=True)]
 
 
-#: Seconds between the cards of a load test, and the service times of two services: one stalls, one is only uneven.
+#: Seconds between the cards of a load test, and the service times of two services. One of them stalls, and the other is
+#: merely uneven.
 EVERY_S = 0.5
 SERVICES = ([0.1] * 5 + [4.0] + [0.1] * 14, [0.2, 0.6, 0.1, 0.7, 0.3, 0.1, 0.1, 0.9, 0.1, 0.1])
 
@@ -174,7 +178,7 @@ def judge_load_test(facts: Facts) -> None:
         lambda case: [
             latency + due for latency, due in zip(queued(case["due"], case["services"]), case["due"], strict=True)
         ],
-        "These are the moments of the answers. How long after it was due is that?",
+        "These are the times at which the cards were answered. How long after it was due was each card answered?",
     )
     every.slip(
         _since_the_last_answer,
@@ -201,17 +205,17 @@ def _since_the_last_answer(case: Facts) -> list[float]:
 
 
 def _by_another_clock(case: Facts) -> bool:
-    """Whether the latencies are those of a clock on which serving takes hardly any time."""
+    """Check whether the latencies come from a clock on which serving takes hardly any time."""
     moments = [said + due for said, due in zip(case["said"], case["due"], strict=True)]
     spread = max(moments, default=0.0) - min(moments, default=0.0)
     return spread < MOMENT_S or max(map(abs, case["said"])) < MOMENT_S
 
 
-#: Seconds that all calls to a simulated server take at most on a real clock; each planted service takes longer.
+#: Maximum seconds that all calls to a simulated server take on a real clock. Each made-up service takes longer.
 MOMENT_S = 0.05
 
 
-#: Blocks, width, positions and cards.
+#: Numbers of blocks, widths, positions and cards.
 CACHES = ((3, 128, 128, 1), (3, 128, 152, 1), (12, 768, 1024, 8), (2, 64, 100, 3))
 
 
@@ -248,7 +252,7 @@ def judge_cache(facts: Facts) -> None:
         )
 
 
-#: Images of a card and characters of its answer.
+#: Number of images on a card and of characters in its answer.
 CARDS = ((12, 5), (40, 8), (1, 3))
 
 
@@ -266,7 +270,10 @@ def measure_answer(answer: Any, reader: Any = None) -> Facts:
 
 
 def _followed(function: Callable[..., Any], reader: Any, card: torch.Tensor, count: int) -> Facts:
-    """The characters of an answer, and each pass of the Reader: new images, images in the cache, gradients."""
+    """Return the characters of an answer, and a record of each pass of the Reader.
+
+    The record contains the number of new images, the number of images in the cache, and whether gradients were on.
+    """
     passes: list[list[int]] = []
     graded: list[bool] = []
 
@@ -333,7 +340,7 @@ def judge_answer(facts: Facts) -> None:
                 f"{where} the characters are right, but the passes compute {shown} ... images, all of them anew."
             )
         if images[0] != length:
-            raise Hint(f"{where} the first pass computes {images[0]} of them; give it the whole card in one pass.")
+            raise Hint(f"{where} the first pass computes only {images[0]} of them; give it the whole card in one pass.")
         if case["after"] != list(range(1, count + 1)):
             raise Hint(
                 f"{where} the first character comes after {case['after'][0]} passes, although one is enough. Yield "
@@ -341,13 +348,13 @@ def judge_answer(facts: Facts) -> None:
             )
         if len(passes) > count:
             raise Hint(
-                f"{where} the Reader ran {len(passes)} times, after the last character, too. Who needs the scores of "
-                "that pass?"
+                f"{where} the Reader ran {len(passes)} times, including once after the last character. Who needs the "
+                "scores of that pass?"
             )
         hint_if(case["graded"], "The characters are right, but gradients are recorded; keep torch.inference_mode().")
 
 
-#: Milliseconds of a batch by its size; some servers become slower per card when a batch outgrows their caches.
+#: Milliseconds that a batch takes, by its size. Some servers become slower per card when a batch outgrows their caches.
 BATCHES: tuple[tuple[dict[int, float], float], ...] = (
     ({1: 10.0, 2: 11.0, 4: 14.0, 8: 22.0, 16: 40.0, 32: 90.0}, 100.0),
     ({1: 10.0, 2: 11.0, 4: 14.0, 8: 22.0, 16: 40.0, 32: 90.0}, 50.0),
@@ -379,7 +386,7 @@ def _batches(sizes: Iterable[Iterable[float]], bound_ms: float) -> str:
 
 
 def _most(batch_ms: dict[int, float], bound_ms: float, batches: int) -> float:
-    """Most cards per second of sizes that fit so many times into the bound."""
+    """Return the highest rate in cards per second among the sizes whose time fits into the bound `batches` times."""
     return max((1e3 * size / ms for size, ms in batch_ms.items() if batches * ms <= bound_ms), default=0.0)
 
 
@@ -416,7 +423,7 @@ def _largest(case: Facts) -> float:
     return 1e3 * size / ms
 
 
-#: Probabilities that a guess is right, and numbers of guesses.
+#: The probability that a guess is right and the number of guesses, for each case.
 GUESSED = ((0.8, 4), (0.5, 1), (0.95, 8), (0.0, 3), (1.0, 5), (0.6, 2))
 
 
@@ -427,7 +434,7 @@ def measure_tokens(answer: Any) -> Facts:
 
 def judge_tokens(facts: Facts) -> None:
     every = Numbers(facts["cases"], len(GUESSED), 1e-6)
-    own = "The Reader adds one character of its own in every pass, also where all guesses are wrong."
+    own = "The Reader adds its own character in every pass, even if all guesses are wrong."
     every.slip(lambda case: case["wanted"] - 1, own)
     if_all = "the one that a pass adds if all guesses are right"
     every.slip(
@@ -440,11 +447,9 @@ def judge_tokens(facts: Facts) -> None:
     )
     every.slip(
         lambda case: 1 + case["sizes"][0] * case["sizes"][1],
-        "That counts every right guess. After the first wrong one, the others are of no use, even if they are right.",
+        "That counts every right guess. Guesses after the first wrong one are of no use, even if they are right.",
     )
-    every.slip(
-        lambda case: case["sizes"][0] * case["sizes"][1], f"{own} And after a wrong guess, others are of no use."
-    )
+    every.slip(lambda case: case["sizes"][0] * case["sizes"][1], f"{own} Guesses after a wrong one are of no use.")
     every.slip(lambda case: case["sizes"][0] ** case["sizes"][1], "That is the probability that all guesses are right.")
     every.slip(
         lambda case: 1 + case["sizes"][1] * case["sizes"][0] ** case["sizes"][1],
@@ -461,7 +466,7 @@ def judge_tokens(facts: Facts) -> None:
         )
 
 
-#: The largest absolute output of the model in exercise 9.9.
+#: The largest absolute value that the model in exercise 9.9 outputs.
 LARGEST = 6.0
 
 
@@ -482,7 +487,7 @@ def measure_difference(answer: Any) -> Facts:
 
 
 def _differences(before: list[torch.Tensor], after: list[torch.Tensor]) -> dict[str, float]:
-    """The right relative difference, and those to which slips lead."""
+    """Return the right relative difference and the differences that common mistakes lead to."""
     one, other = torch.stack(before), torch.stack(after)
     apart = (other - one).abs()
     scale = one.abs().max()
@@ -502,14 +507,14 @@ def _differences(before: list[torch.Tensor], after: list[torch.Tensor]) -> dict[
 
 
 def _broken(values: torch.Tensor) -> torch.Tensor:
-    """One number of the largest output is not a number."""
+    """Replace one element of the largest output with NaN."""
     broken = values.clone()
     if float(values.abs().max()) > 5.0:
         broken[1, 2] = math.nan
     return broken
 
 
-#: How the output of the other model differs, by name.
+#: Functions that change the other model's output, by name.
 CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "equal": lambda values: values,
     "smaller": lambda values: values - 0.03 * (values > 0.5),
@@ -519,7 +524,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _as_difference(said: Any) -> float | None:
-    """A number, which may be infinite or not a number, as an honest comparison with NaN is."""
+    """Return a number that may be infinite or NaN, because an honest comparison with NaN may return these."""
     if isinstance(said, (bool, str, bytes)) or said is None:
         return as_number(said, "The result of your function")
     try:
@@ -551,7 +556,7 @@ def judge_difference(facts: Facts) -> None:
     )
     every.slip(
         lambda case: case["by_other"],
-        "You divide by an output of `other`. That is the model in doubt, so its outputs are no scale.",
+        "You divide by an output of `other`. That is the model in doubt, so its outputs cannot be the scale.",
     )
     every.slip(
         lambda case: case["by_signed"],

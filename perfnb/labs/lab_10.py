@@ -1,4 +1,7 @@
-"""Checks of lab 10, *More than one process*. They judge bytes, counts and planted times; no clock is read."""
+"""Checks for lab 10, *More than one process*.
+
+The checks judge bytes, counts and made-up times. They do not read a clock.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ def measure_prediction(answer: Any) -> Facts:
 
 def judge_prediction(facts: Facts) -> None:
     speedup, transfers, overlap = (facts[name] for name in ("speedup", "transfers", "overlap"))
-    hint_if(not 0 < speedup <= 20, "speedup is a factor: 2.0 is twice as fast, 1.0 no difference.")
+    hint_if(not 0 < speedup <= 20, "speedup is a factor: 2.0 means twice as fast, and 1.0 means no difference.")
     if transfers != int(transfers) or not 1 <= transfers <= 1e6:
         raise Hint("transfers: how often in one step do the two processes exchange gradients? Give a whole number.")
     hint_if(overlap < 0, "overlap: nothing becomes slower because it runs at the same time; 0 means no gain.")
     hint_if(overlap >= 1, "overlap is a share of the step, from 0 to 1; a step that is 1 shorter takes no time.")
 
 
-#: The step of one rank and of several, each as its median and an interval, the number of ranks, and the mode.
+#: The step times of one rank and of several ranks (median and interval), the number of ranks, and the mode.
 SCALED: tuple[tuple[tuple[float, float, float], tuple[float, float, float], int, str], ...] = (
     ((120.0, 118.0, 124.0), (80.0, 76.0, 84.0), 2, "strong"),
     ((120.0, 118.0, 124.0), (150.0, 147.0, 160.0), 2, "weak"),
@@ -57,7 +60,10 @@ def _divisor(case: Facts) -> float:
 def _of_steps(
     case: Facts, divisor: float, low: tuple[int, int] = (1, 2), high: tuple[int, int] = (2, 1)
 ) -> list[float]:
-    """Value and interval, each a step of one rank divided by one of several; `low` and `high` name the ends."""
+    """Return a value and its interval, dividing a step time of one rank by a step time of several ranks.
+
+    `low` and `high` determine which ends of the two intervals are combined.
+    """
     one, several = case["one"], case["several"]
     return [one[a] / several[b] / divisor for a, b in ((0, 0), low, high)]
 
@@ -67,7 +73,7 @@ def judge_efficiency(facts: Facts) -> None:
     every = Lists(cases, len(SCALED), lambda case: _of_steps(case, _divisor(case)), 1e-4)
     every.slip(
         lambda case: _of_steps(case, _divisor(case) / case["ranks"]),
-        "That is the speed-up: work per second against one rank. The efficiency is the speed-up per rank.",
+        "That is the speed-up: work per second compared with one rank. The efficiency is the speed-up per rank.",
     )
     every.slip(
         lambda case: _of_steps(case, 1.0),
@@ -79,12 +85,12 @@ def judge_efficiency(facts: Facts) -> None:
     )
     every.slip(
         lambda case: _of_steps(case, _divisor(case), (1, 1), (2, 2)),
-        "The values are right, the intervals are not. They divide low by low and high by high, as if both steps were "
-        "long at the same time. Which step of one rank and which of several make the efficiency lowest?",
+        "The values are right, but the intervals are not. They divide low by low and high by high, as if both steps "
+        "were long at the same time. Which step of one rank and which of several make the efficiency lowest?",
     )
     every.slip(
         lambda case: _of_steps(case, _divisor(case), (2, 1), (1, 2)),
-        "The value is right, and the two ends of the interval are swapped: low comes first.",
+        "The value is right, but the two ends of the interval are swapped: low comes first.",
     )
     every.slip(
         lambda case: [100 * number for number in _of_steps(case, _divisor(case))],
@@ -101,17 +107,17 @@ def judge_efficiency(facts: Facts) -> None:
         return
 
     def values(divisor: Callable[[Facts], float]) -> bool:
-        """Whether the values, whatever their intervals, are speed-ups divided by this."""
+        """Check whether the values are speed-ups divided by this divisor. The intervals do not matter."""
         return all(close(case["said"][0], _of_steps(case, divisor(case))[0], 1e-4) for case in cases)
 
     if values(_divisor):
         raise Hint(
-            "The values are right, the intervals are not. Which of the possible steps of one rank, and which of those "
-            "of several, make the efficiency lowest?"
+            "The values are right, but the intervals are not. Which of the possible steps of one rank, and which of "
+            "those of several, make the efficiency lowest?"
         )
     if values(lambda case: case["ranks"] / _divisor(case)):
         raise Hint(
-            "You have exchanged the two modes. In which of them does each rank have as much work as one rank alone?"
+            "You have swapped the two modes. In which of them does each rank have as much work as one rank alone?"
         )
     hint_if(
         values(lambda case: case["ranks"]),
@@ -128,17 +134,17 @@ def judge_efficiency(facts: Facts) -> None:
             "Your ratio is upside down: a longer step of several ranks must give a lower efficiency.",
         )
     every.wrong(
-        "How much work does the job do per second, against one rank? Divide that by the number of ranks. On paper: one "
-        "rank takes 100 ms, and two take 50 ms for the same batch, or 100 ms for a batch each."
+        "How much work does the job do per second, compared with one rank? Divide that by the number of ranks. Try it "
+        "on paper: one rank takes 100 ms, and two take 50 ms for the same batch, or 100 ms for a batch each."
     )
 
 
 def _upside_down(case: Facts) -> float:
-    """By this, the ratio of the two steps is divided to give its inverse."""
+    """Return the number that turns the ratio of the two steps into its inverse when the ratio is divided by it."""
     return float((case["one"][0] / case["several"][0]) ** 2)
 
 
-#: Parameters, ranks, and how often a step sends the gradients.
+#: Numbers of parameters, of ranks, and of exchanges of gradients per step.
 SENT: tuple[tuple[int, int, int], ...] = ((604_426, 2, 4), (604_426, 2, 1), (1_000_000, 8, 1), (5_000, 1, 4),
                                           (70_000, 64, 3))  # fmt: skip
 
@@ -183,12 +189,12 @@ def judge_sent(facts: Facts) -> None:
 
 
 def _sizes_of_reader() -> list[int]:
-    """Bytes of the gradients of the lab's Reader, in the order of its parameters."""
+    """Return the gradient sizes of the lab's Reader in bytes, in the order of its parameters."""
     block = [128, 128, 3 * 128 * 128, 3 * 128, 128 * 128, 128, 128, 128, 4 * 128 * 128, 4 * 128, 4 * 128 * 128, 128]
     return [4 * count for count in (64 * 128, 128, *block, *block, *block, 10 * 128, 10)]
 
 
-#: Bytes of the gradients in the order of the model, and bytes at which a bucket is full.
+#: Sizes of the gradients in the order of the model's layers, and the size at which a bucket is full, in bytes.
 FILLED: tuple[tuple[list[int], int], ...] = (
     ([4, 3, 2, 6, 1], 5),
     (_sizes_of_reader(), 2**19),
@@ -197,7 +203,7 @@ FILLED: tuple[tuple[list[int], int], ...] = (
 )
 
 
-#: An empty list of buckets is noted as this, if the first case had a bucket.
+#: The facts contain this instead of an empty list of buckets if the first case had a bucket.
 NO_BUCKET = [0.0]
 
 
@@ -207,7 +213,7 @@ def measure_buckets(answer: Any) -> Facts:
     for sizes, full in FILLED:
         returned = outcome(function, list(sizes), full)
         if isinstance(returned, (list, tuple)) and any(isinstance(each, (list, tuple)) for each in returned):
-            raise Hint("Return the bytes of each bucket, one number for each, not lists of the gradients in them.")
+            raise Hint("Return one number for each bucket, its size in bytes, rather than a list of its gradients.")
         if cases and isinstance(returned, (list, tuple)) and not returned:
             returned = NO_BUCKET
         cases.append({"sizes": sizes, "full": full, "said": as_numbers(returned, None, "the bytes of the buckets")})
@@ -215,7 +221,10 @@ def measure_buckets(answer: Any) -> Facts:
 
 
 def filled(sizes: Sequence[float], full: Callable[[float, float], bool], *, rest: bool = True) -> list[float]:
-    """Bytes of buckets; ``full(bytes, next)`` is whether a bucket is sent before the next gradient is added."""
+    """Return the sizes of buckets in bytes.
+
+    ``full(bytes, next)`` decides whether a bucket is sent before the next gradient is added.
+    """
     found, held = [], 0.0
     for place, size in enumerate(sizes):
         held += size
@@ -241,15 +250,15 @@ def judge_buckets(facts: Facts) -> None:
     )
     every.slip(
         lambda case: list(reversed(right(case))),
-        "The buckets are right, and in the wrong order: the one that is sent first comes first.",
+        "The buckets are right, but in the wrong order: the bucket that is sent first comes first.",
     )
     every.slip(
         lambda case: filled(backwards(case), lambda held, following: held + following > case["full"]),
-        "You send a bucket before it would exceed its size. DDP sends it as soon as it has reached it.",
+        "You send a bucket before it would exceed its size. DDP sends a bucket as soon as it has reached its size.",
     )
     every.slip(
         lambda case: filled(backwards(case), lambda held, _: held > case["full"]),
-        "A bucket that has exactly the size is full, too.",
+        "A bucket that has exactly this size is full, too.",
     )
     every.slip(
         lambda case: filled(backwards(case), lambda held, _: held >= case["full"], rest=False) or NO_BUCKET,
@@ -268,11 +277,11 @@ def judge_buckets(facts: Facts) -> None:
             [float(case["full"])] * (sum(case["sizes"]) // case["full"])
             + [float(rest) for rest in [sum(case["sizes"]) % case["full"]] if rest]
         ),
-        "You cut gradients, so that all your buckets but the last are exactly full. A gradient is never cut: what does "
-        "that mean for the bytes of a bucket?",
+        "You cut gradients so that all buckets except the last are exactly full. A gradient is never cut: what does "
+        "that mean for the size of a bucket?",
     )
     if any(sum(case["said"]) != sum(case["sizes"]) for case in cases):
-        raise Hint("Your buckets together do not have as many bytes as the gradients: each is sent exactly once.")
+        raise Hint("Your buckets do not add up to the bytes of the gradients. Each gradient is sent exactly once.")
     for case in sorted(cases, key=lambda case: len(case["sizes"])):
         if not Lists([case], 1, right).right:
             said = ", ".join(f"{size:g}" for size in case["said"][:8])
@@ -286,9 +295,9 @@ def _has_rest(sizes: Sequence[float], buckets: Sequence[float], full: float) -> 
     return bool(buckets) and sum(buckets) == sum(sizes) and buckets[-1] < full
 
 
-#: Parts in a step, and their cards.
+#: Number of parts in a step and of cards in a part.
 ACCUMULATED = ((4, 2), (3, 1), (1, 2))
-#: Steps one after the other, so that gradients of the first must not reach the second.
+#: Number of consecutive steps. Gradients of the first step must not reach the second.
 STEPS = 2
 
 
@@ -298,7 +307,7 @@ def measure_step(answer: Any) -> Facts:
 
 
 def _followed(function: Callable[..., Any], parts: int, cards: int) -> Facts:
-    """What two steps sent, and how their results differ from those of one batch that holds all parts."""
+    """Run two steps, and return what they sent and how their results differ from those of one batch with all parts."""
     generator = torch.Generator().manual_seed(10)
     torch.manual_seed(0)
     start = nn.Linear(64, 10)
@@ -328,7 +337,7 @@ def _followed(function: Callable[..., Any], parts: int, cards: int) -> Facts:
 
 
 def _moved(start: nn.Module, model: nn.Module) -> torch.Tensor:
-    """How far the weights have moved from the start."""
+    """Return the difference between the weights of a model and its weights at the start."""
     pairs = zip(model.parameters(), start.parameters(), strict=True)
     return torch.cat([(new.detach() - old.detach()).flatten() for new, old in pairs])
 
@@ -342,12 +351,12 @@ def judge_step(facts: Facts) -> None:
         if len(synced) < STEPS * parts:
             each = f"{len(synced) / STEPS:g}"
             raise Hint(
-                f"{where} it runs the backward pass {each} times. Run it for each part, so that only the activations "
-                "of one part are in memory at a time."
+                f"{where} it runs the backward pass {each} times. Run it once for each part, so that memory only holds "
+                "the activations of one part at a time."
             )
         hint_if(len(synced) > STEPS * parts, f"{where} it runs the backward pass more than once for each part.")
         if not case["stepped"]:
-            raise Hint(f"{where} the optimizer makes no step.")
+            raise Hint(f"{where} the optimizer never makes a step.")
         if len(case["stepped"]) > STEPS:
             raise Hint(
                 f"{where} the optimizer makes {len(case['stepped']) / STEPS:g} steps. One is enough, at the end."
@@ -367,8 +376,8 @@ def judge_step(facts: Facts) -> None:
         if first[:-1] != [0] * (parts - 1) or synced[parts:] != first:
             sent = ", ".join(str(place) for place, is_sent in enumerate(first, 1) if is_sent)
             raise Hint(
-                f"{where} gradients are sent after part {sent}. The last one, and only that, must send, because then "
-                "the sum of all parts is there."
+                f"{where} gradients are sent after part {sent}. Only the last part must send, because only then is the "
+                "sum of all parts complete."
             )
         if case["apart"] > 1e-3:
             scale = Number(case["scale"], 1.0, 1e-3, where)
@@ -377,16 +386,16 @@ def judge_step(facts: Facts) -> None:
             )
             if scale.right:
                 raise Hint(
-                    f"{where} the first update is right, the second is not. Do the gradients of one step reach the "
-                    "next?"
+                    f"{where} the first update is right, but the second is not. Do the gradients of one step reach "
+                    "the next step?"
                 )
             raise Hint(
-                f"{where} the transfers are right, the result is not. The weights differ from those of a step that "
-                "gets all parts as one batch. By what is each loss divided?"
+                f"{where} the transfers are right, but the result is not. The weights differ from those of a step that "
+                "gets all parts as one batch. What is each loss divided by?"
             )
 
 
-#: Spans of computing and of sending.
+#: Spans of computation and of communication.
 SPANS: tuple[tuple[list[tuple[float, float]], list[tuple[float, float]]], ...] = (
     ([(0, 4), (6, 9)], [(3, 5), (8, 12)]),
     ([(0, 10)], [(2, 3), (5, 7.5)]),
@@ -423,7 +432,7 @@ def judge_exposed(facts: Facts) -> None:
     every.slip(_overlap, "That is the hidden part. How much of the sending is left?")
     every.slip(
         lambda case: max(0.0, case["sending"][-1][1] - case["computing"][-1][1]),
-        "That is only what comes after the last computing. There can be gaps earlier in the step.",
+        "That is only the time after the last computing. There can be gaps earlier in the step.",
     )
     every.slip(
         lambda case: max(end for _, end in (*case["computing"], *case["sending"])) - _length(case["computing"]),
@@ -431,7 +440,7 @@ def judge_exposed(facts: Facts) -> None:
     )
     every.slip(
         lambda case: max(0.0, _length(case["sending"]) - _length(case["computing"])),
-        "You subtract all computing, but only the part that runs at the same time hides anything.",
+        "You subtract all computing, but only the part that runs during a transfer hides anything.",
     )
     every.slip(
         lambda case: _length(case["sending"]) - sum(
@@ -481,17 +490,17 @@ def judge_straggler(facts: Facts) -> None:
             raise Hint(f"rank: rank {rank:.0f} is in collectives for the longest time, because it waits there.")
         if rank == int(min(facts["worst_step"], key=facts["worst_step"].__getitem__)):
             raise Hint(
-                f"rank: rank {rank:.0f} holds up the others in the step with the longest waits, and only there. Which "
-                "one does it in all the others?"
+                f"rank: rank {rank:.0f} holds up the others only in the step with the longest waits. Which rank holds "
+                "them up in all the other steps?"
             )
         raise Hint("rank: whoever comes last has nobody to wait for. Whose waiting_ms is the smallest, step for step?")
     others = [ms for name, ms in waits.items() if name != late]
     number = Number(said, statistics.fmean(others), 0.01, "waits_ms:")
     number.slip(waits[late], "that is how long the straggler itself waits; the others wait for it.")
-    number.slip(statistics.fmean(waits.values()), "that includes the straggler, who is not one of those that wait.")
-    number.slip(sum(others), "that is of the others together; give their mean.")
-    number.slip(statistics.fmean(others) * facts["steps"], "that is of all steps together; give it per step.")
-    number.slip(max(others), "that is the one that waits longest; give the mean of the others.")
+    number.slip(statistics.fmean(waits.values()), "that includes the straggler, which does not wait for itself.")
+    number.slip(sum(others), "that is the total of the others; give their mean.")
+    number.slip(statistics.fmean(others) * facts["steps"], "that is the total of all steps; give it per step.")
+    number.slip(max(others), "that is the rank that waits longest; give the mean of the others.")
     number.slip(
         [ms for name, ms in facts["communicates"].items() if name != late]
         + [statistics.fmean(ms for name, ms in facts["communicates"].items() if name != late)],
@@ -503,14 +512,14 @@ def judge_straggler(facts: Facts) -> None:
     once = statistics.fmean(ms for name, ms in facts["worst_step"].items() if name != late)
     number.slip(
         (statistics.fmean(others) * facts["steps"] - once) / max(1, facts["steps"] - 1),
-        "that leaves out the step when another rank was late. The others wait in that step, too.",
+        "that leaves out the step where another rank was late. The others wait in that step, too.",
     )
     number.wrong(
         "it is not the time that the other seven wait per step.", "Which ranks and which steps belong to the mean?"
     )
 
 
-#: One rank's step in ms: in all, computing, sending, both at once, and waiting for another rank.
+#: One rank's step in milliseconds: total, computing, sending, both at once, and waiting for another rank.
 OVERLAPPED: tuple[tuple[float, float, float, float, float], ...] = (
     (40.0, 20.0, 22.0, 6.0, 3.0),
     (38.0, 16.0, 28.0, 7.0, 4.0),
@@ -521,7 +530,7 @@ OVERLAPPED: tuple[tuple[float, float, float, float, float], ...] = (
 
 
 def overlapped(step: float, computing: float, sending: float, both: float, waiting: float) -> float:
-    """The step of a rank that hides as much of its transfers as its computing can hide."""
+    """Return a rank's step time if it hides as much of its transfers as its computing can hide."""
     return step - min(sending - both - waiting, computing - both)
 
 
@@ -537,7 +546,7 @@ def judge_overlap(facts: Facts) -> None:
     every = Numbers(facts["cases"], len(OVERLAPPED), 1e-6)
     slip(
         lambda step, computing, sending, both, waiting: step - (sending - both - waiting),
-        "That hides everything that is exposed. In some cases there is not so much computing left to hide it behind.",
+        "That hides everything that is exposed. In some cases, there is not enough computing left to hide it behind.",
     )
     slip(
         lambda step, computing, sending, both, waiting: step - min(sending - both, computing - both),
@@ -545,19 +554,19 @@ def judge_overlap(facts: Facts) -> None:
     )
     slip(
         lambda step, computing, sending, both, waiting: step - (sending - both),
-        "That hides all that is exposed, also the waiting for another rank, and more than computing can hide.",
+        "That hides everything that is exposed, including the waiting for another rank. Computing cannot do that.",
     )
     slip(
         lambda step, computing, sending, both, waiting: step - sending,
-        "That subtracts what is hidden already.",
+        "That subtracts the part that is hidden already.",
     )
     slip(
         lambda step, computing, sending, both, waiting: max(computing, sending),
-        "That forgets what is neither computing nor sending, such as copies, and that waiting does not go away.",
+        "That forgets everything that is neither computing nor sending, such as copies. And waiting does not go away.",
     )
     slip(
         lambda step, computing, sending, both, waiting: step - min(sending - both - waiting, computing),
-        "Part of the computing already hides something, and cannot hide anything else.",
+        "Part of the computing already hides something, so it cannot hide anything else.",
     )
     slip(
         lambda step, computing, sending, both, waiting: min(sending - both - waiting, computing - both),
@@ -565,7 +574,7 @@ def judge_overlap(facts: Facts) -> None:
     )
     slip(
         lambda step, computing, sending, both, waiting: step - min(sending - waiting, computing - both),
-        "Part of the sending is hidden already, and cannot be saved a second time.",
+        "Part of the sending is hidden already, so it cannot be saved a second time.",
     )
     for case in facts["cases"]:
         step, computing, sending, both, waiting = case["sizes"]

@@ -1,4 +1,7 @@
-"""Checks of lab 11, *Compilers and kernels*. They count graphs and bytes, or compare values; no clock is read."""
+"""Checks for lab 11, *Compilers and kernels*.
+
+The checks count graphs and bytes, or compare values. They do not read a clock.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ def measure_prediction(answer: Any) -> Facts:
 
 
 def judge_prediction(facts: Facts) -> None:
-    hint_if(facts["gain"] <= 0, "gain is a factor: 2.0 is twice as fast, 1.0 no difference.")
+    hint_if(facts["gain"] <= 0, "gain is a factor: 2.0 means twice as fast, and 1.0 means no difference.")
     hint_if(facts["gain"] > 1e4, f"gain: {facts['gain']:.3g} times as fast? Give a factor, not a time.")
     versions = facts["compilations"]
     hint_if(versions < 1 or versions != int(versions), "compilations is a count: a whole number, at least 1.")
-    hint_if(versions > 1200, "compilations: torch does not compile more often than it is called, 1,200 times.")
+    hint_if(versions > 1200, "compilations: torch cannot compile more often than it is called, which is 1,200 times.")
     hint_if(facts["memory"] < 1, "memory is a factor. Would a longer card need less memory?")
 
 
-#: Milliseconds of layers, and the layers that a compiler does not make faster.
+#: Milliseconds that layers take, and the layers that a compiler cannot make faster.
 LAYERS: tuple[tuple[dict[str, float], tuple[str, ...]], ...] = (
     ({"up": 3.0, "act": 6.0, "down": 2.0, "norm": 1.0}, ("up", "down")),
     ({"stem": 0.5, "up": 4.0, "act": 1.5, "head": 2.0}, ("stem", "up", "head")),
@@ -63,7 +66,7 @@ def judge_at_most(facts: Facts) -> None:
     slip(lambda total, kept: kept, "Those are the milliseconds that stay; how many times as long was the whole?")
     slip(
         lambda total, kept: total / (total - kept) if total > kept else math.inf,
-        "That keeps the other layers: it is the gain if those in `kept` took no time.",
+        "That keeps the wrong layers: it is the gain if the layers in `kept` took no time.",
     )
     every.slip(
         lambda case: len(case["sizes"][0]) / len(case["sizes"][1]),
@@ -77,7 +80,7 @@ def judge_at_most(facts: Facts) -> None:
 
 
 class _Counted:
-    """A backend of torch.compile that generates no code; it counts the graphs that run."""
+    """A torch.compile backend that generates no code but counts the graphs that run."""
 
     def __init__(self) -> None:
         self.ran = 0
@@ -90,7 +93,7 @@ class _Counted:
         return run
 
 
-#: Cards for the Reader, by their number of images.
+#: The Reader's cards, given by their numbers of images.
 CARDS = (12, 30, 12, 17, 25, 40)
 
 
@@ -114,7 +117,7 @@ def measure_whole(answer: Any, checked: Any = None) -> Facts:
 
 
 def _whole_case(old: Any, new: Any, card: torch.Tensor) -> Facts:
-    """What the new Reader returns for a card, next to what the old one sees before its head."""
+    """Return the new Reader's results for a card, and the values that the old Reader has before its head."""
     before: list[torch.Tensor] = []
     handle = old.head.register_forward_pre_hook(lambda _, given: before.append(given[0]))
     scores = old(card)
@@ -135,20 +138,20 @@ def _whole_case(old: Any, new: Any, card: torch.Tensor) -> Facts:
 
 
 def _not_a_pair(got: Any) -> str:
-    """Why a result is not a pair of scores and one number in a tensor; empty if it is."""
+    """Explain why a result is not a pair of scores and a tensor with one number. The result is empty if it is."""
     if isinstance(got, torch.Tensor):
         return "a single tensor"
     if not isinstance(got, (tuple, list)) or len(got) != 2:
         return "nothing" if got is None else f"a {type(got).__name__}"
     if not isinstance(got[0], torch.Tensor):
-        return f"a {type(got[0]).__name__} in place of the scores"
+        return f"a {type(got[0]).__name__} instead of the scores"
     if not isinstance(got[1], torch.Tensor):
-        return f"a {type(got[1]).__name__} in place of a tensor with the largest number"
-    return "" if got[1].numel() == 1 else f"{got[1].numel()} numbers in place of the largest one"
+        return f"a {type(got[1]).__name__} instead of a tensor with the largest number"
+    return "" if got[1].numel() == 1 else f"{got[1].numel()} numbers instead of the largest one"
 
 
 def _graphs(model: Any, cards: Sequence[torch.Tensor]) -> int:
-    """Graphs that run for one card when the model is compiled."""
+    """Return the number of graphs that run per card when the model is compiled."""
     torch.compiler.reset()
     counted = _Counted()
     try:
@@ -167,30 +170,30 @@ def judge_whole(facts: Facts) -> None:
         if not case["returned"]:
             continue
         hint_if(case["returned"] == "nothing", "forward returns nothing yet.")
-        read = "Whoever makes a Python number of a tensor has to wait for its value, and that breaks the graph. " * (
+        read = "Converting a tensor to a Python number has to wait for its value, which breaks the graph. " * (
             case["returned"].startswith(("a float", "a int", "a bool"))
         )
         raise Hint(f"forward returns {case['returned']}. {read}Return two tensors: scores, largest.")
     hint_if(not all(case["same"] for case in cases), "The scores differ from those of Checked with the same weights.")
     every = Numbers(cases, len(CARDS), 1e-4)
     every.slip(
-        lambda case: case["signed"], "largest misses negative numbers: -20,000 is an explosion, too. Checked sees it."
+        lambda case: case["signed"], "largest misses negative numbers: -20,000 is an explosion, too. Checked finds it."
     )
     every.slip(lambda case: case["mean"], "largest is a mean: one exploding number disappears in it.")
-    every.slip(lambda case: case["of_scores"], "largest is that of the scores. Checked looks at x, before the head.")
+    every.slip(lambda case: case["of_scores"], "largest is the largest score. Checked looks at x, before the head.")
     hint_if(not every.right, "largest is not the largest absolute number of x before the head.")
     graphs = facts["graphs"]
-    hint_if(graphs == 0, "torch compiles nothing of it. Is something disabled, or is there an exception inside?")
+    hint_if(graphs == 0, "torch compiles none of it. Is something disabled, or is there an exception inside?")
     if graphs != 1:
         raise Hint(
-            f"The results are right, but torch makes {graphs:g} graphs of it. A line in forward still needs a number "
-            "while the graph runs: an `if`, float(), bool() or .item() of a tensor."
+            f"The results are right, but torch splits it into {graphs:g} graphs. A line in forward still needs a "
+            "number while the graph runs. Look for an `if`, float(), bool() or .item() on a tensor."
         )
 
 
-#: Most versions of one function that torch compiles before it gives up.
+#: Maximum number of versions of a function that torch compiles before it gives up.
 LIMIT = 8
-#: Lengths of cards in their order.
+#: Lengths of cards, in the order of arrival.
 LENGTHS: tuple[tuple[int, ...], ...] = (
     (100, 100, 100),
     (100, 120, 100, 120, 100),
@@ -201,7 +204,7 @@ LENGTHS: tuple[tuple[int, ...], ...] = (
 
 
 def versions(lengths: Sequence[int], dynamic: bool | None) -> int:
-    """How many versions `torch.compile` makes of a function for cards of these lengths, one after the other."""
+    """Return how many versions of a function `torch.compile` makes for a sequence of cards with these lengths."""
     different = len(set(lengths))
     return min(different, LIMIT) if dynamic is False else 1 if dynamic else min(different, 2)
 
@@ -221,17 +224,17 @@ def judge_versions(facts: Facts) -> None:
     fixed.slip(_different, f"dynamic=False: you count all lengths, but torch gives up after {LIMIT} versions.")
     fixed.slip(lambda case: min(_different(case), LIMIT + 1), f"dynamic=False: it is one more than the limit, {LIMIT}.")
     fixed.slip(lambda case: min(_different(case), LIMIT - 1), f"dynamic=False: it is one less than the limit, {LIMIT}.")
-    changes = "dynamic=False: you count changes of length. torch keeps the versions that it has."
+    changes = "dynamic=False: you count changes of length, but torch keeps the versions that it already has."
     fixed.slip(_changes, changes)
     fixed.slip(lambda case: 1 + _changes(case), changes)
     fixed.slip(lambda case: min(1 + _changes(case), LIMIT), changes)
-    fixed.slip(lambda case: min(_different(case), 2), "dynamic=False: that is what dynamic=None does.")
+    fixed.slip(lambda case: min(_different(case), 2), "dynamic=False: that is the number for dynamic=None.")
     for each, name in ((unset, "None"), (free, "True")):
-        each.slip(lambda case: min(_different(case), LIMIT), f"dynamic={name}: that is what dynamic=False does.")
-        each.slip(_different, f"dynamic={name}: not every length gets a version of its own.")
+        each.slip(lambda case: min(_different(case), LIMIT), f"dynamic={name}: that is the number for dynamic=False.")
+        each.slip(_different, f"dynamic={name}: not every length gets its own version.")
     unset.slip(lambda case: 1, "dynamic=None: the first version is for one length only.")
     unset.slip(lambda case: 2, "dynamic=None: if all cards have one length, is there a second version?")
-    free.slip(lambda case: min(_different(case), 2), "dynamic=True: torch need not wait for a second length.")
+    free.slip(lambda case: min(_different(case), 2), "dynamic=True: torch does not need to wait for a second length.")
     for case in cases:
         lengths, dynamic = case["sizes"]
         name = "None" if dynamic is None else str(bool(dynamic))
@@ -248,7 +251,8 @@ def _changes(case: Facts) -> float:
     return float(sum(one != other for one, other in itertools.pairwise(lengths)))
 
 
-#: Numbers in a tensor, and tensors that the activation moves as nine operators and as one kernel.
+#: Numbers of elements in a tensor, and the number of tensors that the activation moves as nine operators and as one
+#: kernel.
 COUNTS, NINE, ONE = (1000, 524_288, 77), 22, 2
 
 
@@ -256,7 +260,7 @@ def measure_moved(answer: Any) -> Facts:
     function = as_function(answer, "moved_bytes(n)")
     cases = []
     for count in COUNTS:
-        eager, fused = as_pair(outcome(function, count), "the bytes of nine operators, and those of one kernel")
+        eager, fused = as_pair(outcome(function, count), "the bytes of nine operators, and the bytes of one kernel")
         cases.append({"count": count, "eager": eager, "fused": fused})
     return {"cases": cases}
 
@@ -274,7 +278,7 @@ def judge_moved(facts: Facts) -> None:
         which.slip(lambda case: 4 * tensors * case["count"], words)
 
     if not (eager.right or fused.right):
-        slip(eager, ONE, "The first number should be that of the nine operators, the second that of one kernel.")
+        slip(eager, ONE, "The first number should be for the nine operators, and the second for one kernel.")
     slip(eager, NINE / 4, "Nine operators: you count numbers. A float32 has 4 bytes.")
     slip(eager, NINE / 2, "Nine operators: a float32 has 4 bytes, not 2.")
     slip(eager, 9, "Nine operators: each one writes a tensor, but what does it read?")
@@ -283,16 +287,16 @@ def judge_moved(facts: Facts) -> None:
     slip(eager, 27, "Nine operators: you let each one read two tensors. 0.5 * x reads only one: 0.5 is no tensor.")
     every = (10, 14, 15, 16, 17, 19, 20, 21, 23, 24, 25, 26)
     for tensors in every:
-        slip(eager, tensors, f"Nine operators: you count {tensors} tensors. Write the nine lines down, one for each.")
+        slip(eager, tensors, f"Nine operators: you count {tensors} tensors. Write down one line per operator.")
     hint_if(not eager.right, "Nine operators: for each of them, count the tensors that it reads and the one it writes.")
     slip(fused, ONE / 4, "One kernel: you count numbers. A float32 has 4 bytes.")
-    slip(fused, 1, "One kernel: it reads a tensor, and it writes one.")
+    slip(fused, 1, "One kernel: it reads one tensor and writes one.")
     slip(fused, 6, "One kernel: it reads x once. Then the number is in a register, and using it again moves nothing.")
-    slip(fused, NINE, "One kernel: the results in between are in registers, and never in memory.")
+    slip(fused, NINE, "One kernel: the intermediate results stay in registers and never reach memory.")
     hint_if(not fused.right, "One kernel: what must it read from memory, and what must be in memory at the end?")
 
 
-#: Cards, heads, images per card and width of a head.
+#: Numbers of cards, heads and images per card, and the width of a head.
 ATTENTIONS = ((4, 4, 64, 32), (4, 4, 1024, 32), (1, 8, 100, 16), (3, 2, 40, 64))
 
 
@@ -301,7 +305,7 @@ def _squares(cards: float, heads: float, length: float) -> float:
 
 
 def plain_bytes(cards: int, heads: int, length: int, width: int) -> int:
-    """Most bytes that attention in plain operators has allocated: two squares of scores, and the output."""
+    """Return the peak memory of attention in plain operators, which is two squares of scores and the output."""
     return 4 * cards * heads * length * (2 * length + width)
 
 
@@ -319,27 +323,27 @@ def judge_attention_bytes(facts: Facts) -> None:
     slip(1, 0, "That is one square of scores. While softmax runs, how many are there?")
     slip(1, 1, "That is one square of scores and the output. `scores` is still there when the last product runs.")
     slip(2, 0, "The output is missing: it is allocated while both squares are still there.")
-    slip(3, 0, "At no moment are there three squares: a tensor goes when no name refers to it. And the output?")
-    slip(3, 1, "At no moment are there three squares: the one before masked_fill goes when `scores` gets the new one.")
-    slip(4, 1, "That adds up all squares that there ever were. Which of them are there at the same time?")
-    slip(2, 4, "That counts q, k and v as well, which were there before.")
+    slip(3, 0, "There are never three squares: a tensor is freed when no name refers to it. And where is the output?")
+    slip(3, 1, "There are never three squares: the one before masked_fill is freed when `scores` gets the new one.")
+    slip(4, 1, "That adds up all squares that ever existed. Which of them exist at the same time?")
+    slip(2, 4, "That counts q, k and v as well, which existed before.")
     slip(0, 1, "That is the output alone. How large is q @ k.transpose(-2, -1)?")
     every.slip(lambda case: case["wanted"] / 4, "Those are numbers. How many bytes does a float32 have?")
     every.slip(lambda case: 8 * case["wanted"], "It looks like bits.")
-    every.slip(lambda case: case["wanted"] / case["sizes"][1], "That is one head. Each head has scores of its own.")
-    every.slip(lambda case: case["wanted"] / case["sizes"][0], "That is one card. Each card has scores of its own.")
+    every.slip(lambda case: case["wanted"] / case["sizes"][1], "That is for one head. Each head has its own scores.")
+    every.slip(lambda case: case["wanted"] / case["sizes"][0], "That is for one card. Each card has its own scores.")
     for case in facts["cases"]:
         cards, heads, length, width = case["sizes"]
         where = f"For {cards:g} card(s), {heads:g} heads, {length:g} images and heads of width {width:g}:"
-        Number(case["said"], case["wanted"], 1e-9, where).wrong("", "go through the lines: what is there after each?")
+        Number(case["said"], case["wanted"], 1e-9, where).wrong("", "go through the lines: what exists after each?")
 
 
-#: Cards, heads, images per card and width of a head.
+#: Numbers of cards, heads and images per card, and the width of a head.
 SHAPES = ((2, 4, 50, 32), (3, 2, 33, 16))
 
 
 class _Squares(TorchDispatchMode):
-    """Counts the tensors with a number for each pair of images that operators return."""
+    """Count the tensors returned by operators that have a number for each pair of images."""
 
     def __init__(self, size: int, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -354,7 +358,7 @@ class _Squares(TorchDispatchMode):
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blank: torch.Tensor | None, scale: float) -> Any:
-    """Attention in plain operators; `blank` marks the images that nobody looks at."""
+    """Compute attention with plain operators. `blank` marks the images that no other image looks at."""
     scores = q @ k.transpose(-2, -1) * scale
     if blank is not None:
         scores = scores.masked_fill(blank[:, None, None, :], -math.inf)
@@ -386,7 +390,7 @@ def measure_swapped(answer: Any) -> Facts:
     return {"cases": cases}
 
 
-#: What a result of `attention` shows about its mistake.
+#: Hints for the mistakes that can be recognised from the result of `attention`.
 SWAPS = {
     "inverted": "It looks at exactly the blank boxes. In attn_mask, True means that an image *may* be looked at.",
     "unmasked": "The blank boxes are looked at: `blank` has no effect.",
@@ -409,13 +413,13 @@ def judge_swapped(facts: Facts) -> None:
         raise Hint("The output differs from that of plain. Does each image look at all images that are not blank?")
     if any(case["squares"] != 0 for case in cases):
         raise Hint(
-            "The output is right, but tensors with a number for each pair of images are made on the way. Leave that to "
-            "nn.functional.scaled_dot_product_attention."
+            "The output is right, but your code makes tensors with a number for each pair of images on the way. Use "
+            "nn.functional.scaled_dot_product_attention instead."
         )
 
 
 class _HalfGradient(torch.autograd.Function):
-    """Gives its input; the gradient goes through float16, as in the layers of a model in that format."""
+    """Return the input unchanged, but round the gradient to float16, as layers of a float16 model do."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -426,7 +430,7 @@ class _HalfGradient(torch.autograd.Function):
         return gradients[0].half().float()
 
 
-#: For each case: how large the loss is, and its scale. With the last scale, gradients overflow.
+#: The size of the loss and its scale, for each case. With the last scale, gradients overflow.
 SCALES = (("small", 1e-8, 2.0**16), ("usual", 1.0, 2.0**8), ("too large", 1.0, 2.0**30))
 LEARNING_RATE = 0.5
 
@@ -438,7 +442,7 @@ def measure_scaled(answer: Any) -> Facts:
         weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
         x = torch.tensor([0.5, 1.0, -1.5])
         optimizer = torch.optim.SGD([weight], LEARNING_RATE / size)
-        weight.grad = torch.full((3,), 3.0 * size)  # of an earlier step
+        weight.grad = torch.full((3,), 3.0 * size)  # left over from an earlier step
 
         def loss_of(weight: Any = weight, size: float = size, x: Any = x) -> torch.Tensor:
             halved: torch.Tensor = _HalfGradient.apply(weight)  # type: ignore[no-untyped-call]
@@ -459,7 +463,7 @@ def measure_scaled(answer: Any) -> Facts:
 
 
 def _is_flag(returned: Any) -> bool:
-    """Whether it is one True or False of torch or numpy."""
+    """Check whether a result is a single boolean from torch or numpy."""
     try:
         return str(returned.dtype) in ("torch.bool", "bool") and returned.numel() == 1
     except Exception:
@@ -474,14 +478,14 @@ def judge_scaled(facts: Facts) -> None:
         _judge_factor(case, factor, usual["returned"])
     if not large["finite"] or any(change != 0 for change in large["change"]):
         raise Hint(
-            f"With a scale of {large['scale']:.0f}, gradients overflow to infinity, and the step was taken all the "
-            "same: the weights are lost. Skip it."
+            f"With a scale of {large['scale']:.0f}, gradients overflow to infinity, but the step was taken anyway and "
+            "the weights are lost. Skip such a step."
         )
     for case, word in ((usual, True), (small, True), (large, False)):
         if isinstance(case["returned"], str):
             raise Hint(f"The steps are right, but your function returns a {case['returned']}, not True or False.")
         if case["returned"] != word:
-            raise Hint("The steps are right. Return True where a step was taken, and False where it was skipped.")
+            raise Hint("The steps are right. Return True if a step was taken, and False if it was skipped.")
 
 
 def _both(case: Facts) -> tuple[list[Any], list[float]]:
@@ -489,7 +493,7 @@ def _both(case: Facts) -> tuple[list[Any], list[float]]:
 
 
 def _judge_factor(case: Facts, factor: Sequence[float], returned: Any) -> None:
-    """Raise a `Hint` unless each weight moved by its gradient, up to what float16 rounds."""
+    """Raise a `Hint` unless each weight moved by its gradient, apart from rounding in float16."""
     scale = case["scale"]
 
     def all_are(wanted: float) -> bool:
@@ -514,10 +518,10 @@ def _judge_factor(case: Facts, factor: Sequence[float], returned: Any) -> None:
     if all(close(each - 1.0, 3.0 / gradient, 0.02) or close(each - 1.0, 3.0 / gradient / scale, 0.02)
            for each, gradient in zip(factor, case["gradient"], strict=True)):  # fmt: skip
         raise Hint("The gradients of an earlier step are still there: begin with optimizer.zero_grad().")
-    raise Hint("The weights did not move as they would in float32. Is the order scale, backward, divide, step?")
+    raise Hint("The weights did not move as they would in float32. Is your order scale, backward, divide, step?")
 
 
-#: Milliseconds that stay serial, that can be divided, and that each further thread costs; and cores.
+#: Milliseconds that stay serial, that can be divided, and that each additional thread costs; and the number of cores.
 WORK = ((1.0, 8.0, 0.55, 8), (0.2, 0.3, 0.5, 4), (0.0, 9.0, 1.0, 2), (5.0, 30.0, 0.35, 16), (2.0, 4.0, 0.3, 3))
 
 
@@ -526,7 +530,7 @@ def _ms(serial: float, divisible: float, start: float, threads: float) -> float:
 
 
 def best_threads(serial: float, divisible: float, start: float, cores: int) -> int:
-    """The number of threads, at most one per core, with the shortest time."""
+    """Return the number of threads with the shortest time, using at most one thread per core."""
     return min(range(1, int(cores) + 1), key=lambda threads: _ms(serial, divisible, start, threads))
 
 
@@ -541,8 +545,8 @@ def measure_threads(answer: Any) -> Facts:
 
 def judge_threads(facts: Facts) -> None:
     every = Numbers(facts["cases"], len(WORK), 1e-9)
-    every.slip(lambda case: case["sizes"][3], "That is all cores, always. Starting a thread costs time, too.")
-    every.slip(lambda case: 1, "That is one thread, always.")
+    every.slip(lambda case: case["sizes"][3], "That is always all cores. Starting a thread costs time, too.")
+    every.slip(lambda case: 1, "That is always one thread.")
     every.slip(
         lambda case: _shortest_ms(*case["sizes"]),
         "That is the shortest time. How many threads reach it?",
@@ -558,7 +562,7 @@ def judge_threads(facts: Facts) -> None:
         serial, divisible, start, cores = case["sizes"]
         where = f"For {serial:g} + {divisible:g} / threads + {start:g} * (threads - 1) ms and {cores:g} cores:"
         hint_if(
-            not close(case["said"], case["wanted"], 1e-9), f"{where} another number than {case['said']:g} is faster."
+            not close(case["said"], case["wanted"], 1e-9), f"{where} a number other than {case['said']:g} is faster."
         )
 
 

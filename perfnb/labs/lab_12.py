@@ -1,4 +1,7 @@
-"""Checks of lab 12, *Capstone*. They count work, compare values, and read the journal; no clock decides."""
+"""Checks for lab 12, *Capstone*.
+
+The checks count work, compare values and read the journal. They do not depend on a clock.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ from perfnb.labs.judging import Number, all_there, close, hint_if
 from perfnb.labs.made_night import BOXES, Archive, run_counted
 from perfnb.results import ABTest, Journal
 
-#: Cards of a batch of the script, and of the archive in the lab.
+#: Number of cards in one of the script's batches and in the lab's archive.
 BATCH, ARCHIVE = 2, 400
-#: For each planted fault, the methods of the script that it may be put down to, and by which factor they do too much.
+#: The script's methods that may be named for each planted fault, and the factors by which they do too much work.
 FAULTS: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
     "reads": (("brightness", "cards"), ((ARCHIVE + BATCH) / BATCH, ARCHIVE / BATCH)),
     "float64": (("new_reader", "cards", "brightness"), (2.0,)),
-    "passes": (("right", "loss", "step"), (2.0, 4 / 3)),  # of forward passes, or of FLOPs with the backward pass
-    "boxes": (("padded",), (2.0, 16 / 7)),  # of boxes, or of FLOPs with attention
+    "passes": (("right", "loss", "step"), (2.0, 4 / 3)),  # in forward passes, or in FLOPs including the backward pass
+    "boxes": (("padded",), (2.0, 16 / 7)),  # in boxes, or in FLOPs including attention
 }
-#: The finding that names a fault. None names the boxes.
+#: The finding that names each fault. No finding names the boxes.
 NAMED = {"reads": "host code", "float64": "float64", "passes": "repeated forward"}
 
 
@@ -37,7 +40,7 @@ def measure_prediction(answer: Any) -> Facts:
 
 def judge_prediction(facts: Facts) -> None:
     hint_if(not 0 <= facts["model"] <= 1, "model is a share of the step, from 0 to 1.")
-    hint_if(facts["waste"] < 1, "waste is a factor: 1 means that nothing is computed in vain, 3 three times too much.")
+    hint_if(facts["waste"] < 1, "waste is a factor: 1 means no waste, and 3 means three times as much work as needed.")
     hint_if(facts["faster"] < 1, "faster is a factor: 2 means twice as fast. Would a cure make it slower?")
     hint_if(facts["faster"] > 1e4, f"faster: {facts['faster']:.3g} is too much. Give a factor.")
 
@@ -53,7 +56,7 @@ def _words(text: Any) -> int:
 
 
 def _profiles(journal: Journal) -> Iterator[tuple[Any, Profile]]:
-    """The rows of the profiles that were added, and the profiles."""
+    """Yield the row of each profile that was added, together with the profile."""
     for row in journal.history.itertuples():
         if row.kind == "profile":
             try:
@@ -95,7 +98,7 @@ def judge_record(facts: Facts) -> None:
 
 
 def _record_hint(profile: Facts) -> str:
-    """What is missing in a profile of the script; empty if nothing is."""
+    """Return a hint about what is missing in a profile of the script. It is empty if nothing is missing."""
     if profile["calls"] is None:
         return "The profile has no layers. Pass the Reader of the script that you profile: model=night.reader."
     if not profile["backward"]:
@@ -106,8 +109,8 @@ def _record_hint(profile: Facts) -> str:
         return f"It has {profile['steps']} timed steps, too few for an interval. Give the profile a larger budget."
     if profile["words"] < 4:
         return (
-            "The profile has no hypothesis. What do you expect to find, and why? Pass it to journal.add as hypothesis, "
-            "in a sentence, before you read the report."
+            "The profile has no hypothesis. What do you expect to find, and why? Before you read the report, write it "
+            "down in a sentence and pass it to journal.add as hypothesis."
         )
     if not profile["named"]:
         return "Give the entry a name, so that the journal can tell your steps apart."
@@ -115,7 +118,7 @@ def _record_hint(profile: Facts) -> str:
 
 
 def _method(key: Any) -> str:
-    """The name of a method; the method itself is as good as its name."""
+    """Return the name of a method that is given by its name or as the method itself."""
     return str(getattr(key, "__name__", key))
 
 
@@ -144,7 +147,7 @@ def judge_diagnosis(facts: Facts) -> None:
     missing = [name for name in FAULTS if name not in found]
     if any(name in NAMED for name in missing):
         raise Hint(
-            f"{_so_far(len(found))} The findings of your profile have another one: which of them is about work that "
+            f"{_so_far(len(found))} The findings of your profile name another fault: which of them is about work that "
             "the task does not need, and which method causes it?"
         )
     if missing:
@@ -155,7 +158,7 @@ def judge_diagnosis(facts: Facts) -> None:
 
 
 def _so_far(count: int) -> str:
-    return f"{count} right, and nothing wrong." if count > 1 else "This one is right."
+    return f"{count} are right, and none are wrong." if count > 1 else "This one is right."
 
 
 def _is(fault: str, method: str, factor: float) -> bool:
@@ -166,9 +169,9 @@ def _is(fault: str, method: str, factor: float) -> bool:
 def _not_a_fault(method: str, factor: float) -> str:
     faults = [name for name, (methods, _) in FAULTS.items() if method in methods]
     if not faults:
-        return f"{method}: the task needs all that it does, once per step. Which result would be missing without it?"
+        return f"{method}: the task needs everything that it does once per step. What would be missing without it?"
     if factor <= 1:
-        return f"{method}: {factor:.3g} is no waste. Give the work done divided by the work needed."
+        return f"{method}: {factor:.3g} would be no waste. Give the work done divided by the work needed."
     if faults[0] == "reads":
         return (
             f"{method}: count the cards that it makes the archive read in one step (archive.reads counts them), and "
@@ -183,26 +186,26 @@ def _not_a_fault(method: str, factor: float) -> str:
 
 def measure_bound(answer: Any, waste: Any = None, journal: Any = None) -> Facts:
     if not isinstance(waste, Mapping) or not waste:
-        raise Hint("Solve the exercise before this one first: the bounds are about the methods of waste.")
+        raise Hint("Solve the previous exercise first: the bounds are about the methods in your answer to it.")
     names = {_method(name): float(factor) for name, factor in waste.items()}
     said = {_method(name): ms for name, ms in answer.items()} if isinstance(answer, Mapping) else answer
     profiles = [_described(*found) for found in _profiles(_journal(journal))]
     right = [profile for profile in profiles if not _record_hint(profile)]
-    hint_if(not right, "The journal has no profile of the script with a hypothesis yet. Solve 12.2 first.")
+    hint_if(not right, "The journal does not have a profile of the script with a hypothesis yet. Solve 12.2 first.")
     return {"said": as_fields(said, **dict.fromkeys(names, float)), "waste": names, "profiles": right}
 
 
 def judge_bound(facts: Facts) -> None:
     said, profiles = facts["said"], all_there(facts["profiles"], 1, or_more=True)
     faults = {name: method for method, factor in facts["waste"].items() for name in FAULTS if _is(name, method, factor)}
-    hint_if(len(faults) < len(FAULTS), "Find all of the waste first, in the exercise before this one.")
+    hint_if(len(faults) < len(FAULTS), "Find all of the waste in the previous exercise first.")
     hints = [_bound_hint(said, faults, profile) for profile in profiles]
     if all(hints):
         raise Hint(hints[-1])
 
 
 def _bound_hint(said: Mapping[str, float], faults: Mapping[str, str], profile: Facts) -> str:
-    """What is wrong with bounds in the light of one profile."""
+    """Return a hint about what is wrong with the bounds, based on one profile."""
     step_ms, reader_ms = profile["step_ms"], profile["reader_ms"]
     for fault, method in faults.items():
         value = said[method]
@@ -219,23 +222,23 @@ def _bound_hint(said: Mapping[str, float], faults: Mapping[str, str], profile: F
             return f"{method}: that is not the bound of the finding that names this waste, bound_ms in p.findings."
         if fault == "boxes" and not 0.4 * reader_ms <= value <= 0.76 * reader_ms:
             if value > 0.76 * reader_ms:
-                return f"{method}: that is more than the passes spend on boxes that are not on the card. Which part is?"
+                return f"{method}: the passes spend less than that on boxes that are not on the card. How much is it?"
             return (
-                f"{method}: p.layers has the time of all passes of the Reader. Which part of the boxes in them is not "
-                "on the card? So much of that time could go."
+                f"{method}: p.layers has the time of all passes of the Reader. Which fraction of the boxes in them is "
+                "not on the card? That fraction of the time could be saved."
             )
     return ""
 
 
-#: Steps that the check runs, seed and cards of an archive that the reader has not seen.
+#: Number of steps that the check runs, and the seed and number of cards of an archive that the reader has not seen.
 STEPS, SEED, CARDS = 3, 11, 12
-#: Relative differences that are rounding in float32 against float64: of a loss, and of how far the weights have moved.
-#: A loss in bfloat16 differs by more, but by less than one of other inputs.
+#: Maximum relative differences due to rounding between float32 and float64, for a loss and for the change of the
+#: weights. A loss in bfloat16 differs by more than that, but by less than a loss for other inputs.
 ROUNDING, MOVED, FEWER_DIGITS = 1e-5, 1e-3, 5e-4
 
 
 def measure_cure(answer: Any, script: Any = None) -> Facts:
-    hint_if(answer is script, "Cured is still Maya's script. Let it be your class.")
+    hint_if(answer is script, "Cured is still Maya's script. Assign your own class to it.")
     sides: Facts = {}
     weights = [_weights(outcome(as_function(script, "the class with an archive and a seed"), Archive(1), SEED))]
     for name, make in (("before", script), ("after", answer)):
@@ -258,7 +261,10 @@ def _log(script: Any) -> list[list[float]]:
 
 
 def _apart(start: list[torch.Tensor], before: list[torch.Tensor], after: list[torch.Tensor]) -> float | None:
-    """How far two lists of weights are apart, relative to how far training moved them; ``None`` for other shapes."""
+    """Return the distance between two lists of weights relative to how far training moved them.
+
+    The result is ``None`` if the shapes differ.
+    """
     if [part.shape for part in before] != [part.shape for part in after]:
         return None
     first, one, other = (torch.cat([part.flatten() for part in parts]) for parts in (start, before, after))
@@ -275,18 +281,18 @@ def judge_cure(facts: Facts) -> None:
     apart = facts["apart"]
     if apart is None or apart > MOVED:
         raise Hint(
-            "The losses are right, but the weights after some steps are not those of Maya's script. Does each step "
-            "still train, with clipped gradients?"
+            "The losses are right, but after some steps the weights differ from those of Maya's script. Does each step "
+            "still train with clipped gradients?"
         )
     steps, needed = after["steps"], BATCH * BOXES
     reads = after["reads"]
-    if reads > 2 * CARDS + BATCH * steps:  # all of them twice, at most
+    if reads > 2 * CARDS + BATCH * steps:  # at most all of them twice
         raise Hint(
-            f"The values are the same, but {steps} steps read {reads} cards of an archive of {CARDS}. What do you read "
-            "again that has not changed?"
+            f"The values are the same, but {steps} steps read {reads} cards of an archive of {CARDS}. Which cards do "
+            "you read again although they have not changed?"
         )
     if after["float64"]:
-        raise Hint("The values are the same, but the Reader still gets or holds numbers of 8 bytes.")
+        raise Hint("The values are the same, but the Reader's inputs or weights still use 8 bytes per number.")
     if after["longest"] > BOXES:
         raise Hint(f"The values are the same, but the Reader still computes {after['longest']} boxes per card.")
     if after["boxes"] > needed * steps:
@@ -298,7 +304,7 @@ def judge_cure(facts: Facts) -> None:
 
 
 def _same_values(before: list[list[float]], after: list[list[float]]) -> None:
-    """Raise a `Hint` unless two logs have the same losses and, but for near ties, the same counts."""
+    """Raise a `Hint` unless two logs have the same losses and, except for near ties, the same counts."""
     if len(after) != len(before):
         raise Hint(f"After {len(before)} steps, your log has {len(after)} rows. Log each step, as Maya's script does.")
     if any(len(row) != 2 for row in after):
@@ -309,22 +315,22 @@ def _same_values(before: list[list[float]], after: list[list[float]]) -> None:
         if abs(counted - right) > 2:
             raise Hint(
                 f"The losses are the same, but {counted:.0f} boxes were read right in a step where Maya's script "
-                f"counts {right:.0f}. Her log needs that number: count it, in a cheaper way."
+                f"counts {right:.0f}. Her log needs that number, so find a cheaper way to count it."
             )
 
 
 def _other_losses(losses: list[tuple[float, float]]) -> str:
-    """What may be wrong with the losses of a cure; each is next to that of the original script."""
+    """Return a hint about what may be wrong with a cure's losses, which are paired with the original script's."""
     first, new = losses[0]
     if all(close(new, loss, FEWER_DIGITS) for loss, new in losses):
         return (
-            "The losses are close to those of Maya's script, but differ by more than float32 rounds. Something is "
-            "computed with fewer digits."
+            "The losses are close to those of Maya's script, but the difference is larger than rounding in float32. "
+            "Something is computed with fewer digits."
         )
     if close(first, new, ROUNDING):
         return (
-            "The first loss is that of Maya's script, the later ones are not: your cure changes how it trains. Does "
-            "each step draw the same cards, and update the same weights in the same way?"
+            "The first loss is that of Maya's script, but the later losses are not: your cure changes how it trains. "
+            "Does each step draw the same cards, and update the same weights in the same way?"
         )
     return (
         f"The first loss is {new:.4f} instead of {first:.4f}: your cure computes something else. Do the cards, their "
@@ -332,7 +338,7 @@ def _other_losses(losses: list[tuple[float, float]]) -> str:
     )
 
 
-#: Changes that the journal has to test, at least: one for each planted fault.
+#: Minimum number of changes that the journal must test, which is one for each planted fault.
 TESTS = len(FAULTS)
 
 
@@ -341,7 +347,7 @@ def measure_journal(answer: Any) -> Facts:
 
 
 def _tests(journal: Journal) -> Iterator[Facts]:
-    """The A/B tests of a journal, in chronological order."""
+    """Yield the facts of a journal's A/B tests in chronological order."""
     for row in journal.history.itertuples():
         if row.kind != "report":
             continue
@@ -369,19 +375,19 @@ def judge_journal(facts: Facts) -> None:
         hint_if(not test["change"], f"{where} what did you change? Pass it to ab_test or to journal.add as change.")
         if _words(test["hypothesis"]) < 4:
             raise Hint(
-                f"{where} it has no hypothesis. Which saving did you expect, and why? A sentence, written before the "
-                "test, is what you learn from."
+                f"{where} it has no hypothesis. Which saving did you expect, and why? You learn from a sentence that "
+                "you wrote before the test."
             )
         if test["check"] is None:
-            raise Hint(f"{where} it did not compare the results, so the change may be wrong. Pass check.")
+            raise Hint(f"{where} it did not compare the results, so the change may be wrong. Pass check to ab_test.")
         if test["accepted"] != (test["decision"] == "accept"):
             done = "accepted" if test["accepted"] else "not accepted"
-            raise Hint(f"{where} its decision is {test['decision']}, and the entry is {done}. Leave that to the test.")
+            raise Hint(f"{where} its decision is {test['decision']}, but the entry is {done}. Let the test decide.")
     changes = {test["change"].casefold() for test in tests}
     if len(changes) < TESTS:
         raise Hint(
-            f"The journal has tests of {len(changes)} change(s), and you found {TESTS} faults. One change per test: "
-            "two changes in one test are no evidence for either."
+            f"The journal has tests of {len(changes)} change(s), but you found {TESTS} faults. Test one change at a "
+            "time, because a test of two changes is no evidence for either."
         )
     hint_if(len({test["hypothesis"].casefold() for test in tests}) < TESTS, "Each change needs its own hypothesis.")
     right = {test["change"].casefold() for test in tests if test["decision"] != "reject"}
@@ -393,7 +399,10 @@ def judge_journal(facts: Facts) -> None:
 
 
 def undecided(facts: Facts) -> str:
-    """Which changes no test has decided on, as happens on a busy machine; empty if there are none."""
+    """Explain which changes no test has decided on, as can happen on a busy machine.
+
+    The result is empty if all changes are decided.
+    """
     tests = facts["tests"]
     accepted = {test["change"].casefold() for test in tests if test["decision"] == "accept"}
     last = {test["change"].casefold(): test["change"] for test in tests if test["decision"] == "inconclusive"}
@@ -403,9 +412,9 @@ def undecided(facts: Facts) -> str:
     return f"these times do not decide on {', '.join(left)}. Test again, with a larger budget_s or on an idle machine"
 
 
-#: Largest ratio of the whole that follows from cured faults; without noise it is about 0.12.
+#: Maximum ratio of the whole that is plausible if all faults are cured. Without noise, the ratio is about 0.12.
 MOST_RATIO = 0.6
-#: Least words of the text of a report.
+#: Minimum number of words in the text of a report.
 LEAST_WORDS = 25
 
 
@@ -419,7 +428,7 @@ def measure_report(answer: Any, whole: Any = None, journal: Any = None) -> Facts
 
 
 def _numbers(text: str) -> list[list[float]]:
-    """The numbers in a text, each with half a unit of its last digit: what rounding may have changed."""
+    """Return the numbers in a text, each with half a unit of its last digit, which is the maximum rounding error."""
     found = re.findall(r"(\d{1,9})(?:[.,](\d{1,9}))?", text)[:100]
     return [[float(f"{whole}.{digits or 0}"), 0.5 * 10.0 ** -len(digits)] for whole, digits in found]
 
@@ -431,7 +440,7 @@ def judge_report(facts: Facts) -> None:
     hint_if(_words(test["hypothesis"]) < 4, "The test of the whole has no hypothesis. What did you expect?")
     if test["check"] is None or test["check"]:
         raise Hint(
-            "The test of the whole does not show that the results are the same: pass check, and look at its verdict."
+            "The test of the whole does not show that the results are the same. Pass check and look at the verdict."
         )
     low, high = test["ratio_ci"]
     if test["ratio"] > MOST_RATIO:
@@ -440,12 +449,14 @@ def judge_report(facts: Facts) -> None:
             "is the baseline Nightly, and the candidate Cured?"
         )
     ratio = Number(said["ratio"], test["ratio"], 0.02, "ratio:")
-    ratio.slip(1 / test["ratio"], "that is how many times as fast. Give the candidate's time by the baseline's.")
+    ratio.slip(
+        1 / test["ratio"], "that is how many times as fast it is. Divide the candidate's time by the baseline's."
+    )
     ratio.slip(1 - test["ratio"], "that is the share that was saved. Give what remains.")
     ratio.wrong("it is not that of the test of the whole.")
     for name, end in (("low", low), ("high", high)):
         interval = Number(said[name], end, 0.02, f"{name}:")
-        interval.slip((low, high), "the two ends of the interval are interchanged.")
+        interval.slip((low, high), "the two ends of the interval are swapped.")
         interval.slip((1 / low, 1 / high), "that belongs to the inverse ratio.")
         interval.wrong("it is not an end of the interval of the test of the whole, ratio_ci.")
     _unnamed(said["unnamed"])
@@ -456,7 +467,7 @@ def judge_report(facts: Facts) -> None:
         )
     shown = (test["ratio"], 1 / test["ratio"], 100 * test["ratio"], 100 * (1 - test["ratio"]))
     if not any(close(number, value, 0.05, half) for number, half in facts["numbers"] for value in shown):
-        raise Hint("text: it lacks the measured result, the ratio of the whole or how many times as fast it is.")
+        raise Hint("text: it lacks the measured result. Give the ratio of the whole, or how many times as fast it is.")
 
 
 def _unnamed(method: str) -> None:
@@ -464,7 +475,7 @@ def _unnamed(method: str) -> None:
     if name in FAULTS["boxes"][0]:
         return
     if any(name in FAULTS[fault][0] for fault in NAMED):
-        raise Hint("unnamed: a finding of the profile names that one. Which waste did you have to find without any?")
+        raise Hint("unnamed: a finding of the profile names that one. Which waste did you find without a finding?")
     raise Hint("unnamed: give the name of the method whose waste no finding names.")
 
 

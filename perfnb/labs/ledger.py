@@ -1,4 +1,4 @@
-"""The reader's answers so far and how they were judged."""
+"""Record the reader's answers and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from perfnb.labs.exercise import Exercise, Facts, Hint, quoted, shortened, what_
 
 
 class FromCell:
-    """Stands in for the result of a later cell, and names that cell to whoever uses it too early.
+    """Placeholder for the result of a later cell. Using it too early raises an error that names the cell.
 
-    Its attributes, items and return values are itself, so a check receives it whatever it asks for.
+    Attribute access, indexing and calls all return the placeholder itself, so it always reaches the check.
     """
 
     def __init__(self, section: str, line: str) -> None:
         self._section, self._line = section, line
 
     def what_to_run(self) -> str:
-        """Which cell to run, as a sentence."""
+        """A sentence that names the cell to run."""
         cell = f'the cell with "{self._line}" in the section "{self._section}"'
-        return f"First run {cell}, then this one again. If that cell failed, its error has the reason."
+        return f"First run {cell}, then this one again. If that cell failed, its error message gives the reason."
 
     def __repr__(self) -> str:
         return self.what_to_run()
 
     def __getattr__(self, name: str) -> FromCell:
-        if name.startswith("_"):  # asked by a notebook for a way to show this, or by Python for a protocol
+        if name.startswith("_"):  # the notebook looks for a display method, or Python for a protocol
             raise AttributeError(name)
         return self
 
@@ -54,17 +54,18 @@ class FromCell:
     __len__ = __bool__ = __float__ = __iter__
 
 
-#: Longest answer kept for a teacher to read, in characters.
+#: Maximum length of an answer that is saved for the teacher, in characters.
 LONGEST_ANSWER = 4000
-#: Longest hint, in characters.
+#: Maximum length of a hint, in characters.
 LONGEST_HINT = 1200
 
 
 @dataclass(frozen=True)
 class Result:
-    """An answer to an exercise. ``hint`` is empty if it was right; ``facts`` is empty if nothing was measured.
+    """An answer to an exercise and the verdict on it.
 
-    ``tries`` counts the answers to this exercise so far.
+    ``hint`` is empty if the answer was right, and ``facts`` is empty if nothing was measured. ``tries`` is the number
+    of answers to this exercise so far.
     """
 
     number: str
@@ -83,7 +84,7 @@ class LabProgress:
     Attributes
     ----------
     rows : tuple of (exercise, result)
-        One row per exercise, in order; the result is ``None`` if it was not tried.
+        One row per exercise, in order. The result is ``None`` if the exercise has not been tried.
     """
 
     rows: tuple[tuple[Exercise, Result | None], ...]
@@ -114,13 +115,19 @@ class LabProgress:
 
 
 class Ledger:
-    """One reader's results: for each exercise the last right answer, or else the last answer."""
+    """One reader's results.
+
+    For each exercise, the ledger keeps the last right answer. If there is none, it keeps the last answer.
+    """
 
     def __init__(self) -> None:
         self._results: dict[str, Result] = {}
 
     def judge(self, number: str, answer: Any, evidence: dict[str, Any]) -> Result:
-        """Measure and judge an answer. A wrong one counts as a try but does not replace an earlier right one."""
+        """Measure and judge an answer.
+
+        A wrong answer counts as a try, but it does not replace an earlier right answer.
+        """
         exercise = exercise_of(number)
         before = self._results.get(number)
         facts, hint = judged(exercise, answer, evidence)
@@ -129,16 +136,17 @@ class Ledger:
         return result
 
     def progress(self, lab: int | None = None, exported: Mapping[str, bool] | None = None) -> LabProgress:
-        """LabProgress in one lab, or in every lab that was started.
+        """Return the progress in one lab, or in every lab that was started.
 
-        With `exported`, which exercises are right according to files of results, it covers all labs, started or not.
+        `exported` lists the exercises that results files show to be right. If it is given, the progress covers all
+        labs, including those that were not started.
         """
         started = known_labs() if exported is not None else {_lab(number) for number in self._results}
         every = [each for one in sorted(started if lab is None else {str(lab)}, key=int) for each in exercises_of(one)]
         return LabProgress(tuple((exercise, self._result(exercise, exported or {})) for exercise in every))
 
     def _result(self, exercise: Exercise, exported: Mapping[str, bool]) -> Result | None:
-        """The reader's result, or that of a file if only that is right."""
+        """Return the reader's result, or the result from a file if only that one is right."""
         own, filed = self._results.get(exercise.number), exported.get(exercise.number)
         if filed is None or (own and own.right >= filed):
             return own
@@ -150,9 +158,10 @@ class Ledger:
 
 
 def judged(exercise: Exercise, answer: Any, evidence: dict[str, Any]) -> tuple[Facts, str]:
-    """The facts of an answer, and what is wrong with it (empty if nothing is).
+    """Return the facts of an answer and the hint on it, which is empty if the answer is right.
 
-    Whatever the answer and evidence are, the problem is described in a sentence; only `KeyboardInterrupt` propagates.
+    Any problem with the answer or the evidence is described in a sentence. The only exception that propagates is
+    `KeyboardInterrupt`.
     """
     facts: Facts = {}
     try:
@@ -184,7 +193,7 @@ def _require_cells(*values: Any) -> None:
 
 
 def _not_judged(exercise: Exercise, evidence: dict[str, Any], error: BaseException) -> str:
-    """Why a check could not judge: usually an argument is missing or has the wrong type."""
+    """Explain why a check could not judge an answer. Usually an argument is missing or has the wrong type."""
     _, *needed = inspect.signature(exercise.measure).parameters
     if set(needed) != set(evidence):
         given = "".join(f", {name}=..." for name in needed)
@@ -197,12 +206,12 @@ def _not_judged(exercise: Exercise, evidence: dict[str, Any], error: BaseExcepti
 
 
 def exercise_of(number: str) -> Exercise:
-    """The exercise with a number such as ``2.3``.
+    """Return the exercise with the given number, such as ``2.3``.
 
     Raises
     ------
     LabError
-        If there is no such exercise.
+        If there is no exercise with this number.
     """
     lab = _lab(str(number))
     every = {exercise.number: exercise for exercise in exercises_of(lab)}
@@ -212,7 +221,7 @@ def exercise_of(number: str) -> Exercise:
 
 
 def exercises_of(lab: str) -> tuple[Exercise, ...]:
-    """All exercises of a lab, in order; raises `LabError` if there is no such lab."""
+    """Return all exercises of a lab in order, or raise `LabError` if the lab does not exist."""
     labs = known_labs()
     if lab not in labs:
         raise LabError(f"There is no lab {lab!r}; there are {', '.join(labs)}. Exercises are numbered like '2.3'.")
@@ -221,7 +230,7 @@ def exercises_of(lab: str) -> tuple[Exercise, ...]:
 
 
 def known_labs() -> dict[str, str]:
-    """Module of checks for each lab."""
+    """Return the name of the module that contains the checks, for each lab."""
     names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     return {str(int(name[4:])): f"{__package__}.{name}" for name in sorted(names) if name.startswith("lab_")}
 
@@ -231,7 +240,7 @@ def _lab(number: str) -> str:
 
 
 def _text(answer: Any) -> str:
-    """An answer as text for a teacher: its source if it is code."""
+    """Return an answer as text for a teacher. For code, this is its source."""
     for source in (inspect.getsource, _class_text):
         with contextlib.suppress(Exception, SystemExit):
             if callable(answer) and (text := source(answer)):
@@ -240,7 +249,10 @@ def _text(answer: Any) -> str:
 
 
 def _class_text(answer: Any) -> str:
-    """Source of a class defined in a notebook cell, found through a method (Python finds it only from 3.13)."""
+    """Return the source of a class that was defined in a notebook cell.
+
+    The source is found through one of the class's methods, because Python only finds it since version 3.13.
+    """
     if not isinstance(answer, type):
         return ""
     for method in vars(answer).values():

@@ -1,4 +1,7 @@
-"""A simulated caching allocator for lab 4, with the rules of torch's allocator for large tensors on a GPU."""
+"""A simulated caching allocator for lab 4.
+
+It follows the same rules as torch's allocator for large tensors on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass, field
 
 from perfnb.errors import LabError
 
-#: Segments are reserved in multiples of so many MiB.
+#: The size of a segment is a multiple of this number of MiB.
 ROUND_MIB = 2
 
 
@@ -18,16 +21,16 @@ class _Block:
 
 @dataclass
 class CachingAllocator:
-    """Gives out memory in blocks, and keeps all that it once reserved. All sizes are whole MiB.
+    """Allocate memory in blocks without ever returning reserved memory to the GPU. All sizes are whole MiB.
 
-    A request gets the smallest free block that is large enough; what is left of the block stays free. If there is none,
-    the allocator reserves a new segment. Freed neighbours within one segment become one block again, but blocks of
-    different segments never do.
+    Each request is served from the smallest free block that is large enough, and the rest of that block stays free. If
+    no block is large enough, the allocator reserves a new segment. Adjacent free blocks are merged if they are in the
+    same segment. Blocks from different segments are never merged.
 
     Attributes
     ----------
     reserved_mib, allocated_mib : int
-        All that the allocator holds, and the part that is in use.
+        The memory that the allocator has reserved, and the part of it that is in use.
     history : list of (int, int)
         Both figures after each request and each release.
     """
@@ -38,9 +41,9 @@ class CachingAllocator:
     _segments: list[list[_Block]] = field(default_factory=list, repr=False)
 
     def allocate(self, mib: int) -> _Block:
-        """A block of so many MiB, to be handed to `free` later."""
+        """Return a block of the given size. Pass it to `free` when it is no longer needed."""
         if mib != int(mib) or mib < 1:
-            raise LabError(f"A request is for a whole number of MiB, at least one, not {mib}.")
+            raise LabError(f"The size must be a whole number of MiB and at least 1, not {mib}.")
         mib = int(mib)
         fitting = [
             (block.mib, number, place)
@@ -61,7 +64,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: _Block) -> None:
-        """Give a block back to the allocator, which keeps it reserved."""
+        """Return a block to the allocator, which keeps it reserved."""
         if block.free:
             raise LabError("This block has already been freed.")
         block.free = True
@@ -82,7 +85,7 @@ class CachingAllocator:
 
 
 def steps(sizes_mib: list[int]) -> CachingAllocator:
-    """An allocator after one step per size: each allocates its activations and frees them again."""
+    """Return an allocator after one step per size, each of which allocates its activations and frees them again."""
     gpu = CachingAllocator()
     for mib in sizes_mib:
         gpu.free(gpu.allocate(mib))

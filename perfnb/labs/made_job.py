@@ -1,6 +1,6 @@
-"""The job of lab 10: a planted step of the night script, a model that counts, and the traces of eight ranks.
+"""The job in lab 10: a simulated step of the night script, a model that counts, and the traces of eight ranks.
 
-All times are planted, so that no clock decides what the lab teaches. None of them were measured.
+All times are made up and none were measured, so the lab teaches the same lesson on every machine.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from perfnb.errors import LabError
 from perfnb.files import write_file
 from perfnb.labs.made_traces import CUDA, MadeMachine, align, exchange
 
-#: Parts of a step, whose gradients add up, and milliseconds of one card and of the optimizer.
+#: The number of parts whose gradients a step accumulates, and the milliseconds that a card and the optimizer take.
 PARTS, CARD_MS, OPTIMIZER_MS = 4, 5.0, 4.0
-#: Share of a card's time that is its forward pass.
+#: Share of a card's time that is spent in the forward pass.
 FORWARD = 1 / 3
-#: Milliseconds of a transfer, however short, and bytes per millisecond.
+#: Minimum time of a transfer in milliseconds, and bytes per millisecond.
 LATENCY_MS, BYTES_PER_MS = 0.5, 270e3
 
 
 def planted_step(
     cards: Sequence[int], buckets: Sequence[float] = (), synced: Sequence[bool] = (True,) * PARTS
 ) -> pd.DataFrame:
-    """One step of the night script, on one process or on several ranks.
+    """Simulate one step of the night script, on a single process or on several ranks.
 
-    Gradients become ready during the backward pass, in proportion to their bytes. A bucket is sent when it is ready on
-    every rank and the bucket before it has been sent. The next part starts when all buckets have been sent.
+    Gradients become ready during the backward pass in proportion to their size. A bucket is sent when every rank has it
+    ready and the previous bucket has been sent. The next part starts when all buckets have been sent.
 
     Parameters
     ----------
     cards : sequence of int
-        How many cards of each part a rank gets; one number for one process.
+        The number of cards that each rank processes in every part. Pass a single number for a single process.
     buckets : sequence of float
-        Bytes of each bucket, the first one sent first.
+        The size of each bucket in bytes, in the order of sending.
     synced : sequence of bool
-        For each part, whether its gradients are sent.
+        Whether gradients are sent, for each part.
 
     Returns
     -------
     DataFrame
-        A row for each piece of work: ``rank``, ``what`` (``computing``, ``sending`` or ``waiting`` for another rank),
-        ``start_ms`` and ``end_ms``.
+        One row per piece of work, with the columns ``rank``, ``what`` (``computing``, ``sending`` or ``waiting`` for
+        another rank), ``start_ms`` and ``end_ms``.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def planted_step(
         If `synced` does not have one value for each part.
     """
     if len(synced) != PARTS:
-        raise LabError(f"A step has {PARTS} parts: say for each of them whether its gradients are sent.")
+        raise LabError(f"synced must have {PARTS} values, one for each part of a step.")
     rows: list[tuple[int, str, float, float]] = []
     now = 0.0
     for is_sent in synced:
@@ -79,17 +79,18 @@ def planted_step(
 
 
 class CountedModel(nn.Module):
-    """A model that behaves as `DistributedDataParallel` on the only rank of a job, and counts what it would send.
+    """A stand-in for `DistributedDataParallel` on a job's only rank, which counts when gradients would be sent.
 
-    As there, the forward pass decides whether the backward pass after it sends the gradients.
+    As in `DistributedDataParallel`, each forward pass determines whether the following backward pass sends the
+    gradients.
 
     Attributes
     ----------
     module : Module
     synced : list of bool
-        For each backward pass so far, whether gradients would have been sent.
+        Whether gradients would have been sent, for each backward pass so far.
     forwards : int
-        Number of forward passes so far.
+        The number of forward passes so far.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -110,7 +111,7 @@ class CountedModel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients add up on the rank, and send none of them."""
+        """Accumulate gradients on the rank without sending them."""
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -119,22 +120,22 @@ class CountedModel(nn.Module):
             self.require_backward_grad_sync = before
 
 
-NOTE = "Made up by perfnb for lab 10. No figure in it was measured."
-#: Ranks and steps of the job; the rank that is late in every step, and one that is late once.
+NOTE = "Made up by perfnb for lab 10. None of its figures were measured."
+#: The job's ranks and steps, the rank that is late in every step, and the rank that is late once.
 RANKS, STEPS, LATE, LATE_ONCE = 8, tuple(range(10, 18)), 5, 2
-#: Microseconds that they are late, and the step where the second is.
+#: The delays of these two ranks in microseconds, and the step where the second one is late.
 LATE_US, ONCE_US, ONCE = 3200.0, 6000.0, 12
-#: Blocks of the model, microseconds of the passes through one of them, and of the optimizer.
+#: The model's blocks, and the microseconds of a block's forward and backward pass and of the optimizer's update.
 BLOCKS, FORWARD_US, BACKWARD_US, UPDATE_US = 3, 1800.0, 3400.0, 400.0
-#: Microseconds to send the gradients of a block, and the norm of all gradients.
+#: Microseconds that it takes to send a block's gradients and to exchange the norm of all gradients.
 BUCKET_US, NORM_US = 8000.0, 150.0
 
 
 def made_job() -> list[MadeMachine]:
-    """Eight ranks that train a larger Reader, one GPU each.
+    """Simulate eight ranks with one GPU each that train a larger Reader.
 
-    The gradients of a block are sent while the backward pass of the others runs. This takes longer than computing. At
-    the end of a step, all ranks exchange the norm of the gradients, and wait there for the last rank.
+    Each block's gradients are sent while the backward pass of the remaining blocks runs, and sending takes longer than
+    computing. At the end of a step, all ranks exchange the norm of the gradients, where they wait for the last rank.
     """
     machines = []
     for rank in range(RANKS):
@@ -180,18 +181,18 @@ def _step(machines: Sequence[MadeMachine], number: int) -> None:
 
 
 def _together(machines: Sequence[MadeMachine], ready: Sequence[float], us: float) -> float:
-    """An all-reduce that each rank enters when it is ready; returns when it ends, for all at the same time."""
+    """Run an all-reduce that each rank enters when it is ready, and return its end, which is the same for all ranks."""
     begins = [max(at, machine.now + 10) for at, machine in zip(ready, machines, strict=True)]
     return exchange(machines, begins, us, "allreduce", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", RANKS)
 
 
 def write_job(folder: str | Path) -> list[Path]:
-    """Write the traces of a job of eight ranks, one file for each, and return their paths.
+    """Write the traces of a job with eight ranks to one file per rank, and return the paths of the files.
 
     Parameters
     ----------
     folder : str or Path
-        A folder that exists.
+        An existing folder.
     """
     paths: list[Path] = []
     for rank, machine in enumerate(made_job()):

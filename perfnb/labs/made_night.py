@@ -1,7 +1,7 @@
-"""The night of lab 12: an archive of scanned cards, the work of a training script, and how far it gets by the morning.
+"""The night in lab 12: an archive of scanned cards, a training script's work, and its progress by the morning.
 
-The archive is really read and the work is really counted. The times of the night are planted, so that no clock decides
-what its picture shows.
+The archive is really read and the work is really counted. The times are made up, so the picture of the night is the
+same on every machine.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from perfnb.labs.answers import outcome
 from perfnb.labs.exercise import Hint
 from perfnb.labs.judging import hint_if
 
-#: Boxes on a card, and pixels of a box.
+#: Boxes per card and pixels per box.
 BOXES, PIXELS = 128, 64
-#: Planted seconds of a step: for each card that is read, for a pass over 1,000 boxes, and for everything else. The
-#: backward pass takes as long as two forward passes, and everything in float64 takes longer by a factor.
+#: Made-up seconds that a step takes for each card that it reads, for a pass over 1,000 boxes, and for everything else;
+#: and the factor by which float64 slows everything down. A backward pass takes as long as two forward passes.
 READ_S, PASS_S, REST_S, DOUBLE = 1e-4, 0.0166, 0.002, 2.6
 
 
 class Archive:
-    """Scans of water-meter cards, and the characters that are written on them.
+    """Scans of water-meter cards and the characters written on them.
 
     Parameters
     ----------
     cards : int
-        How many there are. Their boxes are scikit-learn's handwritten digits.
+        The number of cards. Their boxes contain handwritten digits from scikit-learn.
     seed : int
-        Decides which digits are on which card, and how bright each scan is.
+        The seed that determines the digits on each card and the brightness of each scan.
 
     Attributes
     ----------
     reads : int
-        How many cards were read so far.
+        The number of cards read so far.
     """
 
     def __init__(self, cards: int, seed: int = 0) -> None:
@@ -56,7 +56,10 @@ class Archive:
         return len(self._scans)
 
     def read(self, number: int) -> tuple[Any, Any]:
-        """Unpack a card: its pixels, 128 boxes of 64 whole numbers from 0 to 255, and its 128 characters."""
+        """Unpack a card and return its pixels and its 128 characters.
+
+        The pixels are 128 boxes of 64 integers from 0 to 255.
+        """
         self.reads += 1
         pixels = np.frombuffer(zlib.decompress(self._scans[number]), np.uint8)
         return pixels.reshape(BOXES, PIXELS), self._characters[number]
@@ -64,16 +67,16 @@ class Archive:
 
 @dataclass(frozen=True)
 class Work:
-    """What some steps of a script did, counted.
+    """The counted work of a number of steps.
 
     Attributes
     ----------
     steps, reads, passes : int
-        Steps; cards read in all, also before the first step; passes of the Reader.
+        The number of steps, of cards read (including before the first step), and of passes through the Reader.
     boxes : int
-        Boxes that these passes computed, those of all cards of a batch together.
+        The total number of boxes that went through the Reader, over all cards of each batch.
     longest : int
-        Most boxes per card in a pass.
+        The largest number of boxes per card in a pass.
     float64 : bool
         Whether the Reader's inputs or parameters were in double precision.
     """
@@ -87,29 +90,29 @@ class Work:
 
     @property
     def step_s(self) -> float:
-        """Planted seconds per step."""
-        trained = self.boxes / max(self.passes, 1)  # the boxes of one pass, through which the backward pass runs
+        """Made-up seconds per step."""
+        trained = self.boxes / max(self.passes, 1)  # the boxes of one pass, which are those of the backward pass
         arithmetic = PASS_S * (self.boxes / self.steps + 2 * trained) / 1000
         return READ_S * self.reads / self.steps + arithmetic * (DOUBLE if self.float64 else 1) + REST_S
 
 
-#: Per step of the script as Maya left it: a test counts it.
+#: Work per step of the script as Maya left it. A test verifies these counts.
 MAYAS = Work(steps=1, reads=402, passes=2, boxes=1024, longest=256, float64=True)
 
 
 def run_counted(make: Callable[..., Any], archive: Archive, steps: int, seed: int = 0) -> tuple[Any, Work]:
-    """Run some steps of ``make(archive, seed)`` and count their work.
+    """Run a number of steps of ``make(archive, seed)`` and count their work.
 
     Returns
     -------
     script : object
-        What `make` returned, after these steps.
+        The script that `make` returned, after these steps.
     work : Work
 
     Raises
     ------
     Hint
-        If the script has no Reader, or its code raises.
+        If the script has no Reader, or if its code raises an exception.
     """
     before = archive.reads
     script = outcome(make, archive, seed)
@@ -142,5 +145,5 @@ def run_counted(make: Callable[..., Any], archive: Archive, steps: int, seed: in
 
 
 def work_of(make: Callable[..., Any], archive: Archive, steps: int = 30) -> Work:
-    """Count the work of some steps of a script; see `Work`."""
+    """Count the work of a number of a script's steps (see `Work`)."""
     return run_counted(make, archive, steps)[1]

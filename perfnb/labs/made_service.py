@@ -1,6 +1,6 @@
-"""The service of lab 9: a log of one morning, and a server on a simulated clock.
+"""The service in lab 9, which consists of one morning's log and a server on a simulated clock.
 
-All times are planted, so that no clock decides what the lab teaches. None of them were measured.
+All times are made up and none were measured, so the lab teaches the same lesson on every machine.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import pandas as pd
 
 from perfnb.errors import LabError
 
-#: Cards per second in each of the ten minutes from nine o'clock.
+#: Cards per second in each of the ten minutes after nine o'clock.
 CARDS_PER_S = (3.0, 5.0, 7.0, 9.2, 9.6, 9.4, 8.0, 6.0, 4.0, 3.0)
-#: Seconds of one pass of the model over a whole card, and fewest and most characters of an answer.
+#: Seconds that the model takes for one pass over a whole card, and the shortest and longest answers in characters.
 PASS_S, FEWEST, MOST = 0.00625, 8, 24
 
 
 def monday(times_as_many: int = 1) -> pd.DataFrame:
-    """The log of ten minutes: a row per card, in the order of arrival.
+    """Return the log of ten minutes, with one row per card in the order of arrival.
 
-    The server answers one card after the other, each with one full pass of the model per character.
+    The server answers the cards one after the other. Each answer takes one full pass of the model per character.
 
     Parameters
     ----------
     times_as_many : int
-        How many times as many cards arrive as on the real Monday.
+        The factor by which the number of cards is larger than on the real Monday.
 
     Returns
     -------
     DataFrame
-        ``arrived_s`` in seconds after nine o'clock; ``characters`` of the answer; ``service_s``, the time that the
-        server spent on this card; ``answered_s`` in seconds after nine o'clock.
+        The columns are ``arrived_s`` and ``answered_s``, in seconds after nine o'clock, ``characters``, the length of
+        the answer, and ``service_s``, the time that the server spent on this card.
     """
     generator = np.random.default_rng(9)
     counts = generator.poisson(60.0 * times_as_many * np.array(CARDS_PER_S))
@@ -51,7 +51,7 @@ def monday(times_as_many: int = 1) -> pd.DataFrame:
 
 
 def queued(arrivals: Sequence[float], services: Sequence[float]) -> list[float]:
-    """Latencies of one server that takes one request after the other, in the order of arrival."""
+    """Return the latencies of requests that a single server processes one by one, in the order of arrival."""
     free, found = 0.0, []
     for arrived, service in zip(arrivals, services, strict=True):
         free = max(free, arrived) + service
@@ -60,7 +60,10 @@ def queued(arrivals: Sequence[float], services: Sequence[float]) -> list[float]:
 
 
 class PlantedService:
-    """A server on a simulated clock, whose requests take the given seconds. Only waiting and serving take time."""
+    """A server on a simulated clock, with a given service time in seconds for each request.
+
+    Only waiting and serving take time.
+    """
 
     def __init__(self, services: Sequence[float]) -> None:
         self._services = list(services)
@@ -68,16 +71,16 @@ class PlantedService:
         self.served = 0
 
     def now(self) -> float:
-        """Seconds on the simulated clock."""
+        """Return the time on the simulated clock, in seconds."""
         return self._now
 
     def wait_until(self, moment: float) -> None:
-        """Wait until a moment of the simulated clock; returns at once if it has passed."""
+        """Wait until a point in simulated time. Return immediately if it has already passed."""
         self._now = max(self._now, float(moment))
 
     def serve(self) -> None:
         """Serve the next request, and return when its answer is ready."""
         if self.served == len(self._services):
-            raise LabError(f"All {self.served} requests have been served; call serve() once for each.")
+            raise LabError(f"All {self.served} requests have been served. Call serve() only once per request.")
         self._now += self._services[self.served]
         self.served += 1

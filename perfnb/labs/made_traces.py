@@ -1,7 +1,7 @@
-"""The traces of lab 8: small, and identical on every machine.
+"""The traces for lab 8, which are small and identical on every machine.
 
-All but one are made up: what they teach is planted here, and none of their figures were measured on a GPU. The other
-one, `copies`, was recorded on an H100.
+All but one of them are made up. This module decides what they teach, and none of their figures were measured on a GPU.
+The exception is `copies`, which was recorded on an H100.
 """
 
 from __future__ import annotations
@@ -19,25 +19,34 @@ from perfnb.errors import LabError
 from perfnb.files import write_file
 from perfnb.step.kept_rates import cache_folder
 
-#: The process and its main thread, and the backward thread.
+#: Identifiers of the process and its main thread, and of the backward thread.
 MAIN, BACKWARD = 4000, 4001
-#: Duration of a launch call, and the time from its start until the work can start, in microseconds.
+#: Duration of a launch call, and the delay between its start and the earliest start of the work, in microseconds.
 CALL_US, ARRIVES_US = 4.5, 6.0
-#: Time between two kernels of a graph, in microseconds.
+#: Gap between two kernels of a graph, in microseconds.
 GRAPH_GAP_US = 0.8
 #: Streams for computation, collectives and copies.
 COMPUTES, TALKS, COPIES = 7, 20, 24
 
 
 class MadeMachine:
-    """A simulated host and its GPU, which write a trace of themselves; times are in microseconds.
+    """A simulated host with a GPU that writes its own trace. All times are in microseconds.
 
-    A host thread moves from event to event and launches work onto GPU streams, which run it in order. Callers give
-    every duration, and reproducible random noise is added.
+    A host thread moves from event to event and launches work on GPU streams, which run it in order. The caller
+    specifies every duration, and reproducible random noise of up to 10 % is added.
 
-    `launch` are the calls (category, name) that launch kernels, `pace` a factor on the host's work, `seed` that of
-    the noise (up to 10 % of each duration), `ahead` how far the clock of its trace is ahead, and `facts` the metadata
-    of the trace next to its events.
+    Parameters
+    ----------
+    launch : sequence of (str, str)
+        Category and name of the calls that launch kernels.
+    pace : float
+        A factor by which the durations of the host's work are multiplied.
+    seed : int
+        The seed of the noise.
+    ahead : float
+        The offset by which the clock of the trace is ahead.
+    **facts
+        Metadata that the trace contains in addition to its events.
     """
 
     def __init__(
@@ -51,19 +60,19 @@ class MadeMachine:
         self._number = 0
 
     def works(self, us: float) -> None:
-        """The host does something that the trace does not record."""
+        """Spend host time on something that the trace does not record."""
         self.now = round(self.now + self._about(us) * self._pace, 3)
 
     @contextmanager
     def span(self, name: str, category: str = "user_annotation", **args: Any) -> Iterator[None]:
-        """A host span around what happens inside."""
+        """Record a host span around the body of the ``with`` statement."""
         began = self.now
         yield
         self._on_host(name, category, began, args)
 
     @contextmanager
     def module(self, name: str) -> Iterator[None]:
-        """A layer's forward pass."""
+        """Record a layer's forward pass."""
         with self.span(f"nn.Module: {name}", "python_function"):
             self.works(8)
             yield
@@ -71,24 +80,24 @@ class MadeMachine:
 
     @contextmanager
     def op(self, name: str, shapes: Sequence[Sequence[int]] = (), us: float = 6, **args: Any) -> Iterator[None]:
-        """An operator, with its own time in addition to what is inside."""
+        """Record an operator whose own time is added to that of the body."""
         with self.span(name, "cpu_op", **{"Input Dims": [list(shape) for shape in shapes], **args}):
             self.works(us / 2)
             yield
             self.works(us / 2)
 
     def launch(self, kernel: str, us: float, call: int = 0, after: float = 0.0) -> float:
-        """Launch a kernel; returns when it ends."""
+        """Launch a kernel and return the time at which it ends."""
         return self._launched(self._launch[call], ("kernel", kernel), self._about(us), after=after)
 
     def moves(self, what: str, us: float, stream: int = 7, prefix: str = "cuda", size: int = 65_536) -> None:
-        """Launch a copy or a fill of so many bytes."""
+        """Launch a copy or a fill of `size` bytes."""
         kind = what[:6]  # Memcpy or Memset
         call, work = ("cuda_runtime", f"{prefix}{kind}Async"), (f"gpu_{kind.lower()}", what)
         self._launched(call, work, self._about(us), stream, bytes=size)
 
     def replays(self, graph: Sequence[tuple[str, str, float]]) -> None:
-        """Launch a graph of work, each a category, a name and a duration, by a single call."""
+        """Launch a graph with a single call. Each of its items is a category, a name and a duration."""
         self._number += 1
         called, self.now = self.now, round(self.now + 4 * self._about(CALL_US), 3)
         self._on_host("cudaGraphLaunch", "cuda_runtime", called, {"correlation": self._number})
@@ -101,17 +110,17 @@ class MadeMachine:
         self._free[COMPUTES] = end
 
     def work(self) -> list[tuple[str, str, float]]:
-        """Category, name and duration of all that ran on the GPU."""
+        """Return the category, name and duration of all kernels and fills on the GPU."""
         kinds = ("kernel", "gpu_memset")
         return [(each["cat"], each["name"], each["dur"]) for each in self._events if each["cat"] in kinds]
 
     def collective(self, kernel: str, begin: float, end: float, kind: str, group: str) -> None:
-        """Launch a collective with a given start and end, because other ranks take part."""
+        """Launch a collective whose start and end are given because they depend on other ranks."""
         args = {"Collective name": kind, "Process Group Ranks": group}
         self._launched(self._launch[0], ("kernel", kernel), end - begin, TALKS, begin, **args)
 
     def call(self, name: str, us: float, *, waits: bool = False) -> None:
-        """A GPU library call that launches nothing; it can wait until the GPU has finished everything."""
+        """Record a GPU library call that launches nothing. It can wait until the GPU has finished all of its work."""
         began = self.now
         if waits:
             self.waits()
@@ -120,22 +129,25 @@ class MadeMachine:
         self._on_host(name, "cuda_runtime", began, {"correlation": self._number})
 
     def waits(self) -> None:
-        """The host waits, without an event, until the GPU has finished everything."""
+        """Let the host wait until the GPU has finished all of its work, without recording an event."""
         self.now = max(self.now, *self._free.values(), 0.0)
 
     def free_at(self, stream: int = 7) -> float:
-        """When a stream finishes its work."""
+        """Return the time at which a stream finishes its work."""
         return self._free.get(stream, 0.0)
 
     def text(self) -> bytes:
-        """The trace, compressed."""
+        """Return the compressed trace."""
         content = {"schemaVersion": 1, **self._facts, "traceEvents": self._events}
         return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), 9, mtime=0)
 
     def _launched(
         self, call: tuple[str, str], work: tuple[str, str], us: float, stream: int = 7, after: float = 0.0, **args: Any
     ) -> float:
-        """A call (category, name), and the work (category, name) that it launches; returns when that ends."""
+        """Record a call and the work that it launches, and return the time at which the work ends.
+
+        Both are given as a category and a name.
+        """
         self._number += 1
         number, called = self._number, self.now
         self.now = round(self.now + self._about(CALL_US), 3)
@@ -158,13 +170,13 @@ class MadeMachine:
         self._events.append({**event, **times, "args": args})
 
 
-NOTE = "Made up by perfnb for lab 8. No figure in it was measured."
+NOTE = "Made up by perfnb for lab 8. None of its figures were measured."
 CUDA = (("cuda_runtime", "cudaLaunchKernel"), ("cuda_driver", "cuLaunchKernelEx"))
 HIP = (("cuda_runtime", "hipLaunchKernel"), ("cuda_runtime", "hipExtModuleLaunchKernel"))
 
-#: Cards per batch, their images, width and blocks of the larger Reader.
+#: Cards per batch, boxes per card, and the larger Reader's width and number of blocks.
 CARDS, BOXES, WIDTH, BLOCKS = 8, 128, 512, 10
-#: Microseconds of each operator's kernels on GPU A, and the factor for GPU B.
+#: Microseconds that each operator's kernels take on GPU A, and the factor for GPU B.
 READER_US = {
     **{"stem": (4.0, 1.2), "places": (5.0, 0.8), "add": (2.4, 0.9), "norm": (2.8, 0.7), "projection": (5.6, 1.2)},
     **{"attention": (8.0, 3.2), "up": (12.0, 1.2), "gelu": (3.2, 1.1), "down": (11.0, 1.2)},
@@ -172,9 +184,9 @@ READER_US = {
 
 
 def reader(gpu: str) -> MadeMachine:
-    """Inference of the larger Reader on GPU ``"A"`` or ``"B"``: nearly every launch is late.
+    """Simulate inference with the larger Reader on GPU ``"A"`` or ``"B"``, where nearly every launch is late.
 
-    GPU B is slower, above all in attention, but its host is faster, so its step is shorter.
+    GPU B is slower than GPU A, particularly in attention. Its host is faster, however, so its step is shorter.
     """
     on_a = gpu == "A"
     times = {name: us if on_a else us * factor for name, (us, factor) in READER_US.items()}
@@ -188,7 +200,7 @@ def reader(gpu: str) -> MadeMachine:
                 pass
             with machine.op("aten::addmm", ((outputs,), (rows, inputs), (inputs, outputs)), 12):
                 machine.launch(kernel, us * 0.85, call=1)
-                machine.launch(f"{kernel}_reduce", us * 0.15)  # arrives while the first is running
+                machine.launch(f"{kernel}_reduce", us * 0.15)  # arrives while the first kernel is running
 
     def simple(op: str, us: float, kernel: str) -> None:
         with machine.op(op, (hidden,), 14):
@@ -225,7 +237,7 @@ def reader(gpu: str) -> MadeMachine:
 
 
 def replayed() -> MadeMachine:
-    """The same kernels on GPU A, launched as one CUDA graph."""
+    """Simulate the same kernels on GPU A, launched as a single CUDA graph."""
     once, machine = reader("A"), MadeMachine(CUDA, seed=1, **_about("GPU A"))
     with machine.span("ProfilerStep#4"):
         machine.works(60)
@@ -237,17 +249,17 @@ def replayed() -> MadeMachine:
     return machine
 
 
-#: Images per batch, iterations, and channels of the convolutions in the training run.
+#: The training run's images per batch, number of iterations, and channels of its convolutions.
 IMAGES, ITERATIONS, CHANNELS = 256, 6, (3, 32, 32, 64, 64, 128, 128)
-#: Microseconds to free and to allocate memory, and of a convolution kernel.
+#: Microseconds that it takes to free memory, to allocate memory, and to run a convolution kernel.
 GIVES_BACK_US, TAKES_US, CONVOLUTION_US = 1900.0, 11.0, 700.0
 
 
 def training() -> MadeMachine:
-    """Training of the network that finds the boxes of a card, without step marks, on GPU B, which keeps freeing memory.
+    """Simulate training the network that finds a card's boxes, on GPU B, without step marks.
 
-    The kernels are long, so the GPU does not wait for launches: each `hipFree` waits for the GPU, then takes two
-    milliseconds when nothing is launched.
+    The run frees memory all the time. The kernels are long, so the GPU does not wait for launches. Instead, each
+    `hipFree` waits for the GPU and then takes two milliseconds, during which nothing is launched.
     """
     machine, sequence = MadeMachine(HIP, seed=3, **_about("GPU B")), itertools.count(100)
 
@@ -291,22 +303,22 @@ def training() -> MadeMachine:
     return machine
 
 
-#: Ranks of the job, two of which have a trace; their steps; and the clock offset of the second.
+#: The number of ranks in the job, two of which have a trace, the steps of the traces, and the second clock's offset.
 WORLD, STEPS, AHEAD_US = 64, (30, 31, 32), 150.0
-#: Microseconds of embedding lookups, by rank and step: rank 1 has larger tables.
+#: Microseconds of embedding lookups by rank and step. Rank 1 has larger tables.
 LOOKUPS_US = ((2200.0, 2300.0, 2250.0), (4700.0, 7100.0, 5600.0))
-#: Microseconds of a collective after the last rank arrives, of the kernels between two of them, and, by rank, of a
-#: collective with ranks that have no trace here.
+#: Microseconds of a collective after the last rank arrives and of the kernels between two collectives, and, by rank, of
+#: a collective with ranks that have no trace here.
 EXCHANGE_US, COMPUTED_US, OTHERS_US = 1500.0, 2600.0, (900.0, 2600.0)
-#: Microseconds per step when each rank's host is busy but launches nothing.
+#: Microseconds per step during which each rank's host is busy but launches nothing.
 SILENT_US = 16_000.0
 
 
 def job() -> tuple[MadeMachine, MadeMachine]:
-    """Two ranks of a recommender's training. Rank 1 arrives late at the first exchange of each step.
+    """Simulate two ranks that train a recommender. Rank 1 arrives late at the first exchange of each step.
 
-    The host launches, copies and fills; for a while it is busy with something that the trace does not record, and at
-    the end of a step it waits for the GPU without an event.
+    The host launches kernels, copies and fills. For part of each step it is busy with something that the trace does not
+    record, and at the end of the step it waits for the GPU without an event.
     """
     ranks = _rank(0), _rank(1)
     for place, number in enumerate(STEPS):
@@ -325,14 +337,14 @@ def _rank(rank: int) -> MadeMachine:
 
 
 def align(ranks: Sequence[MadeMachine], later: float = 0.0) -> None:
-    """Let all ranks continue when the last one is ready, or some time later."""
+    """Let all ranks continue when the last one is ready, or `later` microseconds after that."""
     now = max(machine.now for machine in ranks) + later
     for machine in ranks:
         machine.now = now
 
 
 def _step(ranks: tuple[MadeMachine, ...], place: int) -> None:
-    """One step of both ranks, exchange by exchange."""
+    """Simulate one step of both ranks, exchange by exchange."""
     done = []
     for machine, lookups_us in zip(ranks, LOOKUPS_US, strict=True):
         machine.works(120)
@@ -364,7 +376,7 @@ def _step(ranks: tuple[MadeMachine, ...], place: int) -> None:
 
 
 def _together(ranks: tuple[MadeMachine, ...], done: list[float], kind: str, kernel: str) -> float:
-    """A collective that each rank starts after its earlier work; returns when it ends, for all at the same time."""
+    """Run a collective that each rank starts after its earlier work, and return its end, the same for all ranks."""
     begins = []
     for machine, earlier in zip(ranks, done, strict=True):
         machine.works(40)
@@ -375,7 +387,7 @@ def _together(ranks: tuple[MadeMachine, ...], done: list[float], kind: str, kern
 def exchange(
     ranks: Sequence[MadeMachine], begins: Sequence[float], us: float, kind: str, kernel: str, world: int
 ) -> float:
-    """Run a collective that takes so long from the last rank's begin on; return its end, the same for all ranks."""
+    """Run a collective that takes `us` microseconds after the last rank begins, and return its end on all ranks."""
     end = max(begins) + us
     for machine, begin in zip(ranks, begins, strict=True):
         with machine.op(f"c10d::{kind}_", us=20):
@@ -388,7 +400,7 @@ def _about(gpu: str) -> dict[str, Any]:
 
 
 def recorded() -> bytes:
-    """Six steps that copy cards to an H100, from pageable and then from pinned memory."""
+    """Return the trace of six steps that copy cards to an H100, first from pageable and then from pinned memory."""
     return Path(__file__).with_name("copies_h100.json.gz").read_bytes()
 
 
@@ -410,23 +422,23 @@ def trace_file(name: str) -> Path:
     Parameters
     ----------
     name : str
-        One of `TRACES`; the file is named after it, with ``.json.gz`` appended.
+        One of `TRACES`. The name of the file is this name followed by ``.json.gz``.
 
     Raises
     ------
     LabError
-        If there is no such trace, or it cannot be written.
+        If there is no trace with this name, or if it cannot be written.
     """
     if name not in TRACES:
         raise LabError(f"There is no trace {name!r}; there are {', '.join(TRACES)}.")
     folder = cache_folder()
     if folder is None:
-        raise LabError(f"There is no folder to write the trace {name} to: set one in PERFNB_CACHE.")
+        raise LabError(f"There is no folder to write the trace {name} to. Set PERFNB_CACHE to a writable folder.")
     path = folder / "lab_traces" / f"{name}.json.gz"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file([TRACES[name]()], path)
     except OSError as error:
         why = f"The trace {name} could not be written to {path.parent} ({error.strerror})"
-        raise LabError(f"{why}: set another folder in PERFNB_CACHE.") from error
+        raise LabError(f"{why}. Set PERFNB_CACHE to a different folder.") from error
     return path

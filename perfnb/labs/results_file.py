@@ -1,4 +1,8 @@
-"""Results file for a teacher: every answer, with the facts behind each right one so that it can be judged again."""
+"""Write and verify results files for teachers.
+
+A results file contains every answer. For right answers, it also contains the facts, so that a teacher can judge them
+again.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +22,22 @@ from perfnb.labs.exercise import Hint, flagged, shortened
 from perfnb.labs.ledger import Result, exercise_of
 
 FORMAT = "perfnb labs 3"
-#: Largest file that is read, in bytes; a full one has about ten thousand.
+#: Maximum size of a file that is read, in bytes. A complete results file has about ten thousand.
 LARGEST = 4_000_000
 
 
 @dataclass(frozen=True)
 class Verification:
-    """A teacher's check of a results file. Displays as text.
+    """The result of verifying a results file. It is displayed as text.
 
     Attributes
     ----------
     unchanged : bool
-        Whether the digest matches the contents. It detects damage, not forgery: it involves no secret.
+        Whether the digest matches the contents. The digest detects damage but not forgery, because it does not depend
+        on a secret.
     verdicts : dict
-        By exercise: ``right`` (the facts confirm it), ``not yet`` (the file claims no more), or ``does not follow``
-        if the facts do not support what the file claims.
+        For each exercise, ``right`` if the facts confirm the answer, ``not yet`` if the file does not claim that the
+        answer is right, or ``does not follow`` if the facts do not support the claim.
     """
 
     unchanged: bool
@@ -78,12 +83,12 @@ def write_results(results: Iterable[Result], path: str | Path) -> Path:
 
 
 def verify_results(path: str | Path) -> Verification:
-    """Judge the facts in a file again. Nothing in the file is run.
+    """Judge the facts in a file again. Nothing in the file is executed.
 
     Raises
     ------
     LabError
-        If it is not a results file.
+        If the file is not a results file.
     """
     try:
         with open_regular(path) as file:
@@ -105,9 +110,9 @@ def verify_results(path: str | Path) -> Verification:
 
 
 def exported_results(folder: str | Path) -> dict[str, bool]:
-    """Which exercises are right according to the results files in a folder; other files are ignored.
+    """Return the exercises that are right according to the results files in a folder. Other files are ignored.
 
-    The facts of each file are judged again. A folder that does not exist has no files.
+    The facts in each file are judged again. A folder that does not exist counts as empty.
     """
     found: dict[str, bool] = {}
     for path in sorted(Path(folder).glob("*.json")):
@@ -123,7 +128,7 @@ def _verdict(result: dict[str, Any]) -> str:
         exercise_of(str(result["number"])).judge(facts)
         right = bool(facts)
     except (Hint, LabError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
-        right = False  # facts that no check produced prove nothing
+        right = False  # these facts do not come from a check, so they prove nothing
     if right:
         return "right"
     return "does not follow" if result["right"] else "not yet"

@@ -1,4 +1,7 @@
-"""A layer that the reader wrote against the one that it replaces: the same results and gradients for fresh numbers."""
+"""Compare a layer that the reader wrote with the layer that it replaces.
+
+Both layers must return the same results and gradients for random inputs that the reader has not seen.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,19 @@ from perfnb.labs.exercise import Facts, Hint
 from perfnb.labs.judging import hint_if
 from perfnb.labs.workloads import agree
 
-#: Differences of the row means, and relative differences of their standard deviations, that are rounding.
+#: Differences up to this size are rounding errors. This applies to row means, and relatively to standard deviations.
 ROUNDING = 1e-4
 
 
 def run_layer(layer: Any, x: Any, weights: Any, *, parameters: bool = False) -> tuple[Any, list[Any], bool]:
-    """A layer's output, the gradients of `x` and, on request, its `parameters`, and whether it changed `x`.
+    """Run a layer forward and backward.
 
-    The loss is the sum of the output times `weights`. If the output needs no gradient, there are none.
+    Return the layer's output, the gradients of `x` and, on request, of the layer's `parameters`, and whether the layer
+    changed `x`. The loss is the sum of the output times `weights`. The list of gradients is empty if the output does
+    not require a gradient.
     """
     leaf = x.detach().clone().requires_grad_(x.requires_grad)
-    given = leaf * 1.0  # unlike a leaf, this may be changed in place
+    given = leaf * 1.0  # unlike a leaf, this tensor may be changed in place
     kept = given.detach().clone()
     trained = [part for part in (*(layer.parameters() if parameters else ()), leaf) if part.requires_grad]
     for part in trained:
@@ -36,7 +41,7 @@ def run_layer(layer: Any, x: Any, weights: Any, *, parameters: bool = False) -> 
 
 
 def same_layer(old: Any, new: Any, x: Any, weights: Any, *, parameters: bool = False) -> Facts:
-    """Whether two layers give the same output and gradients (see `run_layer`) for `x`, and leave it unchanged."""
+    """Compare the output and gradients of two layers (see `run_layer`), and check that `x` is left unchanged."""
     wanted, wanted_gradients, _ = run_layer(old, x, weights, parameters=parameters)
     got, gradients, changed = run_layer(new, x, weights, parameters=parameters)
     is_tensor = isinstance(got, torch.Tensor)
@@ -53,7 +58,7 @@ def same_layer(old: Any, new: Any, x: Any, weights: Any, *, parameters: bool = F
 
 
 def _off(wanted: Any, got: Any) -> Facts:
-    """Error of an output: the largest difference, and per row the error of the mean and of the standard deviation."""
+    """Return an output's largest error, and the largest errors of its row means and row standard deviations."""
     ratio = got.double().std(1) / wanted.double().std(1)
     return {
         "largest": float((got - wanted).abs().max()),
@@ -63,7 +68,10 @@ def _off(wanted: Any, got: Any) -> Facts:
 
 
 def judge_layer(case: Facts, what: str, no_gradient: str) -> None:
-    """Raise a `Hint` unless the new layer, called `what`, computes the same; `no_gradient` is one for its gradients."""
+    """Raise a `Hint` unless the new layer, called `what`, computes the same as the original.
+
+    `no_gradient` is the hint for a layer whose output is right but whose gradients are not.
+    """
     on = f"on an input of {' x '.join(map(str, case['shape']))}"
     hint_if(case["input_changed"], f"The {what} changes its input ({on}), which other code may still need.")
     hint_if(case["returned"] == "NoneType", f"The {what} returns nothing yet.")
@@ -76,7 +84,7 @@ def judge_layer(case: Facts, what: str, no_gradient: str) -> None:
 
 
 def _how(off: Facts) -> str:
-    """How an output is off, in words."""
+    """Describe in words how an output differs from the right one."""
     if not all(map(math.isfinite, off.values())):
         return "It contains infinities or NaN."
     means, deviations = off["means"] > ROUNDING, off["deviations"] > ROUNDING

@@ -1,4 +1,4 @@
-"""A function of the reader that scores a model on labelled inputs, tried on models with known mistakes."""
+"""Tests for a reader's function that scores a model on labelled inputs, using models with known mistakes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from perfnb.labs.exercise import Facts, Hint
 
 
 def state(model: Any) -> list[Any]:
-    """Copies of a model's parameters and buffers."""
+    """Return copies of a model's parameters and buffers."""
     return [kept.detach().clone() for kept in model.state_dict().values() if isinstance(kept, torch.Tensor)]
 
 
 def same_state(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Whether two states are equal in every bit."""
+    """Check whether two states are bit-identical."""
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
 def scored(function: Callable[..., Any], model: Any, x: Any, y: Any, training: bool) -> Facts:
-    """What the function returns for a model that arrives in training mode or not, and how it changes the model."""
+    """Call the function with a model in training or evaluation mode, and return its result and its side effects."""
     model.train(training)
     kept = state(model)
     calls: list[tuple[bool, bool]] = []
@@ -44,7 +44,7 @@ def scored(function: Callable[..., Any], model: Any, x: Any, y: Any, training: b
 
 
 def judge_effects(case: Facts) -> None:
-    """Raise a `Hint` if a function with the right result changed the model."""
+    """Raise a `Hint` if a function that returned the right result changed the model."""
     if case["training"][0] != case["training"][1]:
         before, after = ("training" if mode else "evaluation" for mode in case["training"])
         raise Hint(f"The result is right, but the model was in {before} mode and is left in {after} mode.")

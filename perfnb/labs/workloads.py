@@ -1,4 +1,4 @@
-"""What the checks run: a simulated machine with noise, and functions timed side by side."""
+"""Workloads for the checks: a simulated machine with noise, and interleaved timings of two functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from perfnb.labs.answers import as_function, outcome
 from perfnb.labs.exercise import Hint
 
-#: Interleaved rounds where two steps run again.
+#: Number of interleaved rounds when a check runs two steps again.
 TURNS = 12
 
 
@@ -23,14 +23,14 @@ class Machine:
     Parameters
     ----------
     weather : str
-        ``steady``, ``slower and slower`` (0.02 % a run), or ``every second run slow`` (by 8 %).
+        ``steady``, ``slower and slower`` (by 0.02 % per run), or ``every second run slow`` (by 8 %).
     seed : int
-        Seed of the noise, 5 % of a run.
+        The seed of the noise, which is 5 % of a run.
 
     Attributes
     ----------
     runs : Counter
-        How often each step ran, by its name.
+        The number of runs of each step, by name.
     """
 
     def __init__(self, weather: str, seed: int = 0) -> None:
@@ -38,7 +38,7 @@ class Machine:
         self._weather, self._generator = weather, np.random.default_rng(seed)
 
     def step(self, true_ms: float, name: str = "") -> Callable[[], float]:
-        """A step that takes `true_ms` on an idle machine."""
+        """Return a step that takes `true_ms` on an idle machine."""
 
         def run() -> float:
             before = self.runs.total()
@@ -59,9 +59,10 @@ def interleaved(
     inputs: Sequence[Sequence[Any]],
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[list[float], list[float]]:
-    """Interleaved times of two functions in ms, each round on the next of `inputs`; the first input is for warm-up.
+    """Time two functions in turn and return their times in milliseconds.
 
-    No input is timed twice, so a function gains nothing by caching what it returned.
+    Each round uses the next of `inputs`, and the first input is used for the warm-up. No input is timed twice, so a
+    function gains nothing by caching its results.
     """
     a(*inputs[0])
     b(*inputs[0])
@@ -75,14 +76,20 @@ def interleaved(
 
 
 def time_ratio(new: Callable[..., Any], old: Callable[..., Any], inputs: Sequence[Sequence[Any]]) -> float:
-    """Shortest time of `new` divided by that of `old`, both `interleaved` on one thread."""
+    """Return the shortest time of `new` divided by the shortest time of `old`, both `interleaved` on one thread."""
     with one_thread():
         old_ms, new_ms = interleaved(old, new, inputs)
     return min(new_ms) / min(old_ms)
 
 
 def shortest_ms(steps: Any) -> list[float]:
-    """Shortest times of the two steps that a check is given, interleaved; raises `Hint` if they are not two steps."""
+    """Run the two steps that a check received in turn, and return the shortest time of each.
+
+    Raises
+    ------
+    Hint
+        If `steps` does not consist of two steps.
+    """
     if not isinstance(steps, list | tuple) or len(steps) != 2:
         raise Hint("Run the check unchanged: it also needs the two steps.")
     first, second = (as_function(step, "step()") for step in steps)
@@ -90,7 +97,7 @@ def shortest_ms(steps: Any) -> list[float]:
 
 
 def agree(first: Any, second: Any, relative: float = 1e-4) -> bool:
-    """Whether two tensors, arrays or numbers have the same shape and, up to rounding, the same values."""
+    """Check whether two tensors, arrays or numbers have the same shape and, apart from rounding, the same values."""
     one, other = (np.asarray(side.detach() if hasattr(side, "detach") else side) for side in (first, second))
     if one.shape != other.shape or one.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
         return False
@@ -100,7 +107,7 @@ def agree(first: Any, second: Any, relative: float = 1e-4) -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: on a shared machine, threads spend long waiting for one another."""
+    """Run torch on one thread, because threads spend much time waiting for one another on a shared machine."""
     import torch
 
     threads = torch.get_num_threads()

@@ -275,7 +275,7 @@ def test_pairs_in_changing_order_are_accepted(choose: Callable[[int], bool], com
         (one_after_the_other, "order"),
         (in_turns(lambda pair: True, paired), "order"),
         (in_turns(lambda pair: False, paired), "order"),
-        (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 1 / paired(a, b)), "other way round"),
+        (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 1 / paired(a, b)), "wrong way round"),
         (in_turns(lambda pair: pair % 2 == 0, lambda a, b: statistics.median(b) - statistics.median(a)), "a ratio"),
         (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 100 * paired(a, b)), "a ratio"),
         (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 2 * paired(a, b)), "a ratio"),

@@ -328,7 +328,7 @@ SUSPECT: Facts = {
         ("model.rescale", 2.0, "milliseconds"),
         ("model.rescale", 1.72, "what the question asks"),
         ("model.rescale", 1.65, ""),
-        ("model.pool", 1.11, "not the one"),
+        ("model.pool", 1.11, "not the suspect"),
         ("model.head", 1.67, "not a called layer without parameters"),
         ("rescale", 1.67, "no row"),
     ],

@@ -169,7 +169,7 @@ RATIOS = {"memory": 1 / 3, "arithmetic": 350 / 300, "time": 1.2}
         ({"memory": 2 / 3}, "only the change"),
         ({"memory": 33.3}, "percent"),
         ({"memory": 4e6}, "memory is not"),
-        ({"arithmetic": 1.0}, "a column of its own"),
+        ({"arithmetic": 1.0}, "its own column"),
         ({"arithmetic": 4 / 3}, "the textbook's 4/3"),
         ({"arithmetic": 1.25}, "arithmetic is not"),
         ({"arithmetic": 1 / 3}, "only the forward pass"),
@@ -312,7 +312,7 @@ def test_a_monitor_by_its_memory(monitor: Callable[..., Any], says: str) -> None
         (monitor_of(lambda strengths, output: strengths.append(output.detach())), "must be one number"),
         (
             monitor_of(lambda strengths, output: strengths.append(strength(output).item()) or output * 0.5),
-            "trains differently",
+            "no longer trains as before",
         ),
         (lambda layer: SimpleNamespace(), "no longer has a list"),
         (lambda: None, "TypeError"),
@@ -333,7 +333,7 @@ def test_a_monitor_that_does_not_do_its_work(monitor: Callable[..., Any], says: 
         ({"allocated": 512.0}, "still grows"),
         ({"process": 30_000.0}, "outside torch"),
         ({"said": [1.0, 4.0] * 6}, "different values"),
-        ({"training": False}, "trains differently"),
+        ({"training": False}, "no longer trains as before"),
     ],
 )
 def test_what_a_monitor_leaves(facts: Facts, says: str) -> None:

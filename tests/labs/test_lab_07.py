@@ -136,9 +136,9 @@ def test_a_quality_is_accepted(answer: Any) -> None:
         (lambda *given: wrong(*given) / 2, "divided by 120"),
         (lambda *given: wrong(*given) * 60 / 64, "divided by 64"),
         (lambda model, x, y: wrong(model, x[:30], y[:30]), "share"),
-        (lambda *given: 0.34, "model(x) was not called"),
+        (lambda *given: 0.34, "did not call model(x)"),
         (lambda *given: 0.34 + 0 * wrong(*given), "was in evaluation mode, but"),
-        (lambda *given: 1.0, "model(x) was not called"),
+        (lambda *given: 1.0, "did not call model(x)"),
         (always_wrong, "was in evaluation mode, but this is not the share of wrong digits. Is each answer"),
         (score_for_answer, "was in evaluation mode, but this is not the share of wrong digits. Is each answer"),
         (in_its_mode, "answers in training mode"),
@@ -262,7 +262,7 @@ def test_one_factor_is_accepted_when_it_has_a_report() -> None:
 @pytest.mark.parametrize(
     ("number", "answer", "says"),
     [
-        ("7.3", Script, "nothing was changed"),
+        ("7.3", Script, "Nothing that the check compares"),
         ("7.3", Bf16, "change fused"),
         ("7.3", FusedBf16, "More than one thing"),
         ("7.3", FusedAndQuicker, "(fused, rate)"),
@@ -285,7 +285,7 @@ def test_one_factor_is_accepted_when_it_has_a_report() -> None:
         ("7.4", NoModule, "must return a model, not a method"),
         ("7.4", NoScores, "predict returned None; is `return` missing?"),
         ("7.4", AroundStep, "You overrode step; override predict"),
-        ("7.4", Script, "nothing was changed"),
+        ("7.4", Script, "Nothing that the check compares"),
         ("7.4", Fused, "change autocast"),
         ("7.4", FusedBf16, "More than one thing"),
         ("7.4", Bf16Weights, "More than one thing"),
@@ -339,7 +339,7 @@ def test_facts_of_a_report(real: Any) -> None:
 
 
 def test_a_report_of_another_class_is_told(real: Any, fused_facts: Facts) -> None:
-    for tried, says in ((Script, "tested different code"), (Fused, ""), (None, "")):
+    for tried, says in ((Script, "tested code that differs"), (Fused, ""), (None, "")):
         found = lab_07.report_facts({"fused": real}, "fused", {"fused": tried}, Fused)
 
         assert found is not None

@@ -127,7 +127,7 @@ def test_another_time_of_paying_back_is_not(answer: Any, says: str) -> None:
 
 def test_what_is_not_compiled_is_not() -> None:
     assert "change compiled" in hint("7.6", pays_after, **COMPILED | {"training": Fused})
-    assert "nothing was changed" in hint("7.6", pays_after, **COMPILED | {"training": Script})
+    assert "Nothing that the check compares" in hint("7.6", pays_after, **COMPILED | {"training": Script})
 
 
 class NoModel(Script):
@@ -291,11 +291,11 @@ def test_nothing_held() -> None:
 
 def test_a_report_made_again_is_told() -> None:
     facts = best_facts(Fused, product=1 / 0.6, speedup=1 / 0.75)
-    assert "A report was made again: was product" in said_of("7.8", with_earlier(facts, "fused", "accept"))
+    assert "A report was made again. If product" in said_of("7.8", with_earlier(facts, "fused", "accept"))
     assert "made again" not in said_of("7.8", with_earlier(facts, "best", "accept"))
 
     facts = best_facts(Fused, product=1 / 0.8, speedup=1 / 0.6)
-    assert "A report was made again: was speedup" in said_of("7.8", with_earlier(facts, "best", "accept"))
+    assert "A report was made again. If speedup" in said_of("7.8", with_earlier(facts, "best", "accept"))
     assert "made again" not in said_of("7.8", with_earlier(facts, "fused", "accept"))
 
 

@@ -74,7 +74,7 @@ def spanned(work: pd.DataFrame) -> float:
     [
         (union, ""),
         (lambda work: work["duration_ns"].sum() / 1e6, "It is the sum"),
-        (spanned, "gaps included"),
+        (spanned, "including the gaps"),
         (lambda work: union(work, latest=False), "latest end so far"),
         (lambda work: union(work, sort=False), "sort them by their start"),
         (lambda work: union(work) * 1e6, "million times too large"),
@@ -116,7 +116,7 @@ def test_each_mistake_changes_the_share_of_the_made_up_frame() -> None:
     ("answer", "says"),
     [
         (late, ""),
-        (lambda events: late(events, calls=["cuda_runtime"]), "one is missing"),
+        (lambda events: late(events, calls=["cuda_runtime"]), "one of them is missing"),
         (lambda events: late(events, work=["kernel"]), "Copies and fills"),
         (lambda events: late(events, latest=False), "Other streams"),
         (lambda events: late(events, ended=True), "end of the call"),

@@ -35,7 +35,7 @@ IDLE: Facts = {
     [
         ({}, ""),
         ({"call": "hipMalloc"}, "more time in another call"),
-        ({"call": "hipExtModuleLaunchKernel"}, "called most often"),
+        ({"call": "hipExtModuleLaunchKernel"}, "most frequent call"),
         ({"call": "aten::convolution_backward"}, "no event"),
         ({"per_iteration": 1360}, "whole trace"),
         ({"per_iteration": 544}, "twice"),

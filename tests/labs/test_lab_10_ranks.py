@@ -93,12 +93,12 @@ def waits(rented: Ranks) -> Any:
         (lambda w: {"rank": np.int64(LATE), "waits_ms": torch.tensor(w.drop(LATE).mean())}, ""),
         (lambda w: {"rank": float(LATE), "waits_ms": np.float32(w.drop(LATE).mean())}, ""),
         (lambda w: {"rank": 6}, "because it waits there"),
-        (lambda w: {"rank": LATE_ONCE}, "and only there"),
+        (lambda w: {"rank": LATE_ONCE}, "only in the step with the longest waits"),
         (lambda w: {"rank": 3}, "nobody to wait for"),
         (lambda w: {"rank": 8}, "nobody to wait for"),
         (lambda w: {"waits_ms": w[LATE]}, "how long the straggler itself waits"),
         (lambda w: {"waits_ms": w.mean()}, "includes the straggler"),
-        (lambda w: {"waits_ms": w.drop(LATE).sum()}, "of the others together"),
+        (lambda w: {"waits_ms": w.drop(LATE).sum()}, "the total of the others"),
         (lambda w: {"waits_ms": len(STEPS) * w.drop(LATE).mean()}, "per step"),
         (lambda w: {"waits_ms": w.max()}, "waits longest"),
         (lambda w: {"waits_ms": w.drop(LATE).mean() - w[LATE]}, "how much longer the others wait"),
@@ -136,9 +136,9 @@ def best(step: float, computing: float, sending: float, both: float, waiting: fl
         (best, ""),
         (lambda *given: np.float64(best(*given)), ""),
         (lambda *given: torch.tensor(best(*given), dtype=torch.float64), ""),
-        (lambda s, c, t, b, w: s - (t - b - w), "not so much computing left"),
+        (lambda s, c, t, b, w: s - (t - b - w), "not enough computing left"),
         (lambda s, c, t, b, w: s - min(t - b, c - b), "the last rank come earlier"),
-        (lambda s, c, t, b, w: s - (t - b), "also the waiting for another rank"),
+        (lambda s, c, t, b, w: s - (t - b), "including the waiting for another rank"),
         (lambda s, c, t, b, w: s - t, "hidden already"),
         (lambda s, c, t, b, w: max(c, t), "neither computing nor sending"),
         (lambda s, c, t, b, w: s - min(t - b - w, c), "cannot hide anything else"),
@@ -195,7 +195,7 @@ def exposed_of(work: Any) -> float:
 
 
 def test_a_step_has_four_parts() -> None:
-    with pytest.raises(LabError, match="A step has 4 parts"):
+    with pytest.raises(LabError, match="synced must have 4 values"):
         planted_step([3, 3], [READER], (True, False))
 
 

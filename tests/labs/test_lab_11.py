@@ -84,15 +84,15 @@ ABS = "x.abs().max()"
         ("self.head(x), x.norm(p=float('inf'))", "", ""),
         ("self.head(x), x.max()", "", "misses negative numbers"),
         ("self.head(x), x.abs().mean()", "", "is a mean"),
-        ("self.head(x), self.head(x).abs().max()", "", "that of the scores"),
+        ("self.head(x), self.head(x).abs().max()", "", "the largest score"),
         ("self.head(x), x.square().max()", "", "not the largest absolute number"),
         ("self.head(x), x.abs().amax(-1)", "", "12 numbers in place of the largest one"),
         (f"self.head(x), {ABS}.item()", "", "breaks the graph"),
         ("self.head(x)", "", "a single tensor"),
         (f"{ABS}, self.head(x)", "", "120 numbers in place of the largest one"),
         (f"self.head(self.head.weight.new_zeros(x.shape)), {ABS}", "", "scores differ"),
-        (f"self.head(x), {ABS}", "if x.abs().max() > 1e4: raise ValueError", "2 graphs of it"),
-        (f"self.head(x), {ABS}", "print(end=''), float(x.sum())", "graphs of it"),
+        (f"self.head(x), {ABS}", "if x.abs().max() > 1e4: raise ValueError", "2 graphs. A line"),
+        (f"self.head(x), {ABS}", "print(end=''), float(x.sum())", "graphs. A line"),
         (f"{{'scores': self.head(x), 'largest': {ABS}}}", "", "returns a dict"),
         ("None", "", "nothing yet"),
     ],
@@ -110,7 +110,7 @@ def test_a_check_can_be_repeated() -> None:
         assert hint("11.3", whole, checked=names["Checked"]) == ""
 
     whole.forward = torch.compiler.disable(whole.forward)
-    assert "compiles nothing" in hint("11.3", whole, checked=names["Checked"])
+    assert "compiles none of it" in hint("11.3", whole, checked=names["Checked"])
 
 
 def test_classes_are_needed() -> None:
@@ -149,13 +149,16 @@ def only(dynamic: bool | None, answer: Callable[[list[int]], float]) -> Callable
         (only(False, changes), "you count changes"),
         (only(False, lambda lengths: 1 + changes(lengths)), "you count changes"),
         (only(False, lambda lengths: min(8, 1 + changes(lengths))), "you count changes"),
-        (lambda lengths, dynamic: versions(lengths, dynamic or None), "what dynamic=None does"),
-        (lambda lengths, dynamic: versions(lengths, dynamic or False), "dynamic=None: that is what dynamic=False does"),
+        (lambda lengths, dynamic: versions(lengths, dynamic or None), "the number for dynamic=None"),
+        (
+            lambda lengths, dynamic: versions(lengths, dynamic or False),
+            "dynamic=None: that is the number for dynamic=False",
+        ),
         (only(None, lambda lengths: len(set(lengths))), "not every length"),
         (only(None, lambda lengths: 1), "is for one length only"),
         (only(None, lambda lengths: 2), "is there a second version"),
-        (only(True, lambda lengths: versions(lengths, None)), "need not wait"),
-        (only(True, lambda lengths: versions(lengths, False)), "dynamic=True: that is what dynamic=False does"),
+        (only(True, lambda lengths: versions(lengths, None)), "does not need to wait"),
+        (only(True, lambda lengths: versions(lengths, False)), "dynamic=True: that is the number for dynamic=False"),
         (only(True, lambda lengths: 0), "0 is not right"),
     ],
 )

@@ -23,7 +23,7 @@ from tests.labs.lab_12_answers import HYPOTHESES, Cured, Nightly, a_journal, a_p
         ({}, ""),
         ({"model": np.float32(0.5), "waste": torch.tensor(3), "faster": np.int64(2)}, ""),
         ({"model": 70}, "a share"),
-        ({"waste": 0.5}, "nothing is computed in vain"),
+        ({"waste": 0.5}, "1 means no waste"),
         ({"faster": 0.2}, "Would a cure make it slower"),
         ({"faster": 1e5}, "too much"),
         ({"faster": "twice"}, "must be a number"),
@@ -117,10 +117,10 @@ def without(name: str, **more: Any) -> dict[str, Any]:
         (without("right", right=3), "how many passes"),
         (without("padded", padded=4), "how many boxes per card"),
         (without("padded", padded=0.5), "work done divided by the work needed"),
-        (without("padded", flickering=2), "the task needs all that it does"),
+        (without("padded", flickering=2), "the task needs everything that it does"),
         (without("padded", read=2), "no method 'read'"),
         (without("padded"), "no finding names it"),
-        (without("right"), "The findings of your profile have another one"),
+        (without("right"), "The findings of your profile name another fault"),
         ({"padded": 2}, "This one is right"),
         ({}, "The dictionary is empty"),
         (["padded"], "must be a dictionary"),
@@ -143,8 +143,8 @@ BOUNDS = {"brightness": 40.0, "new_reader": 57.0, "right": 22.0, "padded": 42.0}
         ({"brightness": 80.0}, "what remains of the step"),
         ({"new_reader": 33.0}, "not the bound of the finding"),
         ({"right": 44.0}, "not the bound of the finding"),
-        ({"padded": 84.0}, "more than the passes spend"),
-        ({"padded": 10.0}, "Which part of the boxes"),
+        ({"padded": 84.0}, "the passes spend less than that"),
+        ({"padded": 10.0}, "Which fraction of the boxes"),
         ({"padded": 130.0}, "more than the whole step"),
         ({"padded": -1.0}, "no saving"),
     ],
@@ -158,7 +158,11 @@ def test_a_waste_that_is_not_found_needs_any_bound() -> None:
     quiet = RECORDED | {"findings": {}}
     expect_of("12.4", "", {"said": BOUNDS | {"right": 1.0}, "waste": WASTE, "profiles": [quiet]})
     expect_of("12.4", "", {"said": BOUNDS, "waste": WASTE, "profiles": [quiet | {"reader_ms": 9.0}, RECORDED]})
-    expect_of("12.4", "Find all of the waste first", {"said": {}, "waste": {"padded": 2}, "profiles": [RECORDED]})
+    expect_of(
+        "12.4",
+        "Find all of the waste in the previous exercise first",
+        {"said": {}, "waste": {"padded": 2}, "profiles": [RECORDED]},
+    )
 
 
 @pytest.mark.slow
@@ -174,7 +178,7 @@ def test_bounds_are_those_of_the_recorded_profile(tmp_path: Path) -> None:
     expect("12.4", "", answer, waste=WASTE, journal=journal)
     expect("12.4", "not the bound of the finding", answer | {"right": reader_ms / 2}, waste=WASTE, journal=journal)
     expect("12.4", "missing padded", {"right": 1.0}, waste={"padded": 2}, journal=journal)
-    expect("12.4", "the exercise before", answer, waste={}, journal=journal)
+    expect("12.4", "the previous exercise", answer, waste={}, journal=journal)
 
 
 FOUR = tuple(a_test(change, seed=place) for place, change in enumerate(("once", "float32", "one pass", "tight")))
@@ -196,12 +200,12 @@ def changed(tests: Any) -> Callable[[Path], Journal]:
         (changed((*FOUR[:3], a_test("tight", check=None))), "did not compare the results"),
         (changed((*FOUR[:3], a_test(""))), "what did you change"),
         (changed((*FOUR[:3], a_test("ONCE"))), "tests of 3 change(s)"),
-        (changed([a_test("all cures", 0.1)]), "One change per test"),
+        (changed([a_test("all cures", 0.1)]), "Test one change at a time"),
         (lambda path: a_journal(path, FOUR, hypothesis=""), "has no hypothesis"),
         (lambda path: a_journal(path, FOUR, hypothesis="it is faster"), "has no hypothesis"),
         (lambda path: a_journal(path, FOUR, hypothesis="it is faster than before"), "its own hypothesis"),
-        (lambda path: a_journal(path, FOUR, accepted=False), "Leave that to the test"),
-        (lambda path: a_journal(path, [a_test("slower", 1.1)], accepted=True), "Leave that to the test"),
+        (lambda path: a_journal(path, FOUR, accepted=False), "Let the test decide"),
+        (lambda path: a_journal(path, [a_test("slower", 1.1)], accepted=True), "Let the test decide"),
     ],
 )
 def test_a_journal_of_proofs(tmp_path: Path, journal: Callable[[Path], Journal], words: str) -> None:

@@ -78,7 +78,8 @@ def test_a_check_names_the_cell_to_run_first(capsys: pytest.CaptureFixture[str],
 
         assert capsys.readouterr().err == (
             '2.2 Backward divided by forward: not yet. First run the cell with "%%profile_step --into p" in the '
-            'section "2.1 A prediction", then this one again. If that cell failed, its error has the reason.\n'
+            'section "2.1 A prediction", then this one again. If that cell failed, its error message gives the '
+            "reason.\n"
         )
 
 

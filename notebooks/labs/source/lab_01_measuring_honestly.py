@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Lab 1 · Measuring honestly
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 60 to 75 minutes, most of them spent
-# thinking; the cells themselves take less than a minute.
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 60 to 75 minutes. You will spend most of
+# that time thinking, because the cells themselves take less than a minute.
 #
 # **Afterwards you can**
 #
@@ -10,9 +10,10 @@
 # - state how certain a number is;
 # - compare two versions on a noisy machine, and name the smallest difference that you would have noticed.
 #
-# Each section asks you to **predict** first. Write your guess down before you run the next cell: a wrong guess teaches
-# you more than a number that you merely read. Predictions are not graded, exercises are. `labs.check` tries your answer
-# on this machine and names the mistake. It never gives the answer away, and you can try as often as you like.
+# Each section asks you to **predict** first. Write your guess down before you run the next cell, because a wrong guess
+# teaches you more than a number that you merely read. Exercises are graded, but predictions are not. `labs.check` tries
+# your answer on this machine and tells you what is wrong with it. It never gives the answer away, and you can try as
+# often as you like.
 
 # %%
 import statistics
@@ -36,18 +37,19 @@ torch.set_num_threads(1)  # several threads wait for each other when other progr
 # reading on a card, a scanner cuts the card into small images, and the office's model, the *Reader*, recognises the
 # characters. Maya has trained it, and Tom runs the servers.
 #
-# The Reader is trained every night, in very many **training steps**: each shows it a batch of images and improves it a
-# little. Will one night be enough? That depends on how long a step takes. So both of them timed the same step on the
-# same computer, 71 times each. Tom was cautious and took the mean: 34 ms. Maya argued that other programs can only make
-# a step *slower*, so she took the shortest time: 18 ms. By Tom's figure, the training would last until the next
-# afternoon; by Maya's, it would be finished long before the office opens. Each dot in their pictures is a step:
+# The Reader is trained every night, in a very large number of **training steps**. Each step shows it a batch of images
+# and improves it a little. Will one night be enough? That depends on how long a step takes, so Maya and Tom both timed
+# the same step on the same computer, 71 times each. Tom was cautious and took the mean, which was 34 ms. Maya argued
+# that other programs can only make a step *slower*, so she took the shortest time, which was 18 ms. If Tom is right,
+# the training will last until the next afternoon. If Maya is right, it will be finished long before the office opens.
+# Each dot in their pictures is a step:
 
 # %%
 WARMUP = 10
 
 
 def planted_ms(seed, disturbed):
-    """71 planted step times: ten that become faster, then 61 of about 20 ms, some disturbed by other programs."""
+    """Return 71 planted step times: ten that become faster, then 61 of about 20 ms, some of them disturbed."""
     generator = np.random.default_rng(seed)
     times = 20 * np.exp(generator.normal(0, 0.04, 61))
     times[generator.permutation(61)[:disturbed]] *= 2.5
@@ -58,7 +60,7 @@ planted = {"Tom": planted_ms(1, disturbed=14), "Maya": planted_ms(2, disturbed=3
 
 
 def picture(figures):
-    """The times of both, and the figure that each takes for the step, with an interval if there is one."""
+    """Plot the times that both measured, the figure that each of them reports, and its interval if it has one."""
     _, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True, layout="constrained")
     for ax, (name, times) in zip(axes, planted.items(), strict=True):
         figure, *ends = figures[name]
@@ -82,14 +84,14 @@ picture({"Tom": [statistics.mean(planted["Tom"])], "Maya": [min(planted["Maya"])
 # Both read their clocks correctly, and yet Tom's figure is almost twice as large as Maya's. Whom do you believe? At the
 # end of this lab you will draw the same picture again, with figures on which they can agree.
 #
-# (The times in this picture are **planted**: they are made up, and the same on every computer. Those in the rest of the
-# lab are measured on yours, except where a machine is simulated.)
+# (The times in this picture are **planted**, which means that they are made up and the same on every computer. The
+# times in the rest of the lab are measured on your computer, except where a machine is simulated.)
 #
 # ## 1.1 A stopwatch
 #
-# Here is the Reader for single images, and one training step. It has a linear layer from 64 pixels to 128 numbers
-# (`stem`), three `blocks`, and another linear layer with a score for each of the ten digits (`head`). The images come
-# with scikit-learn.
+# Here is the Reader for single images, and one training step. The Reader has a linear layer that turns 64 pixels into
+# 128 numbers (`stem`), three `blocks`, and another linear layer that returns a score for each of the ten digits
+# (`head`). The images come with scikit-learn.
 
 
 # %%
@@ -128,8 +130,8 @@ def train():
 
 
 # %% [markdown]
-# Python has several clocks. `time.time()` is the time of day and can be set back; `time.process_time()` only counts
-# while *your* process computes; `time.perf_counter()` ticks evenly, whatever happens.
+# Python has several clocks. `time.time()` is the time of day, and it can be set back. `time.process_time()` only
+# advances while *your* process computes. `time.perf_counter()` ticks evenly, whatever happens.
 #
 # **Predict:** which of them notice that a step waited 0.2 s for its data?
 
@@ -140,15 +142,15 @@ for clock in (time.time, time.process_time, time.perf_counter):
     print(f"{clock.__name__:14} {clock() - began:.3f} s")
 
 # %% [markdown]
-# **Look at** the line with almost 0: waiting takes time, too, but that clock stopped.
+# **Look at** the line with almost 0. Waiting takes time, too, but that clock stopped in the meantime.
 #
-# **Exercise 1.1.** Write `time_ms(step)`: it runs `step()` once and returns how long that took in **milliseconds**,
+# **Exercise 1.1.** Write `time_ms(step)`, which runs `step()` once and returns how long it took in **milliseconds**,
 # including any waiting.
 
 
 # %% answer 1.1
 def time_ms(step):
-    """Time of a single run of `step`, in ms."""
+    """Run `step` once and return its time in milliseconds."""
     ### BEGIN SOLUTION
     began = time.perf_counter()
     step()
@@ -185,24 +187,26 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# **Look at** the left edge, then at isolated points far above the rest. The first steps pay for things that happen
-# once: memory is requested from the system, Adam creates its state, torch looks up its kernels. These steps are the
-# **warm-up**. After it, the times show no trend any more: the step has reached its **steady state**. The isolated
-# points are moments when the machine was doing something else. Noise only *adds* time to a step. A few slow steps pull
-# the mean up, but hardly the median. (If about half of *your* steps were slow, another program took half of the time,
-# and no summary can help: run the cell again when the machine is idle.)
+# **Look at** the left edge, and then at isolated points far above the rest. The first steps pay for things that happen
+# only once: memory is requested from the system, Adam creates its state, and torch looks up its kernels. These steps
+# are the **warm-up**. After the warm-up, the times no longer show a trend, so the step has reached its **steady
+# state**. The isolated points are moments when the machine was doing something else. Noise only *adds* time to a step.
+# A few slow steps raise the mean, but they hardly affect the median. (If about half of *your* steps were slow, another
+# program used the machine half of the time, and no summary can correct for that. Run the cell again when the machine is
+# idle.)
 #
-# Why not Maya's shortest time, then? It depends on luck and on how often you try: of more steps, the shortest is
-# shorter. And it describes a step that hardly ever occurs, while the night is made of typical ones.
+# Why not use Maya's shortest time, then? It depends on luck and on how often you try, because the shortest of many
+# steps is shorter than the shortest of a few. It also describes a step that hardly ever occurs, whereas the night
+# consists of typical steps.
 #
-# **Exercise 1.2.** Write `typical(times_ms, warmup)`: the typical step time, with half of the steps below it and half
-# above, where the first `warmup` times are warm-up. It is tested on series of several lengths with a known answer and a
-# hiccup in every ninth step.
+# **Exercise 1.2.** Write `typical(times_ms, warmup)`, which returns the typical step time. Half of the steps are below
+# it and half are above it. The first `warmup` times are the warm-up. Your function is tested on series of several
+# lengths with a known answer and a hiccup in every ninth step.
 
 
 # %% answer 1.2
 def typical(times_ms, warmup):
-    """The typical step time, in the unit of `times_ms`."""
+    """Return the typical step time, in the unit of `times_ms`."""
     ### BEGIN SOLUTION
     return statistics.median(times_ms[warmup:])
     ### END SOLUTION
@@ -214,8 +218,8 @@ labs.check("1.2", typical)
 # %% [markdown]
 # ## 1.3 How certain is the median?
 #
-# Sixty-one steps give a median. Another sixty-one will give a different one. **Predict:** by how many percent will two
-# such medians differ here: 0.1, 1, or 10?
+# You get a median from sixty-one steps, and a different median from another sixty-one. **Predict:** by how many percent
+# will two such medians differ here: 0.1, 1, or 10?
 
 # %%
 every_series = []
@@ -231,27 +235,27 @@ print("medians:", ", ".join(f"{each:.3f}" for each in medians), "ms")
 print(f"the largest is {100 * (max(medians) / min(medians) - 1):.1f} % above the smallest")
 
 # %% [markdown]
-# A step time without its uncertainty is only half the answer. What you want is an interval that contains the true
-# median in 95 of 100 cases, and for the median it needs no theory of the noise. Take 61 times:
+# A step time without its uncertainty is only half the answer. You want an interval that contains the true median in 95
+# of 100 cases. For the median, you can find such an interval without a theory of the noise. Take 61 times:
 #
 # - Each of them is below the true median with a probability of one half. So the *number* of times below it behaves like
 #   the number of heads in 61 coin tosses.
 # - If that number is *k*, then the true median lies between the *k*-th of the sorted times and the next one.
 #
 # You do not know *k*, but coins tell you where it usually lies. Two questions are left. Between which two numbers of
-# heads do 95 of 100 trials fall? (Toss 61 coins ten thousand times, and count the heads of each trial:
+# heads do 95 of 100 trials fall? (To toss 61 coins ten thousand times and count the heads in each trial, use
 # `np.random.default_rng(0).binomial(61, 0.5, 10_000)`. A share `q` of these counts is below `np.quantile(counts, q)`.)
 # And which of the sorted times belong to these two numbers? (Python counts from 0.)
 #
-# **Exercise 1.3.** Write `interval(times_ms)`: the lower and upper end of a 95 % interval of the **median**. It is
-# tested on 300 series of 61 times whose true median is known; in a third of them, every ninth step is six times as
-# slow. Do it as above, or with the *bootstrap*: draw 61 of the times with replacement, a thousand times, and see where
-# the middle 95 % of the medians lie.
+# **Exercise 1.3.** Write `interval(times_ms)`, which returns the lower and upper end of a 95 % interval of the
+# **median**. It is tested on 300 series of 61 times whose true median is known. In a third of these series, every ninth
+# step is six times as slow. You can follow the steps above or use the *bootstrap*: draw 61 of the times with
+# replacement, repeat this a thousand times, and find out where the middle 95 % of the medians lie.
 
 
 # %% answer 1.3
 def interval(times_ms):
-    """Lower and upper end of a 95 % interval of the median of 61 times."""
+    """Return the lower and upper end of a 95 % interval of the median of 61 times."""
     ### BEGIN SOLUTION
     heads = np.random.default_rng(0).binomial(len(times_ms), 0.5, 10_000)
     fewest, most = np.quantile(heads, [0.025, 0.975]).astype(int)
@@ -264,7 +268,7 @@ def interval(times_ms):
 labs.check("1.3", interval)
 
 # %% [markdown]
-# Here are your intervals of the eight series that you measured above:
+# Here are your intervals for the eight series that you measured above:
 
 # %%
 if np.shape(interval(every_series[0])) != (2,):
@@ -278,13 +282,13 @@ else:
     plt.show()
 
 # %% [markdown]
-# **Look at** how far the intervals overlap. Each of them tells you how far to trust *its* median while the machine
-# stays in the same state. If some intervals lie far apart, the machine itself has changed its pace, and no interval of
-# a single series can know that. Section 1.4 deals with it.
+# **Look at** how far the intervals overlap. Each of them tells you how far you can trust *its* median as long as the
+# machine stays in the same state. If some intervals lie far apart, the machine itself has changed its pace, which no
+# interval from a single series can show. Section 1.4 deals with this problem.
 #
-# `perfnb.time_step` does all of this: it warms up until the times have reached their steady state, plans how many steps
-# it needs, and prints the interval after the median. Find the interval, and the line about outliers, which are times
-# far from the others. (*p95* is the time that 95 of 100 steps did not exceed.)
+# `perfnb.time_step` does all of this for you. It warms up until the times have reached their steady state, plans how
+# many steps it needs, and prints the interval after the median. Find the interval, and the line about outliers, which
+# are times far from the others. (*p95* is the time that 95 of 100 steps did not exceed.)
 
 # %%
 perfnb.time_step(train, budget_s=3)
@@ -292,9 +296,9 @@ perfnb.time_step(train, budget_s=3)
 # %% [markdown]
 # ## 1.4 Two steps on a noisy machine
 #
-# You have changed something and want to know whether it is faster. The obvious way is to time the old version, and then
-# the new one. Try that on a simulated machine, where the truth is known. It becomes slower over time, like a laptop
-# that heats up. Both of its steps take *exactly* the same time.
+# You have changed something and want to know whether it is faster now. The obvious way is to time the old version and
+# then the new one. Try this on a simulated machine, where the truth is known. The machine becomes slower over time,
+# like a laptop that heats up. Both of its steps take *exactly* the same time.
 #
 # **Predict:** how much slower will the second one seem?
 
@@ -316,9 +320,9 @@ print(f"b takes {statistics.median(b_ms) / statistics.median(a_ms):.2f} times as
 
 # %% [markdown]
 # **Look at** the slope of the cloud, and at the two black lines. Nothing was wrong with the clock, the number of steps
-# or the median. The *order* was wrong: a change of the machine between the two blocks looked like a change of the step.
-# Interleaving them, a b a b …, helps. But a fixed order can coincide with a rhythm of the machine. On the next one,
-# every second run is slow.
+# or the median. The *order* was wrong, because a change in the machine between the two blocks looked like a change in
+# the step. Interleaving them, a b a b …, helps. However, a fixed order can coincide with a rhythm of the machine. On
+# the next machine, every second run is slow.
 
 # %%
 machine = Machine("every second run slow")
@@ -333,13 +337,13 @@ print(f"b takes {statistics.median(ratios):.2f} times as long as a")
 # %% [markdown]
 # **Exercise 1.4.** Write `compare(run_a, run_b, pairs)`. `run_a()` and `run_b()` run a step and return its
 # milliseconds. Run each of them `pairs` times, in any order you like, and return the time of b divided by the time of
-# a. The answer must be within 3 % on a steady machine, on one that becomes slower, and on one where every second run is
-# slow.
+# a. The answer must be within 3 % on a steady machine, on a machine that becomes slower, and on a machine where every
+# second run is slow.
 
 
 # %% answer 1.4
 def compare(run_a, run_b, pairs):
-    """The time of b divided by the time of a."""
+    """Return the time of b divided by the time of a."""
     ### BEGIN SOLUTION
     generator = np.random.default_rng(0)
     ratios = []
@@ -361,10 +365,10 @@ labs.check("1.4", compare)
 # %% [markdown]
 # ## 1.5 A step against itself
 #
-# How do you know that a comparison is honest? Compare something with itself. This is the **A/A test**. `perfnb.ab_test`
-# runs both in pairs, in random order, and gives a verdict.
+# How do you know that a comparison is honest? Compare something with itself. This is called an **A/A test**.
+# `perfnb.ab_test` runs both steps in pairs, in random order, and returns a verdict.
 #
-# **Predict:** which verdict will it give for `train` against `train`? And how small a difference could it have found
+# **Predict:** which verdict will it return for `train` against `train`? And how small a difference could it have found
 # here?
 
 # %%
@@ -377,7 +381,7 @@ aa
 # Leave it, and remember it the next time someone shows you *one* test with a difference of 1 %.
 #
 # `inconclusive` does not mean *equal*. The smallest difference that the test would have found is in
-# `aa.smallest_detectable`, as a fraction: 0.01 is 1 %.
+# `aa.smallest_detectable`, as a fraction (0.01 means 1 %).
 #
 # **Exercise 1.5.** From `aa`, give the smallest difference that such a test finds in 9 of 10 cases, in **percent**, and
 # whether it would find a speed-up of 1 % (`True` or `False`).
@@ -396,7 +400,7 @@ labs.check("1.5", {"smallest_percent": smallest_percent, "sees_one_percent": see
 # %% [markdown]
 # ## 1.6 Three claims
 #
-# Maya, Tom and the supplier of the scanner have each rewritten a function, and each of them claims that the new one is
+# Maya, Tom and the scanner's supplier have each rewritten a function, and each of them claims that the new version is
 # *faster*. Every claim comes with the old function, the new function, and a function that creates an input.
 
 
@@ -436,9 +440,9 @@ claims = {
 }
 
 # %% [markdown]
-# **Predict** all three before you measure. Then test each. With `check=1e-4`, `ab_test` also compares the results of
-# the two functions, because a wrong result may well be fast. It expects functions without arguments, hence the
-# `lambda`.
+# **Predict** all three results before you measure. Then test each claim. With `check=1e-4`, `ab_test` also compares the
+# results of the two functions, because a function with a wrong result may well be fast. It expects functions without
+# arguments, which is why the cell uses `lambda`.
 
 # %%
 tests = {}
@@ -466,7 +470,7 @@ ax.invert_yaxis()
 plt.show()
 
 # %% [markdown]
-# **Look at** the picture: left of the dashed line, the new function is faster. Is that enough for the claim?
+# **Look at** the picture. To the left of the dashed line, the new function is faster. Is that enough for the claim?
 #
 # **Exercise 1.6.** Judge each claim: `"faster"` (with the same result), `"not shown"` (no relevant difference was
 # found, whether the verdict is `same` or `inconclusive`) or `"wrong result"`.
@@ -483,8 +487,8 @@ labs.check("1.6", verdicts, claims=claims)
 # %% [markdown]
 # ## Maya and Tom again
 #
-# Here are their planted times again, on the same axes. This time both of them use your `typical`, without the ten steps
-# of warm-up, and your `interval` of the 61 steps after it.
+# Here are their planted times again, on the same axes. This time, both of them use your `typical`, which leaves out the
+# ten warm-up steps, and your `interval` for the 61 steps that follow.
 
 # %%
 if typical([1.0], 0) is None or np.shape(interval(planted["Tom"][WARMUP:])) != (2,):
@@ -493,15 +497,16 @@ else:
     picture({name: [typical(times, WARMUP), *interval(times[WARMUP:])] for name, times in planted.items()})
 
 # %% [markdown]
-# The dots are the same, and now the two agree: their intervals overlap, although other programs disturbed almost every
-# fourth of Tom's steps. An undisturbed step was planted with 20 ms. Tom had counted the warm-up and the disturbances as
-# part of the step; Maya had picked the luckiest of 71. Before you argue about a number, ask *which* number it is: of
-# which steps, by which summary, and how certain.
+# The dots are the same, but now the two agree: their intervals overlap, although other programs disturbed almost every
+# fourth of Tom's steps. The planted time of an undisturbed step was 20 ms. Tom had counted the warm-up and the
+# disturbances as part of the step, and Maya had picked the luckiest of 71 steps. Before you argue about a number, ask
+# *which* number it is: which steps it describes, how it summarises them, and how certain it is.
 #
 # ## Takeaways
 #
-# - Use `perf_counter`, in steady state, and the **median**: noise only adds time, and the shortest step is a lucky one.
-# - No number without an **interval**. No comparison without **interleaving in random order**.
+# - Use `perf_counter` in steady state, and report the **median**. Noise only adds time, and the shortest step is a
+#   lucky one.
+# - Never report a number without an **interval**, and never compare without **interleaving in random order**.
 # - Try every comparison on two equal steps first.
 # - *Not shown* is a result. Always add how small a difference you would have noticed.
 # - Compare the **results** before you compare the times.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Lab 3 · Counting
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves take
-# about a minute. Paper and pencil help. It helps to have done [lab 2](02_where_does_a_step_go.ipynb), but it is not
-# required.
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes, of which the cells
+# themselves take about a minute. Paper and pencil help. It helps to have done [lab 2](02_where_does_a_step_go.ipynb),
+# but it is not required.
 #
 # **Afterwards you can**
 #
@@ -15,8 +15,8 @@
 # - name the cost of a loop in Python, because you have measured it.
 #
 # Counts are the best kind of measurement: exact, the same on every machine, and available before anything runs.
-# **Predict** first anyway. `labs.check` tests your answers on this machine. It names the mistake, never the answer, and
-# you can try as often as you like.
+# **Predict** first anyway. `labs.check` tests your answers on this machine. It tells you what is wrong without giving
+# the answer away, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -47,9 +47,9 @@ torch.set_num_threads(1)  # several threads wait for each other when other progr
 # characters. Nearly all of its arithmetic is in **linear layers**.
 #
 # Tom wants faster answers, and Maya has an idea. A linear layer that is a tenth as wide, with 50 inputs and outputs
-# instead of 500, needs a hundredth of the arithmetic. So it should take a hundredth of the time. She knew the time of a
-# layer of width 1,000, drew the line through it, and then tried the narrow layers, too. Each dot is a layer, on 16
-# images at once:
+# instead of 500, needs a hundredth of the arithmetic. So it should take a hundredth of the time. She knew how long a
+# layer of width 1,000 takes, drew a line through that point, and then tried the narrow layers, too. Each dot is a layer
+# that processes 16 images at once:
 
 # %%
 planted_us = {25: 5.6, 50: 7.1, 100: 11.8, 250: 44.5, 500: 166, 1000: 643}
@@ -78,25 +78,26 @@ def picture(law, title):
 picture(mayas_law, "Maya's law")
 
 # %% [markdown]
-# The law is good on the right, and worse and worse on the left: the layer with a hundredth of the arithmetic takes more
-# than four times as long as she had hoped. What is missing in her law? At the end of this lab you will put together a
-# better one, from three functions that you have written by then.
+# The law is good on the right, but it becomes worse and worse towards the left: the layer with a hundredth of the
+# arithmetic takes more than four times as long as she had hoped. What is missing in her law? At the end of this lab,
+# you will put together a better one from three functions that you will have written by then.
 #
-# (The times in this picture are **planted**: they are the same on every computer. All others are measured on yours.)
+# (The times in this picture are **planted**, which means that they are the same on every computer. All other times are
+# measured on yours.)
 #
 # ## 3.1 A linear layer
 #
 # A linear layer with 64 inputs and 10 outputs computes a sum of 64 products for each output. A product and an addition
-# are two *floating-point operations*, two FLOPs. By convention the bias is not counted, and the first addition of a sum
+# are two *floating-point operations* (FLOPs). By convention, the bias is not counted, and the first addition in a sum
 # counts like the others.
 #
-# **Exercise 3.1.** Write `linear_flops(batch, inputs, outputs)`: the FLOPs of a forward pass. It is compared with
-# torch's own counter for several sizes.
+# **Exercise 3.1.** Write `linear_flops(batch, inputs, outputs)`, which returns the FLOPs of a forward pass. Its result
+# is compared with torch's own counter for several sizes.
 
 
 # %% answer 3.1
 def linear_flops(batch, inputs, outputs):
-    """FLOPs of a linear layer's forward pass."""
+    """Return the FLOPs of a linear layer's forward pass."""
     ### BEGIN SOLUTION
     return 2 * batch * inputs * outputs
     ### END SOLUTION
@@ -110,18 +111,18 @@ labs.check("3.1", linear_flops)
 #
 # Before the Reader, Maya had tried a convolutional network. A convolution is a small linear layer that is applied at
 # every position of the image. At each position, each output channel is a sum over all input channels and over the
-# `kernel × kernel` pixels. (At the edges there is padding. Products with 0 count, too, because they are computed.)
+# `kernel × kernel` pixels. (The edges are padded. Products with 0 count as well, because they are computed.)
 #
-# **Predict:** a layer with 3 × 3 kernels from 64 to 64 channels, on images of 32 × 32: does it need more or fewer FLOPs
-# than a linear layer from 4,096 to 4,096? And which of the two has more parameters?
+# **Predict:** does a layer with 3 × 3 kernels and 64 input and output channels, on images of 32 × 32 pixels, need more
+# or fewer FLOPs than a linear layer with 4,096 inputs and outputs? And which of the two has more parameters?
 #
-# **Exercise 3.2.** Write `conv_flops(batch, inputs, outputs, kernel, height, width)`: the FLOPs of a forward pass of a
-# convolution that preserves the image size. Does your prediction hold?
+# **Exercise 3.2.** Write `conv_flops(batch, inputs, outputs, kernel, height, width)`, which returns the FLOPs of the
+# forward pass of a convolution that preserves the image size. Was your prediction right?
 
 
 # %% answer 3.2
 def conv_flops(batch, inputs, outputs, kernel, height, width):
-    """FLOPs of the forward pass of a convolution with unchanged size."""
+    """Return the FLOPs of the forward pass of a convolution that preserves the image size."""
     ### BEGIN SOLUTION
     places = batch * height * width
     return places * linear_flops(1, inputs * kernel * kernel, outputs)
@@ -134,20 +135,20 @@ labs.check("3.2", conv_flops)
 # %% [markdown]
 # ## 3.3 A training step
 #
-# The backward pass of a linear layer has two products, each as large as that of the forward pass: one for the gradient
-# of its weights, and one for the gradient of its input, which it passes on to the previous layer. Hence the rule of
-# thumb that a training step needs *three times* the FLOPs of its forward pass.
+# The backward pass of a linear layer has two products, each of which is as large as the one in the forward pass: one
+# for the gradient of its weights, and one for the gradient of its input, which it passes on to the previous layer.
+# Hence the rule of thumb that a training step needs *three times* the FLOPs of its forward pass.
 #
 # **Predict:** is that exact for a network whose first layer reads the data?
 #
-# **Exercise 3.3.** Write `training_flops(batch, widths)`: the FLOPs of forward **and** backward of a network of linear
-# layers. `widths = (64, 256, 10)` stands for two layers, one from 64 to 256 and one from 256 to 10. Activations, loss
-# and optimizer are not counted.
+# **Exercise 3.3.** Write `training_flops(batch, widths)`, which returns the FLOPs of the forward **and** backward pass
+# of a network of linear layers. For example, `widths = (64, 256, 10)` means two layers, one from 64 to 256 and one from
+# 256 to 10. Activations, loss and optimizer are not counted.
 
 
 # %% answer 3.3
 def training_flops(batch, widths):
-    """Forward and backward FLOPs of a network of linear layers."""
+    """Return the forward and backward FLOPs of a network of linear layers."""
     ### BEGIN SOLUTION
     forward = [linear_flops(batch, inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
     return 3 * sum(forward) - forward[0]
@@ -158,9 +159,9 @@ def training_flops(batch, widths):
 labs.check("3.3", training_flops)
 
 # %% [markdown]
-# Does a profile give the same count? Here is the Reader, and a training step. Its linear layers form a chain: `stem`,
-# then `up` and `down` of each of three blocks, then `head`. (A block also adds its input to its result. That takes no
-# product, and is not counted.)
+# Does a profile report the same count? Here are the Reader and a training step. Its linear layers form a chain: `stem`,
+# then `up` and `down` of each of three blocks, then `head`. (A block also adds its input to its result. This does not
+# need a product, so it is not counted.)
 
 
 # %%
@@ -207,22 +208,22 @@ p.layers[["module", "forward_flops", "backward_flops", "parameters"]]
 # %% [markdown]
 # **Look at** the `backward_flops` of the stem. Look also at the layers without a count: `n/a` (`<NA>`) means that they
 # were not counted, which does not mean that nothing was computed. A GELU computes little, but it takes time. (The
-# counts come from a step of their own, the **counted pass** in the line *ran* of the report, which takes no times. So
-# nothing that is counted depends on how busy the machine is.)
+# counts come from a separate step, which is not timed. The line *ran* in the report calls it the **counted pass**.
+# Counts therefore do not depend on how busy the machine is.)
 #
 # ## 3.4 Bytes
 #
-# Arithmetic is only half of it. Numbers must also be fetched from memory and written back. At the very least, a layer
-# reads its input and its weights once, and writes its output once. A float32 has four bytes.
+# Arithmetic is only half of the story. Numbers must also be fetched from memory and written back. At the very least, a
+# layer reads its input and its weights once, and writes its output once. A float32 has four bytes.
 #
-# **Exercise 3.4.** Write `linear_bytes(batch, inputs, outputs)`: the minimum number of bytes that the forward pass of a
-# linear layer **without bias** moves, in float32. It is tested on several sizes, and then on the layers of your
-# profile.
+# **Exercise 3.4.** Write `linear_bytes(batch, inputs, outputs)`, which returns the minimum number of bytes that the
+# forward pass of a linear layer **without bias** moves in float32. It is tested on several sizes, and then on the
+# layers in your profile.
 
 
 # %% answer 3.4
 def linear_bytes(batch, inputs, outputs):
-    """Minimum bytes moved by a linear layer's forward pass."""
+    """Return the minimum number of bytes that a linear layer's forward pass moves."""
     ### BEGIN SOLUTION
     return 4 * (batch * inputs + inputs * outputs + batch * outputs)
     ### END SOLUTION
@@ -235,26 +236,26 @@ labs.check("3.4", linear_bytes, profile=p, network=(BATCH, WIDTHS))
 # The profile counts bytes as well, in the column `moved_bytes`. But it covers the layer's entire training step, so it
 # includes more than the forward pass without a bias:
 #
-# - The one or two products of **backward** move as many bytes again each, because they involve the same three matrices
-#   in other roles. The gradient of the weights reads the input and the gradient of the output, and writes as many
-#   numbers as there are weights. The gradient of the input reads the weights and the gradient of the output, and writes
-#   as many numbers as the input has.
+# - Each of the one or two products in **backward** moves as many bytes again, because it involves the same three
+#   matrices in other roles. The gradient of the weights reads the input and the gradient of the output, and writes as
+#   many numbers as there are weights. The gradient of the input reads the weights and the gradient of the output, and
+#   writes as many numbers as the input has.
 # - The **bias** of `outputs` numbers is read in forward. Its gradient is a sum over the batch: the gradient of the
 #   output is read once more, and `outputs` numbers are written.
 #
-# **Predict:** which layer has less than three times your `linear_bytes` in `moved_bytes`? And by how much will the sum
-# by hand be off?
+# **Predict:** which layer has less than three times your `linear_bytes` in `moved_bytes`? And how far off will the sum
+# that you compute by hand be?
 
 
 # %%
 def bytes_by_hand(batch, inputs, outputs, products):
-    """Minimum bytes moved by a linear layer with bias in a training step with this many products."""
+    """Return the minimum bytes that a linear layer with bias moves in a training step with this many products."""
     bias = outputs + (batch * outputs + outputs)
     return products * linear_bytes(batch, inputs, outputs) + 4 * bias
 
 
 def compared():
-    """Counts by hand next to the profile's."""
+    """Return the counts by hand next to those of the profile."""
     table = p.layers.loc[p.layers["module"] == "Linear", ["moved_bytes"]]
     sizes = [(BATCH, *pair) for pair in itertools.pairwise(WIDTHS)]
     table.insert(0, "one product", [linear_bytes(*each) for each in sizes])
@@ -265,14 +266,15 @@ def compared():
 compared() if linear_bytes(1, 1, 1) else "first solve 3.4"
 
 # %% [markdown]
-# **Look at** the last column. Like FLOPs, these bytes are not measured: they are the minimum that the step needs, the
-# same on every machine. Caches make the real traffic smaller or larger. (A GELU has no FLOPs in the profile, but it has
-# bytes. Forward reads and writes. Backward reads the gradient of its output and its input, and writes a third tensor.
-# All of them have 256 × 512 numbers. Does that agree with `p.layers.loc["reader.blocks.0.act", "moved_bytes"]`?)
+# **Look at** the last column. Like FLOPs, these bytes are not measured. They are the minimum that the step needs, and
+# they are the same on every machine. Caches make the real traffic smaller or larger. (A GELU has no FLOPs in the
+# profile, but it has bytes. Forward reads and writes. Backward reads the gradient of its output and its input, and
+# writes a third tensor. Each of these tensors has 256 × 512 numbers. Does that agree with
+# `p.layers.loc["reader.blocks.0.act", "moved_bytes"]`?)
 #
-# FLOPs divided by bytes is the **intensity**: how much a layer computes with each byte that it moves. **Predict:** a
-# layer from 1,024 to 1,024, with a batch of 1, and with a batch of 256. Which intensity is larger, and by about what
-# factor?
+# FLOPs divided by bytes is the **intensity**, which describes how much a layer computes with each byte that it moves.
+# **Predict:** take a layer from 1,024 to 1,024, once with a batch of 1 and once with a batch of 256. Which intensity is
+# larger, and by about what factor?
 
 # %%
 for batch in (1, 16, 256):
@@ -285,25 +287,27 @@ for batch in (1, 16, 256):
 #
 # ## 3.5 Under the roof
 #
-# A machine has a peak FLOP/s and a peak bytes/s. perfnb has measured both on yours, with large products and with a
-# large copy. In its reports, the peak of the arithmetic is called the **ceiling**: do not expect a layer to compute
-# faster.
+# A machine has a peak FLOP/s and a peak bytes/s. perfnb has measured both on your machine, with large products and with
+# a large copy. In its reports, the arithmetic peak is called the **ceiling**. Do not expect a layer to compute faster
+# than that.
 
 # %%
 print({dtype: f"{peak / 1e9:.1f} GFLOP/s" for dtype, peak in p.roofline.peaks.items()})
 print(f"{p.roofline.bandwidth / 1e9:.1f} GB/s")
 
 # %% [markdown]
-# A machine computes with the numbers that it has while it fetches the next ones. So a layer takes at least as long as
-# its arithmetic **and** at least as long as its bytes, and the two overlap. That is the entire *roofline model*.
+# A machine computes with the numbers that it already has while it fetches the next ones. A layer therefore takes at
+# least as long as its arithmetic **and** at least as long as moving its bytes, but the two overlap. This is the entire
+# *roofline model*.
 #
-# **Exercise 3.5.** Write `least_time(flops, moved_bytes, peak, bandwidth)`: the minimum time of a layer in seconds,
-# with `peak` in FLOP/s and `bandwidth` in bytes/s. It is tested on made-up layers, and on those of your profile.
+# **Exercise 3.5.** Write `least_time(flops, moved_bytes, peak, bandwidth)`, which returns the minimum time of a layer
+# in seconds, with `peak` in FLOP/s and `bandwidth` in bytes/s. It is tested on made-up layers and on the layers in your
+# profile.
 
 
 # %% answer 3.5
 def least_time(flops, moved_bytes, peak, bandwidth):
-    """Minimum time of a layer in seconds."""
+    """Return the minimum time of a layer in seconds."""
     ### BEGIN SOLUTION
     return max(flops / peak, moved_bytes / bandwidth)
     ### END SOLUTION
@@ -319,15 +323,16 @@ labs.check("3.5", least_time, roofline=p.roofline)
 p.roofline
 
 # %% [markdown]
-# **Look at** the picture. The slope on the left is the roof that memory sets, the flat part on the right is the ceiling
-# of the arithmetic, and each point is a layer or an operator. Up and to the right is good. A point far *below* the roof
-# is bound by neither: it spends its time on something that the model does not know. What might that be? The next
-# exercise is about it.
+# **Look at** the picture. The slope on the left is the limit set by memory, the flat part on the right is the limit set
+# by arithmetic, and each point is a layer or an operator. Up and to the right is good. A point far *below* the roof is
+# limited by neither. It spends its time on something that the model does not include. What might that be? The next
+# exercise is about this question.
 #
 # ## 3.6 A hundred times smaller
 #
 # Here are Maya's two layers, on your computer: one from 500 to 500 and one from 50 to 50, both with 16 images.
-# **Predict:** how many times the FLOPs of the second does the first need? How many times as long will it take?
+# **Predict:** how many times as many FLOPs as the second layer does the first one need? How many times as long will it
+# take?
 
 # %%
 big_layer, small_layer = nn.Linear(500, 500), nn.Linear(50, 50)
@@ -353,15 +358,15 @@ print(small)
 
 # %% [markdown]
 # Whatever an operator computes, calling it takes a few microseconds: Python looks up the layer, torch checks shapes,
-# picks a kernel, and allocates the output. For the big layer that is little compared with its arithmetic; for the small
-# one it is not.
+# picks a kernel, and allocates the output. This is short compared with the arithmetic of the big layer, but not
+# compared with that of the small one.
 #
-# **Exercise 3.6.** Three numbers:
+# **Exercise 3.6.** Compute three numbers:
 #
-# - `arithmetic`: how many times the FLOPs of the small layer the big one needs;
-# - `time`: how many times as long as the small one it took (`big.median_ms`, `small.median_ms`);
+# - `arithmetic`: the FLOPs of the big layer divided by those of the small one;
+# - `time`: the time of the big layer divided by that of the small one (`big.median_ms`, `small.median_ms`);
 # - `not_arithmetic`: the share of the small layer's time, from 0 to 1, that is not arithmetic, **if** it computes as
-#   fast as the big layer. (How long would it take then? The rest is not arithmetic.)
+#   fast as the big layer. (How long would the arithmetic take then? The rest of the time is not arithmetic.)
 
 # %% answer 3.6
 arithmetic = ...
@@ -379,22 +384,22 @@ labs.check("3.6", numbers, big=big, small=small, steps=(big_step, small_step))
 
 # %% [markdown]
 # So a network of many tiny layers is slow without computing much, and replacing one large layer by ten small ones may
-# cost more time than it saves. Only a *count* together with a *time* shows whether a slow layer computes a lot or is
-# just called a lot.
+# cost more time than it saves. To find out whether a slow layer computes a lot or is merely called a lot, you need both
+# a *count* and a *time*.
 #
 # ## 3.7 Loops of your own
 #
 # *"Python is a hundred times slower."* Is it? **Predict** the factor between three loops in Python and torch, for the
 # product of two matrices of 16 × 16, and of 128 × 128. Is it the same factor?
 #
-# **Exercise 3.7.** Write `matmul(a, b)`: the product of two matrices, given and returned as lists of rows, with your
-# own loops and without torch, numpy or the like. (The check looks at the names that your code uses.) The matrices may
-# be rectangular, and must not be modified.
+# **Exercise 3.7.** Write `matmul(a, b)`, which returns the product of two matrices. Matrices are lists of rows. Use
+# your own loops, without torch, numpy or similar libraries. (The check looks at the names that your code uses.) The
+# matrices may be rectangular, and must not be modified.
 
 
 # %% answer 3.7
 def matmul(a, b):
-    """The product of two matrices, as lists of rows."""
+    """Return the product of two matrices, as a list of rows."""
     ### BEGIN SOLUTION
     product = []
     for row in a:
@@ -449,22 +454,22 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# **Look at** the two lines. That of the loops is almost flat: each product takes the same time, some tens of
-# nanoseconds. That of torch rises, because the time of the call is spread over more and more arithmetic, until it
-# approaches the ceiling. There is no *single* factor between Python and torch. It depends on how much each call has to
-# compute.
+# **Look at** the two lines. The line for the loops is almost flat, because each product takes the same time, a few tens
+# of nanoseconds. The line for torch rises, because the time of the call is spread over more and more arithmetic, until
+# it approaches the ceiling. There is no *single* factor between Python and torch. It depends on how much each call has
+# to compute.
 #
 # ## 3.8 A ladder
 #
-# Between three loops and torch there are more rungs of a ladder. All four functions below compute the product of the
-# same two matrices of 96 × 96, and all of them multiply 96³ pairs of numbers. They differ only in who runs the loops:
+# There are more rungs on the ladder from three loops to torch. All four functions below compute the product of the same
+# two matrices of 96 × 96, and all of them multiply 96³ pairs of numbers. They differ only in who runs the loops:
 #
 # - `loop`: three loops in Python, one multiplication at a time;
-# - `row_product`: Python runs two loops, and the built-in functions `sum` and `map` the innermost one;
-# - `numpy`: a library runs all of them, in float64, Python's own precision;
-# - `torch`: another library runs all of them, in float32, the precision of most models.
+# - `row_product`: Python runs two loops, and the built-in functions `sum` and `map` run the innermost one;
+# - `numpy`: a library runs all of the loops, in float64, which is Python's own precision;
+# - `torch`: another library runs all of the loops, in float32, which is the precision of most models.
 #
-# **Predict:** how many times as fast is each rung as the one before it? Which rung brings the most?
+# **Predict:** how many times as fast is each rung as the one before it? Which rung gains the most?
 
 
 # %%
@@ -520,15 +525,15 @@ labs.check("3.8", gains, ladder_ms=ladder_ms)
 
 # %% [markdown]
 # Gains multiply: the last figure is the product of the other three. Nearly all of it comes from one rung, where Python
-# stops running the loops. The last rung is usually a factor of about two, and that comes from the precision: half as
-# many bytes, and twice as many numbers in each instruction. *"torch is thousands of times as fast as Python"* is true
-# here, and yet it tells you little about torch.
+# stops running the loops. The last rung is usually worth a factor of about two, which comes from the precision: float32
+# needs half as many bytes, and each instruction processes twice as many numbers. *"torch is thousands of times as fast
+# as Python"* is true here, and yet it tells you little about torch.
 #
 # ## A better law
 #
-# Back to Maya's narrow layers. Now you know three things that a layer's time depends on: its arithmetic, its bytes, and
-# the call. The office computer is planted: it computes 50 GFLOP/s, moves 8 GB/s, and a call takes 5 µs. Your three
-# functions give the rest:
+# Back to Maya's narrow layers. You now know three things that a layer's time depends on: its arithmetic, its bytes, and
+# the call. The office computer is planted. It computes 50 GFLOP/s and moves 8 GB/s, and a call takes 5 µs. Your three
+# functions provide the rest:
 
 # %%
 CALL_US, PEAK, BANDWIDTH = 5, 50e9, 8e9
@@ -546,18 +551,18 @@ else:
     picture(your_law, "Your law")
 
 # %% [markdown]
-# The dots are the same. On the right, both laws agree: there, the arithmetic takes nearly all of the time. On the left,
-# the time approaches that of the call, however narrow the layer is. In between, at a width of 100, the bytes take a
-# little longer than the arithmetic. Maya's idea was not wrong, but it ends where something other than arithmetic begins
-# to count.
+# The dots are the same. On the right, both laws agree, because the arithmetic takes nearly all of the time there. On
+# the left, the time approaches that of the call, no matter how narrow the layer is. In between, at a width of 100,
+# moving the bytes takes a little longer than the arithmetic. Maya's idea was not wrong, but it ends where something
+# other than arithmetic begins to count.
 #
 # ## Takeaways
 #
-# - A product and an addition are two FLOPs. A training step needs three times its forward pass, minus the gradient of
-#   the data, which nobody needs.
+# - A product and an addition are two FLOPs. A training step needs three times as many as its forward pass, minus those
+#   for the gradient of the data, which nobody needs.
 # - Time is at least `max(arithmetic / peak, bytes / bandwidth)`. Small batches are memory-bound.
-# - On top of that comes the call: microseconds, whatever the size. A hundredth of the FLOPs is not a hundredth of the
-#   time.
+# - The call adds a few microseconds, no matter how small the layer is. A hundredth of the FLOPs does not take a
+#   hundredth of the time.
 # - A count gives the work that *must* be done, and a time the effort that *was* spent. The gap between them is the
 #   place to look.
 #

@@ -16,10 +16,10 @@
 # - find a leak from step to step, and fix it;
 # - distinguish reserved memory from allocated memory, and choose an order of batches that wastes none.
 #
-# Everything here is small, a few MiB, so that it runs anywhere. The reasoning is the same for GiB.
+# Everything here takes only a few MiB, so it runs anywhere. The reasoning is the same for GiB.
 #
-# **Predict** before each measurement. `labs.check` tests your answers on this machine. It names the mistake, never the
-# answer, and you can try as often as you like.
+# **Predict** before each measurement. `labs.check` tests your answers on this machine. It tells you what is wrong
+# without giving the answer away, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -49,10 +49,10 @@ KIB, MIB = 2**10, 2**20
 # You have joined the meter office of a small waterworks. Customers write the number of their water meter and its
 # reading on a card, a scanner cuts the card into small images, and the office's model, the *Reader*, recognises the
 # characters. Maya wants to train a larger Reader: a linear layer (`stem`), a tower of eight blocks instead of three,
-# and ten scores (`head`). Its parameters take 4 MiB, and the office computer has 24 MiB to spare, so she saw no
-# problem. (Read a GiB for each MiB. Everything here is a thousand times smaller, so that it runs on your computer.) But
-# the operating system stopped her script, because it ran out of memory. This picture shows the memory of a training
-# step on a computer that has enough, from its start on the left to its end on the right:
+# and ten scores (`head`). Its parameters take 4 MiB, and the office computer has 24 MiB to spare, so she did not expect
+# a problem. (Read each MiB as a GiB. Everything here is a thousand times smaller so that it runs on your computer.)
+# However, the script ran out of memory, and the operating system stopped it. This picture shows the memory of a
+# training step on a computer that has enough memory, from the start of the step on the left to its end on the right:
 
 
 # %%
@@ -93,12 +93,12 @@ images, labels = torch.tensor(digits.data[:512] / 16, dtype=torch.float32), torc
 
 
 def profiled(step):
-    """A short profile of a step, good enough for its memory only."""
+    """Return a short profile of a step, which is good enough for its memory but not for times."""
     return perfnb.profile_step(step, steps=1, warmup=1, traced=1, flops=False)
 
 
 def picture(tower_class, title):
-    """The memory of a training step of the larger Reader, by its owners, and the memory that there is."""
+    """Plot the memory of a training step of the larger Reader by owner, and the memory that is available."""
     torch.manual_seed(0)
     larger = LargerReader(tower_class)
     adam = torch.optim.Adam(larger.parameters(), fused=True)  # one call, so that its update is not most of the picture
@@ -128,10 +128,10 @@ picture(Tower, "The larger Reader")
 
 # %% [markdown]
 # The parameters are the narrow band at the bottom. What is all the rest, why does it rise and fall, and which part of
-# it could be smaller? At the end of this lab you will draw this picture again, with the same batch and the same result
-# of the training, below the dashed line.
+# it could be smaller? At the end of this lab, you will draw this picture again, with the same batch and the same
+# training result, but below the dashed line.
 #
-# (Bytes are counted, not timed. So this picture does not depend on how busy your computer is.)
+# (Bytes are counted rather than timed, so this picture does not depend on how busy your computer is.)
 #
 # ## The first Reader
 #
@@ -161,8 +161,9 @@ print(f"{parameters:,} parameters, {4 * parameters / MIB:.2f} MiB")
 # %% [markdown]
 # ## 4.1 The peak
 #
-# The memory of a step is not a single number but a curve: tensors are allocated and freed while it runs. The highest
-# point counts, the **peak**. If that does not fit, the step fails, no matter how little was needed before and after it.
+# The memory of a step is not a single number but a curve: tensors are allocated and freed while it runs. What counts is
+# its highest point, the **peak**. If the peak does not fit, the step fails, no matter how little memory it needed
+# before and after.
 #
 # **Predict**, on paper: which phase has the peak (forward, loss, backward or optimizer)? And at that instant, which of
 # these takes the most: the parameters, their gradients, Adam's state, or the activations?
@@ -175,18 +176,18 @@ loss.backward()
 optimizer.step()
 
 # %% [markdown]
-# **Look at** the tab *Memory*: time is on the x axis, live bytes are on the y axis, and each category has a band.
-# Follow the activations: they rise through forward, layer by layer, and fall again through backward, in reverse order.
-# And follow the gradients, which rise while the activations fall. Click on the picture to pin an instant. Below it you
-# then see the owners of the memory at that moment.
+# **Look at** the tab *Memory*, which shows time on the x axis, live bytes on the y axis, and a band for each category.
+# Follow the activations: they rise layer by layer during forward, and fall again in reverse order during backward. Also
+# follow the gradients, which rise while the activations fall. Click on the picture to pin an instant. Below it you then
+# see the owners of the memory at that moment.
 #
-# (The line *ran* of the report lists the steps. After the warm-up there are **timed** ones, without instruments;
-# **lead-in** ones, which start a trace and are discarded; **traced** ones, where operators are recorded; and
-# **counted** ones, which record each allocation or the FLOPs, and take no times.)
+# (The line *ran* in the report lists the steps. After the warm-up, there are **timed** steps without instrumentation,
+# **lead-in** steps, which start a trace and are discarded, **traced** steps, where operators are recorded, and
+# **counted** steps, which record each allocation or the FLOPs but do not measure times.)
 #
-# The frame `p.memory` has the same data: one row per change, one column per category, and their sum in `total`, all in
-# bytes. `inputs` is the batch; `temporaries` are allocated and freed within the step; `other` is everything else. Here
-# is every fourth of the larger changes, in MiB:
+# The frame `p.memory` contains the same data, with one row per change and one column per category. The column `total`
+# is their sum, and all values are in bytes. `inputs` is the batch, `temporaries` are allocated and freed within the
+# step, and `other` is everything else. Here is every fourth of the larger changes, in MiB:
 
 # %%
 CATEGORIES = ["parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other"]
@@ -194,10 +195,10 @@ larger = p.memory[p.memory["total"].diff().abs() > 100 * KIB].iloc[::4]
 (larger[[*CATEGORIES, "total"]] / MIB).set_index(larger["t_ms"].round(2)).round(2)
 
 # %% [markdown]
-# **Exercise 4.1.** Three answers:
+# **Exercise 4.1.** Give three answers:
 #
 # - `most`: the largest number of bytes alive at one instant;
-# - `sum_of_most`: the sum, over all `CATEGORIES`, of the most bytes that each of them had at any instant;
+# - `sum_of_most`: the sum, over all `CATEGORIES`, of the largest number of bytes that each of them had at any instant;
 # - `phase`: the phase of the peak, as shown in the *Memory* tab.
 
 # %% answer 4.1
@@ -214,16 +215,16 @@ phase = "backward"
 labs.check("4.1", {"most": most, "sum_of_most": sum_of_most, "phase": phase}, profile=p)
 
 # %% [markdown]
-# The second is larger. If you add up "parameters + gradients + optimizer + activations", you count tensors that never
-# exist at the same time: when the activations are complete, at the end of forward, `zero_grad()` has freed the previous
-# gradients, and the new ones do not exist yet.
+# The second number is larger. If you add up "parameters + gradients + optimizer + activations", you count tensors that
+# never exist at the same time. When the activations are complete, at the end of forward, `zero_grad()` has already
+# freed the previous gradients, and the new ones do not exist yet.
 #
 # ## 4.2 Sixteen bytes
 #
-# A well-known rule: *training with Adam needs 16 bytes for each parameter*: 4 for the parameter, 4 for its gradient,
-# and 8 for Adam's two running averages. Test it.
+# According to a well-known rule, *training with Adam needs 16 bytes for each parameter*: 4 for the parameter, 4 for its
+# gradient, and 8 for Adam's two running averages. Test this rule.
 #
-# **Predict:** when are all sixteen alive: at the start of the step, at its peak, at its end?
+# **Predict:** when are all sixteen bytes alive: at the start of the step, at its peak, or at its end?
 
 # %%
 peak = p.memory["total"].idxmax()
@@ -231,24 +232,25 @@ moments = p.memory.loc[[0, peak, p.memory.index[-1]], CATEGORIES[:3]] / paramete
 moments.set_axis(["begin", "peak", "end"]).assign(together=moments.sum(axis=1).to_numpy()).round(2)
 
 # %% [markdown]
-# These are bytes per parameter. The rule holds to two digits at both ends of the step. At the peak of this step it does
-# not, because there are no gradients yet.
+# These are bytes per parameter. The rule holds to two digits at both ends of the step. It does not hold at the peak of
+# this step, because there are no gradients yet.
 #
 # Now for other models. Does the rule hold for a frozen parameter (`requires_grad=False`)? For a model in `bfloat16`,
 # with two bytes per number? For a tensor shared by two layers? And for *buffers*, such as the running means of a batch
 # normalisation, which belong to the model but are not trained?
 #
-# **Exercise 4.2.** Write `adam_bytes(model)`: a dictionary with the bytes of `parameters` (buffers count with them, as
-# in the profile), `gradients` and `optimizer_state` that are alive after a training step with Adam. The model that your
-# function gets has not been trained yet. The result is compared with the tensors that a real step leaves behind, for
-# five models. (Adam also counts its steps, with 4 bytes for each parameter tensor. Include them or leave them out.)
+# **Exercise 4.2.** Write `adam_bytes(model)`, which returns a dictionary with the bytes of `parameters` (including
+# buffers, as in the profile), `gradients` and `optimizer_state` that are alive after a training step with Adam. The
+# model that is passed to your function has not been trained yet. For five models, the result is compared with the
+# tensors that a real step leaves behind. (Adam also counts its steps, which takes 4 bytes for each parameter tensor.
+# You can include these bytes or leave them out.)
 #
-# Useful: `model.parameters()`, `model.buffers()`, `tensor.nbytes`, `parameter.requires_grad`.
+# You will find these useful: `model.parameters()`, `model.buffers()`, `tensor.nbytes`, `parameter.requires_grad`.
 
 
 # %% answer 4.2
 def adam_bytes(model):
-    """Bytes alive after a training step with Adam."""
+    """Return the bytes that are alive after a training step with Adam."""
     ### BEGIN SOLUTION
     every = list(model.parameters())
     learned = sum(parameter.nbytes for parameter in every if parameter.requires_grad)
@@ -261,12 +263,13 @@ def adam_bytes(model):
 labs.check("4.2", adam_bytes)
 
 # %% [markdown]
-# So *16 bytes* is a rule for float32 models that train all of their parameters. For a mostly frozen model it is almost
-# four times too much. That is one reason why fine-tuning a few layers fits where training all of them does not.
+# The rule of *16 bytes* is therefore valid for float32 models whose parameters are all trained. For a mostly frozen
+# model, the result is almost four times too large. This is one reason why you may have enough memory to fine-tune a few
+# layers, but not to train all of them.
 #
 # ## 4.3 What backward needs
 #
-# Why are activations kept at all? Because backward needs them:
+# Why are activations kept at all? They are kept because backward needs them:
 #
 # - A **linear layer** needs its *input*: the gradient of its weights is the product of its input and the incoming
 #   gradient.
@@ -274,15 +277,16 @@ labs.check("4.2", adam_bytes)
 # - A **GELU** is a smooth curve whose slope differs everywhere. It needs its *input*.
 #
 # Nothing else is kept. A layer reads the very tensor that the previous layer wrote. A tensor that two layers need is
-# kept once, and one that no layer needs is freed immediately.
+# only kept once, and a tensor that no layer needs is freed immediately.
 #
 # **Predict:** the network has six hidden layers with 256 numbers per row. Will it keep more with GELU than with ReLU?
-# By what factor? Count on paper, then look. The profile `p` is of the network with ReLU, and here is one with GELU:
+# By what factor? Count on paper first, and then look. The profile `p` shows the network with ReLU, and this one shows
+# it with GELU:
 
 
 # %%
 def make_step(batch, activation=nn.ReLU):
-    """A training step with its own model, on this many rows."""
+    """Return a training step with its own model, on this many rows."""
     net = network(activation)
     adam = torch.optim.Adam(net.parameters())
     rows, targets = torch.randn(batch, WIDTHS[0]), torch.randint(0, WIDTHS[-1], (batch,))
@@ -310,18 +314,18 @@ bars.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
 
 # %% [markdown]
-# **Look at** the layers with a bar in one colour only. Is it what you counted? The last layer keeps nothing: its output
-# is only needed by the loss, which keeps a tensor of its own.
+# **Look at** the layers with a bar in only one colour. Does this match your count? The last layer keeps nothing,
+# because its output is only needed by the loss, which keeps its own tensor.
 #
-# **Exercise 4.3.** Write `saved_bytes(batch, widths, activation)`: the bytes that the layers of such a network, in
-# float32, keep for backward. `widths` has the same form as `WIDTHS` above; there is an activation between linear
-# layers, but none after the last one; `activation` is `"relu"` or `"gelu"`. The batch itself, the weights and the loss
-# do not count. The result is compared with the tensors that autograd really keeps.
+# **Exercise 4.3.** Write `saved_bytes(batch, widths, activation)`, which returns the bytes that the layers of such a
+# float32 network keep for backward. `widths` has the same form as `WIDTHS` above. There is an activation between linear
+# layers, but none after the last one, and `activation` is `"relu"` or `"gelu"`. Do not count the batch itself, the
+# weights and the loss. The result is compared with the tensors that autograd really keeps.
 
 
 # %% answer 4.3
 def saved_bytes(batch, widths, activation):
-    """Bytes that the layers keep for the backward pass."""
+    """Return the bytes that the layers keep for the backward pass."""
     ### BEGIN SOLUTION
     hidden = 4 * batch * sum(widths[1:-1])
     return hidden if activation == "relu" else 2 * hidden
@@ -332,8 +336,8 @@ def saved_bytes(batch, widths, activation):
 labs.check("4.3", saved_bytes)
 
 # %% [markdown]
-# The number of weights does not enter this sum, but the batch size does. So a model can be too large in two ways, each
-# with a remedy of its own.
+# This sum depends on the batch size but not on the number of weights. A model can therefore be too large in two ways,
+# and each of them has its own remedy.
 #
 # ## 4.4 The largest batch
 #
@@ -345,7 +349,7 @@ labs.check("4.3", saved_bytes)
 
 # %%
 def peak_bytes(p):
-    """Peak memory of a step, without tensors that the notebook keeps for other reasons."""
+    """Return the peak memory of a step, excluding tensors that the notebook keeps for other reasons."""
     return int((p.memory["total"] - p.memory["other"]).max())
 
 
@@ -353,13 +357,13 @@ peaks = {16: peak_bytes(profiled(make_step(16))), 512: peak_bytes(p), 1024: peak
 pd.Series(peaks, name="peak, MiB").rename_axis("batch").div(MIB).round(2).to_frame()
 
 # %% [markdown]
-# If the peak consists of activations, it is a straight line: a constant plus a number of bytes per row. Not all three
-# points have to be on that line. With few rows the peak may be elsewhere: where the gradients are complete and Adam
-# computes its update. The number of rows does not matter *there*.
+# If the peak consists of activations, it follows a straight line: a constant plus a number of bytes per row. Not all
+# three points have to be on that line. With few rows, the peak may be elsewhere, namely at the point where the
+# gradients are complete and Adam computes its update. At *that* point, the number of rows does not matter.
 #
-# **Exercise 4.4.** What is the largest number of rows (an `int`) such that the peak of the step is at most 16 MiB
-# (`16 * MIB` bytes; the dict `peaks` is in bytes too)? The check runs your batch and measures it; it also runs one that
-# is 3 % larger, which must not fit.
+# **Exercise 4.4.** What is the largest number of rows (an `int`) that keeps the peak of the step at or below 16 MiB
+# (`16 * MIB` bytes, since the dict `peaks` is also in bytes)? The check runs a step with your batch and measures it. It
+# also runs a step with a batch that is 3 % larger, which must not fit.
 
 # %% answer 4.4
 largest = ...
@@ -374,7 +378,7 @@ labs.check("4.4", largest, make_step=make_step)
 # %% [markdown]
 # perfnb can do this without running anything: `estimate_memory` simulates a step with fake tensors that have shapes but
 # no data. Compare its answer with yours. Then divide: how many bytes does a row need, and how many of them did you
-# count in 4.3? (The rest is the row itself with its label, and two tensors of 256 numbers that backward holds while it
+# count in 4.3? (The rest is the row itself with its label, and two tensors of 256 numbers that exist while backward
 # works on a layer.)
 
 # %%
@@ -403,11 +407,11 @@ else:
 #
 # ## 4.5 Checkpoints
 #
-# Back to the larger Reader. What if the batch must not be smaller? Then keep less. **Checkpointing** keeps only the
-# *input* of a block. Everything inside the block is freed in forward, and when backward reaches the block, its forward
-# pass runs again. You save memory and pay with time.
+# Back to the larger Reader. What if you cannot make the batch smaller? Then you have to keep less. **Checkpointing**
+# keeps only the *input* of a block. Everything inside the block is freed during forward, and when backward reaches the
+# block, its forward pass runs again. You save memory and pay for it with time.
 #
-# Here is its tower of eight blocks. It is half as wide, so that the cells are quick.
+# Here is its tower of eight blocks. It is only half as wide, so the cells run quickly.
 
 # %%
 torch.manual_seed(1)
@@ -419,10 +423,11 @@ rows = torch.randn(512, 64)
 # much does the peak drop? And if you wrap all eight blocks in a *single* checkpoint? (Which tensors are alive while its
 # backward pass runs?)
 #
-# **Exercise 4.5.** Write the `forward` of a tower that keeps less. `torch.utils.checkpoint.checkpoint`, imported in the
-# first cell, does this: pass it the function, then its arguments, and `use_reentrant=False`, because the older of its
-# two variants loses gradients if the input does not require them. (See `help(checkpoint)`.) Your tower must return the
-# same result and the same gradients; the peak of a training step must drop below half.
+# **Exercise 4.5.** Write the `forward` of a tower that keeps less. `torch.utils.checkpoint.checkpoint`, which is
+# imported in the first cell, does this for you. Pass it the function, the arguments of the function, and
+# `use_reentrant=False`, because the older of its two variants loses gradients if the input does not require them. (See
+# `help(checkpoint)`.) Your tower must return the same result and the same gradients, and the peak of a training step
+# must drop below half.
 
 
 # %% answer 4.5
@@ -432,7 +437,7 @@ class CheckpointedTower(nn.Module):
         self.blocks = blocks
 
     def forward(self, x):
-        """Like Tower, but keeps only the inputs of the blocks."""
+        """Run the blocks like Tower, but only keep their inputs."""
         ### BEGIN SOLUTION
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False)
@@ -444,8 +449,8 @@ class CheckpointedTower(nn.Module):
 labs.check("4.5", CheckpointedTower(tower.blocks), plain=tower, rows=rows)
 
 # %% [markdown]
-# A single checkpoint around everything would save nothing: backward has to run all eight blocks again before it can
-# start, and then all tensors that they keep are alive at once.
+# A single checkpoint around everything would save nothing. Backward has to run all eight blocks again before it can
+# start, so all tensors that they keep are alive at the same time.
 #
 # ## 4.6 The price
 #
@@ -471,13 +476,14 @@ def tower_step(net):
 # **Exercise 4.6.** Make three measurements:
 #
 # - `plain` and `checkpointed`: profiles of both steps, `perfnb.profile_step(tower_step(...), steps=1, warmup=1,
-#   traced=1)`. They are short, for memory and arithmetic only;
-# - `test`: `perfnb.ab_test(a, b, check=1e-3, budget_s=4)` of the plain step (first) and the checkpointed one, for the
-#   time.
+#   traced=1)`. They are short because you only need their memory and arithmetic;
+# - `test`: `perfnb.ab_test(a, b, check=1e-3, budget_s=4)` with the plain step first and the checkpointed step second,
+#   for the time.
 #
-# Then give three ratios, each checkpointed divided by plain: `memory`, of the peaks (`peak_bytes` is above);
-# `arithmetic`, of all FLOPs; `time_ratio`, which is `test.ratio`. The FLOPs are in the first row of `plain.layers`,
-# that of the whole tower, in three columns: `forward_flops`, `backward_flops`, `recompute_flops`.
+# Then give three ratios of checkpointed divided by plain: `memory`, the ratio of the peaks (`peak_bytes` is defined
+# above), `arithmetic`, the ratio of all FLOPs, and `time_ratio`, which is `test.ratio`. The first row of `plain.layers`
+# describes the whole tower. It contains the FLOPs in three columns: `forward_flops`, `backward_flops` and
+# `recompute_flops`.
 
 # %% answer 4.6
 plain = ...
@@ -505,8 +511,8 @@ ratios = {"memory": memory, "arithmetic": arithmetic, "time": time_ratio}
 labs.check("4.6", ratios, plain=plain, checkpointed=checkpointed, test=test)
 
 # %% [markdown]
-# Did you predict 4/3 for the FLOPs, an additional forward pass on top of an effort of three? That is the figure in
-# textbooks. Look for the layers where the second forward pass was counted:
+# Did you predict 4/3 for the FLOPs, because there is one more forward pass in addition to three units of work? That is
+# the figure in textbooks. Find the layers where the second forward pass was counted:
 
 # %%
 ways = ["forward_flops", "backward_flops", "recompute_flops"]
@@ -514,13 +520,13 @@ checkpointed.layers[["module", *ways]].iloc[1:7] if hasattr(checkpointed, "layer
 
 # %% [markdown]
 # `down` is not recomputed. Its backward pass needs its input, but nobody needs its output, so torch stops the second
-# forward pass as soon as it has all tensors that the block keeps. In this block that saves half of it, in others less:
-# count, don't assume.
+# forward pass as soon as it has all tensors that the block keeps. In this block, this saves half of the second forward
+# pass, but in other blocks it saves less. Count the FLOPs instead of assuming a factor.
 #
 # ## 4.7 A leak
 #
-# The next kind of trouble: the model fits, but the script fails after an hour, because memory grows from step to step.
-# Tom likes to monitor things. His training step for the small Reader, the one with three blocks, records three things.
+# Here is the next kind of trouble: the model fits, but the script fails after an hour because memory grows from step to
+# step. Tom likes to monitor things. His training step for the small Reader with three blocks records three of them.
 
 
 # %%
@@ -536,14 +542,14 @@ class Reader(nn.Module):
 
 
 class Monitor:
-    """Records the strength of a layer's output in each step."""
+    """Record the strength of a layer's output in each step."""
 
     def __init__(self, layer):
         self.strengths = []
         layer.register_forward_hook(self.record)
 
     def record(self, layer, inputs, output):
-        """Called by torch after each run of the layer."""
+        """Record the output. torch calls this after each run of the layer."""
         self.strengths.append(output.square().mean())
 
 
@@ -567,19 +573,19 @@ def train_step():
 
 # %% [markdown]
 # **Predict:** which of `losses`, `recent` and `monitor.strengths` makes memory grow, and by about how many bytes per
-# step? Write it down; 4.3 is all you need for a good guess.
+# step? Write your guess down. Section 4.3 is all you need to make a good one.
 #
-# Then let perfnb look. `find_leaks` runs the step repeatedly, and watches for tensors that are not freed.
+# Then let perfnb search for the leak. `find_leaks` runs the step repeatedly and watches for tensors that are not freed.
 
 # %%
 leaks = perfnb.find_leaks(train_step)
 leaks
 
 # %% [markdown]
-# **Exercise 4.7.** Two answers:
+# **Exercise 4.7.** Give two answers:
 #
 # - `layer`: the full name of the layer that allocated most of the leaked memory;
-# - `kib_per_step`: by how many KiB torch's memory grows per step.
+# - `kib_per_step`: the number of KiB by which torch's memory grows per step.
 #
 # The frame `leaks.survivors` has both, in bytes.
 
@@ -595,28 +601,28 @@ kib_per_step = leaks.survivors["bytes_per_step"].sum() / KIB
 labs.check("4.7", {"layer": layer, "kib_per_step": kib_per_step}, leaks=leaks)
 
 # %% [markdown]
-# **Look at** the rising line in the report. Each entry of the list is a single number of 4 bytes. But `square` keeps
-# its input for a backward pass, as in 4.3. The number remembers how it was computed, and so it holds on to the entire
-# output of the blocks: 256 rows of 128 numbers. `loss.backward()` frees the tensors that *its* graph has kept, but not
-# those of this branch, which does not lead to the loss.
+# **Look at** the rising line in the report. Each entry of the list is a single number of 4 bytes. However, `square`
+# keeps its input for a backward pass, as in 4.3. The number remembers how it was computed, so it keeps the entire
+# output of the blocks alive, which is 256 rows of 128 numbers. `loss.backward()` frees the tensors that *its* graph has
+# kept, but not the tensors of this branch, because the branch does not lead to the loss.
 #
 # ## 4.8 The leak fixed
 #
-# **Exercise 4.8.** Write the monitor so that memory does not grow. `strengths` must have the same values as before, one
-# per step, and the training must not change. (Keeping one number per step is fine.) The check trains a small network
-# with each of the two monitors, compares them, and runs `find_leaks`.
+# **Exercise 4.8.** Write the monitor in such a way that memory does not grow. `strengths` must contain the same values
+# as before, one per step, and the training must not change. (Keeping one number per step is fine.) The check trains a
+# small network with each of the two monitors, compares them, and runs `find_leaks`.
 
 
 # %% answer 4.8
 class QuietMonitor:
-    """Records the strength of a layer's output in each step."""
+    """Record the strength of a layer's output in each step."""
 
     def __init__(self, layer):
         self.strengths = []
         layer.register_forward_hook(self.record)
 
     def record(self, layer, inputs, output):
-        """Called by torch after each run of the layer."""
+        """Record the output. torch calls this after each run of the layer."""
         ### BEGIN SOLUTION
         self.strengths.append(output.detach().square().mean().item())
         ### END SOLUTION
@@ -626,25 +632,25 @@ class QuietMonitor:
 labs.check("4.8", QuietMonitor, leaky=Monitor)
 
 # %% [markdown]
-# There is more than one good answer: `.item()` gives a Python number, `.detach()` gives a tensor without a graph, and
-# under `torch.no_grad()` no graph is recorded. (`.item()` has a price on a GPU: it waits until all earlier work is
-# done.)
+# There is more than one good answer: `.item()` returns a Python number, `.detach()` returns a tensor without a graph,
+# and no graph is recorded under `torch.no_grad()`. (On a GPU, `.item()` has a price, because it waits until all earlier
+# work is done.)
 #
 # ## 4.9 Reserved, but of no use
 #
 # For one night, Maya rented a GPU. *"Out of memory: tried to allocate 62 MiB. 60 MiB are allocated, and 2 GiB are
 # reserved but unallocated."* Nothing leaks, and yet the next tensor does not fit. On a GPU, torch does not ask the
-# driver for each tensor, because that would take too long. Its **caching allocator** reserves memory in large pieces,
-# the *segments*. A tensor gets a *block* of a segment, and a freed block is kept for later tensors. So there are two
-# figures: **reserved** memory, which torch holds, and **allocated** memory, which tensors use
-# (`torch.cuda.memory_reserved()` and `memory_allocated()`).
+# driver for each tensor, because that would take too long. Its **caching allocator** reserves memory in large pieces
+# called *segments*. Each tensor gets a *block* of a segment, and freed blocks are kept for later tensors. There are
+# therefore two figures: **reserved** memory, which torch has requested from the driver, and **allocated** memory, which
+# tensors use (`torch.cuda.memory_reserved()` and `memory_allocated()`).
 #
-# You need no GPU here, because the allocator is simulated, with the rules of torch's. A request gets the smallest free
-# block that is large enough, and the rest of that block stays free. If none is large enough, a new segment is reserved.
-# Neighbouring free blocks become one again, but only within a segment.
+# You do not need a GPU here, because the allocator is simulated. It follows the same rules as torch's allocator. A
+# request gets the smallest free block that is large enough, and the rest of that block stays free. If no block is large
+# enough, a new segment is reserved. Adjacent free blocks are merged again, but only within a segment.
 #
-# In the next cell there are two requests, both of them freed, and then one that is larger than each. **Predict:** how
-# much is reserved at the end?
+# The next cell makes two requests, frees both of them, and then makes a request that is larger than either of them.
+# **Predict:** how much is reserved at the end?
 
 # %%
 gpu = CachingAllocator()
@@ -655,18 +661,19 @@ third = gpu.allocate(60)
 print(f"reserved {gpu.reserved_mib} MiB, allocated {gpu.allocated_mib} MiB")
 
 # %% [markdown]
-# 90 MiB were free, and none of it was of use to a request for 60. This is **fragmentation**.
+# 90 MiB were free, but none of it could be used for a request of 60 MiB. This is **fragmentation**.
 #
-# Now a training run whose cards differ in length. Each step needs memory for its activations, in proportion to its
-# longest card, and frees it before the next step. `steps` runs a list of sizes, in MiB, through a fresh allocator.
+# Now consider a training run with cards of different lengths. Each step needs memory for its activations in proportion
+# to its longest card, and frees it before the next step. `steps` runs a list of sizes, in MiB, through a fresh
+# allocator.
 #
-# **Exercise 4.9.** Write `ordered(sizes)`: the same sizes, each of them as often as before, in an order that makes the
-# allocator reserve as little as possible. There is more than one.
+# **Exercise 4.9.** Write `ordered(sizes)`, which returns the same sizes, each of them as often as before, in an order
+# that makes the allocator reserve as little as possible. There is more than one such order.
 
 
 # %% answer 4.9
 def ordered(sizes):
-    """The same sizes in an order that reserves as little as possible."""
+    """Return the same sizes in an order that reserves as little as possible."""
     ### BEGIN SOLUTION
     return sorted(sizes, reverse=True)
     ### END SOLUTION
@@ -676,8 +683,8 @@ def ordered(sizes):
 labs.check("4.9", ordered)
 
 # %% [markdown]
-# **Look at** one epoch of 40 batches, sorted by length as some loaders do, and in your order. The grey area is reserved
-# and not allocated.
+# **Look at** one epoch of 40 batches, first sorted by length, as in some loaders, and then in your order. The grey area
+# is memory that is reserved but not allocated.
 
 # %%
 sizes = [20 + 2 * place for place in range(40)]
@@ -699,18 +706,18 @@ axes[0].legend(loc="upper left")
 plt.show()
 
 # %% [markdown]
-# The steps are the same, and no two of them are ever in memory together. With the shortest first, each step is a little
-# larger than all blocks that earlier ones left behind. With the longest first, every later step fits into its block. So
-# run the longest batch *once* before the training starts, or pad all batches to a few sizes. The order of the others
-# does not matter, and should stay random.
+# The steps are the same, and no two of them are ever in memory together. If the shortest batch comes first, each step
+# is a little larger than all blocks that earlier steps left behind. If the longest batch comes first, every later step
+# fits into its block. You should therefore run the longest batch *once* before the training starts, or pad all batches
+# to a few sizes. The order of the other batches does not matter and should stay random.
 #
-# (When memory runs out, torch returns segments that are entirely free to the driver and tries again. That helps here,
-# but it takes time, and it does not help where a small tensor keeps each segment in use.)
+# (When memory runs out, torch returns segments that are entirely free to the driver and tries again. This helps here,
+# but it takes time, and it does not help if a small tensor keeps each segment in use.)
 #
 # ## The larger Reader again
 #
-# Back to the office computer, which has 24 MiB for Maya's training step. This is the same step with the same batch, and
-# the same picture on the same axes. Only the tower is yours, from 4.5:
+# Back to the office computer, which has 24 MiB for Maya's training step. Here is the same picture on the same axes, for
+# the same step with the same batch. Only the tower has changed: it is the one that you wrote in 4.5.
 
 # %%
 if not isinstance(CheckpointedTower(tower.blocks)(rows), torch.Tensor):
@@ -719,22 +726,23 @@ else:
     picture(CheckpointedTower, "With checkpoints")
 
 # %% [markdown]
-# It fits. The mountain of activations has become a low ridge of the blocks' inputs, with a tooth for each block that is
-# recomputed, and the peak is now near the end of backward, where nearly all gradients exist. No checkpoint can lower
-# that part; those are the 16 bytes per parameter of 4.2. The price is the time of 4.6.
+# It fits. The mountain of activations has become a low ridge that consists of the blocks' inputs, with a tooth for each
+# block that is recomputed. The peak is now near the end of backward, where nearly all gradients exist. No checkpoint
+# can lower that part, because it consists of the 16 bytes per parameter from 4.2. The price is the additional time from
+# 4.6.
 #
 # ## Takeaways
 #
 # - Memory is a **curve**. Only tensors that are alive at the same time add up, and only the highest point has to fit.
-# - Between steps, each trained float32 parameter takes **4 + 4 + 8** bytes, a frozen one 4, and one in bfloat16
-#   2 + 2 + 4.
+# - Between steps, each trained float32 parameter takes **4 + 4 + 8** bytes, a frozen parameter takes 4 bytes, and a
+#   bfloat16 parameter takes 2 + 2 + 4 bytes.
 # - **Activations** are kept because backward needs them. They grow with the batch. Which tensors are kept depends on
 #   the layer: its input, its output, or nothing.
-# - Two measurements and a line give the largest batch, if both are on the **same** branch of the curve.
-# - **Checkpointing** is a trade: count the recomputation, and measure the time.
+# - You can find the largest batch with two measurements and a line, if both points are on the **same** branch of the
+#   curve.
+# - **Checkpointing** trades time for memory. Count the recomputation, and measure the time.
 # - A number that remembers its graph is as large as its graph. `.item()` and `.detach()` let it go.
-# - **Reserved** minus **allocated** is memory that torch holds and may not be able to use. The largest batch comes
-#   first.
+# - **Reserved** minus **allocated** is memory that torch has but may not be able to use. Run the largest batch first.
 #
 # `labs.export("lab_04.json")` writes your answers and their measurements to a file for your teacher. For more on
 # memory, with a transformer, see [the memory notebook](../memory.ipynb). Next: [lab 5,

@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Lab 5 · Architectures
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 60 to 80 minutes; the cells themselves take
-# about a minute. It helps to have done [lab 3](03_counting.ipynb), but it is not required.
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 60 to 80 minutes, of which the cells
+# themselves take about a minute. It helps to have done [lab 3](03_counting.ipynb), but it is not required.
 #
 # **Afterwards you can**
 #
-# - compare an MLP, a CNN and a transformer fairly, and name the quantity that is held equal;
-# - break down a difference in time: more arithmetic, or slower arithmetic?
-# - give the share of a transformer that attention takes, *and the length for it*, by counting and by measuring;
-# - fit a law to measured sizes, test it on one it has not seen, and see where it breaks down.
+# - compare an MLP, a CNN and a transformer fairly, and state which quantity is held constant;
+# - find out whether a difference in time comes from more arithmetic or from slower arithmetic;
+# - state attention's share of a transformer, *and the length that it applies to*, by counting and by measuring;
+# - fit a law to measured sizes, test it on a size that it has not seen, and see where it breaks down.
 #
 # **Predict** before each measurement, on paper or in the cell. `labs.check` tests your answers on this machine. It
-# names the mistake, never the answer, and you can try as often as you like.
+# tells you what is wrong without giving the answer away, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -38,11 +38,11 @@ torch.set_num_threads(1)  # several threads wait for each other when other progr
 #
 # You have joined the meter office of a small waterworks. Customers write the reading of their water meter on a card, a
 # scanner cuts the card into small images, and a model, the *Reader*, recognises the characters. Maya chose a
-# transformer for it, because it has no more parameters than the alternatives and needs fewer FLOPs than a CNN.
+# transformer for this task, because it has no more parameters than the alternatives and needs fewer FLOPs than a CNN.
 #
 # Then the city asked for longer cards. Before Tom ordered a computer, he timed the Reader with cards of 32 to 256
-# images, drew the straight line through these times that fits best, on logarithmic axes, and read off the time for
-# 1,024 images. The computer has arrived. This is his drawing, and the truth:
+# images, drew the straight line that fits these times best on logarithmic axes, and read off the time for 1,024 images.
+# Now the computer has arrived. This is his drawing, and the truth:
 
 # %%
 planted_ms = {32: 1.3, 64: 1.75, 128: 2.76, 192: 3.94, 256: 5.28, 512: 12.3, 1024: 34.2}
@@ -50,13 +50,13 @@ timed = {length: ms for length, ms in planted_ms.items() if length <= 256}
 
 
 def toms_line(lengths, times_ms, length):
-    """The straight line on logarithmic axes: a power law."""
+    """Fit a straight line on logarithmic axes, which is a power law."""
     slope, level = np.polyfit(np.log(lengths), np.log(times_ms), 1)
     return np.exp(level + slope * np.log(length))
 
 
 def picture(law, title):
-    """The times that a law was fitted to, the law, and the times of the new cards."""
+    """Plot the times that a law was fitted to, the law, and the times of the new cards."""
     lengths = np.geomspace(32, 1024, 60)
     new = {length: ms for length, ms in planted_ms.items() if length > 256}
     predicted = [law(list(timed), list(timed.values()), length) for length in lengths]
@@ -75,17 +75,18 @@ def picture(law, title):
 picture(toms_line, "Tom's law")
 
 # %% [markdown]
-# Neither the clock nor the line was wrong: it is close to every dot. And yet the step takes almost three times as
-# long as predicted. At the end of this lab you will draw a law that would have saved Tom the trouble. On the way you
-# will see whether Maya's reasons were good ones.
+# Neither the clock nor the line was wrong, because the line is close to every dot. And yet the step takes almost three
+# times as long as predicted. At the end of this lab, you will draw a law that would have saved Tom the trouble. On the
+# way, you will find out whether Maya's reasons were good ones.
 #
-# (The times in this picture are **planted**: they are the same on every computer. All others are measured on yours.)
+# (The times in this picture are **planted**, which means that they are the same on every computer. All other times are
+# measured on yours.)
 
 # %% [markdown]
 # ## The task, and three models
 #
-# 1,797 handwritten digits of 8 × 8 pixels, one for each box of a card: which digit is it? We train on 1,297 of them and
-# hold out 500.
+# The task is to recognise 1,797 handwritten digits of 8 × 8 pixels, one for each box on a card. We train on 1,297 of
+# them and hold out 500.
 
 # %%
 digits = load_digits()
@@ -97,14 +98,14 @@ test_images, test_labels = every_image[1297:], every_label[1297:]
 train_images.shape, test_images.shape
 
 # %% [markdown]
-# The **MLP** sees 64 numbers in a row. The **CNN** sees an image through 3 × 3 kernels. The **transformer** cuts it
-# into 16 patches of 2 × 2 pixels, each of which attends to all others. Read `Attention.forward` carefully: you will
-# count it later.
+# The **MLP** sees 64 numbers in a row. The **CNN** sees the image through 3 × 3 kernels. The **transformer** cuts it
+# into 16 patches of 2 × 2 pixels, each of which attends to all others. Read `Attention.forward` carefully, because you
+# will count its FLOPs later.
 
 
 # %%
 def make_mlp(width):
-    """64 pixels, two hidden layers of the same width, 10 outputs."""
+    """Return an MLP with 64 inputs, two hidden layers of the same width, and 10 outputs."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
     )
@@ -118,7 +119,7 @@ def make_cnn():
 
 
 class Attention(nn.Module):
-    """Every position attends to every other."""
+    """Let every position attend to every other position."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -134,7 +135,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a small MLP at each position."""
+    """Apply attention, and then a small MLP at each position."""
 
     def __init__(self, width, heads=4):
         super().__init__()
@@ -161,7 +162,7 @@ class Transformer(nn.Module):
 
 
 def count(model):
-    """Number of parameters of a model."""
+    """Return the number of parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -170,17 +171,18 @@ models = {"mlp": make_mlp(127), "cnn": make_cnn(), "transformer": Transformer()}
 {name: f"{count(model):,}" for name, model in models.items()}
 
 # %% [markdown]
-# The width of the MLP was chosen so that all three have nearly the same number of **parameters**. That is one way to
-# compare fairly. Others hold the arithmetic equal, the time, or the quality. These are four different comparisons, and
-# each may have another winner.
+# The MLP's width was chosen to give all three models nearly the same number of **parameters**. This is one way to
+# compare fairly. You can also hold the arithmetic, the time or the quality constant. These are four different
+# comparisons, and each of them may have a different winner.
 #
 # ## 5.1 How often a weight is used
 #
-# The same number of weights; the same amount of work? Each weight of the MLP is used once per image: one product, one
-# addition. But the CNN slides its kernels over the image, and the transformer uses its weights once for each of its 16
-# patches.
+# Does the same number of weights mean the same amount of work? Each weight of the MLP is used once per image, in one
+# product and one addition. The CNN, however, slides its kernels over the image, and the transformer uses its weights
+# once for each of its 16 patches.
 #
-# **Predict:** which model takes longest for a training step, and which is next? By roughly what factor?
+# **Predict:** which model takes longest for a training step, and which one is next? By roughly what factor do they
+# differ?
 #
 # The models are interleaved in random order, on the same 64 images, forward and backward:
 
@@ -191,11 +193,12 @@ comparison
 
 # %% [markdown]
 # **Look at** the times with their intervals, and at the ratios with theirs (below the bars). Is the order certain, or
-# do the intervals overlap? Then at *FLOPs*, and at *achieved*, the FLOP/s.
+# do the intervals overlap? Then look at *FLOPs*, and at *achieved*, which is the FLOP/s.
 #
-# **Exercise 5.1.** For each model: how often does it use a parameter, on average, for **one image** in a **forward**
-# pass? A use is a product and an addition, that is, two FLOPs. `comparison.table` has the columns `parameters` and
-# `forward_flops`; the FLOPs are those of the whole batch. (`comparison.table.loc["cnn", "parameters"]` is one of them.)
+# **Exercise 5.1.** How often does each model use a parameter, on average, for **one image** in a **forward** pass? A
+# use is a product and an addition, which are two FLOPs. `comparison.table` has the columns `parameters` and
+# `forward_flops`, and the FLOPs are those of the whole batch. (For example, `comparison.table.loc["cnn", "parameters"]`
+# is the number of parameters of the CNN.)
 
 # %%
 comparison.table[["parameters", "forward_flops", "backward_flops", "median_ms"]].round(2)
@@ -212,21 +215,21 @@ labs.check("5.1", uses, comparison=comparison, images=images)
 
 # %% [markdown]
 # The MLP is slightly below 1, because biases are added but never multiplied. The transformer is close to its 16
-# positions. Parameters must be *stored*. How much a model *computes* is another matter: of that, Maya's first reason
-# gives no hint.
+# positions. Parameters must be *stored*. How much a model *computes* is a different question, about which Maya's first
+# reason tells you nothing.
 #
 # ## 5.2 More arithmetic, or slower arithmetic?
 #
-# A step takes longer because it computes more, or because each FLOP takes longer:
+# A step can take longer because it computes more, or because each FLOP takes longer:
 #
 #     time ratio = FLOP ratio × ratio of time per FLOP
 #
-# Which computes more, CNN or transformer, and which takes longer? You have seen both figures. **Predict:** which of
-# the two takes longer for a FLOP, and by what factor?
+# Which of the two computes more, the CNN or the transformer, and which takes longer? You have seen both figures.
+# **Predict:** which of them takes longer per FLOP, and by what factor?
 #
-# **Exercise 5.2.** Three numbers, each *transformer divided by CNN*: `time` (by the medians of `comparison.table`, or
-# from `comparison.ratios`), `arithmetic` (the FLOPs of a training step, which is forward **and** backward), and
-# `per_flop`, the time per FLOP, which follows from the two.
+# **Exercise 5.2.** Give three numbers, each of them *transformer divided by CNN*: `time` (computed from the medians in
+# `comparison.table`, or taken from `comparison.ratios`), `arithmetic` (the FLOPs of a training step, which is forward
+# **and** backward), and `per_flop`, the time per FLOP, which follows from the two.
 
 # %% answer 5.2
 time_ratio = ...
@@ -254,19 +257,19 @@ comparison.table[["launches_or_ops", "intensity", "achieved_flops_per_s"]].astyp
 # convolution is a single operator that does a lot with each number it fetches. The transformer's step calls about a
 # thousand small ones, and many of them (softmax, normalisation, GELU, copies) compute next to nothing but move
 # everything. On two cores of an AMD EPYC, the transformer computed less than the CNN and took about one and a half
-# times as long. Maya's second reason was true, too, and the transformer was still slower.
-# Neither parameters nor FLOPs are time. *Measure.*
+# times as long. Maya's second reason was true, too, and the transformer was still slower. Neither parameters nor FLOPs
+# tell you the time. *Measure it.*
 #
 # ## What was learned
 #
-# A fast model that learns nothing is worthless. Accuracy must be measured on images the model has not seen, and in
-# evaluation mode: in training mode, dropout discards activations, and batch normalisation updates its statistics from
+# A fast model that learns nothing is worthless. Accuracy must be measured on images that the model has not seen, and in
+# evaluation mode. In training mode, dropout discards activations, and batch normalisation updates its statistics from
 # your test data.
 
 
 # %%
 def accuracy(model, images, labels):
-    """Share of images that the model recognises; the model stays in the mode that it was in."""
+    """Return the share of images that the model recognises, and leave the model in its previous mode."""
     mode = model.training
     model.eval()
     with torch.no_grad():
@@ -276,15 +279,15 @@ def accuracy(model, images, labels):
 
 
 # %% [markdown]
-# Now each model trains: 100 steps of 64 images with Adam, and after every ten steps the 500 held-out images are
-# recognised.
+# Now each model is trained for 100 steps of 64 images with Adam. After every ten steps, its accuracy on the 500
+# held-out images is measured.
 #
-# **Predict:** which is best after the same number of *steps*? Which is best after the same *time*?
+# **Predict:** which model is best after the same number of *steps*? Which one is best after the same *time*?
 
 
 # %%
 def learn(model, steps=100):
-    """Accuracy on held-out images, by training steps and by seconds."""
+    """Record the accuracy on held-out images by training steps and by seconds."""
     adam = torch.optim.Adam(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(1)
     rows, seconds = [], 0.0
@@ -316,32 +319,33 @@ plt.show()
 
 # %% [markdown]
 # **Look at** both pictures. They show the same runs but may have different winners. "Better" means nothing until you
-# name what was held equal. And do not read too much into them: one run each, one learning rate, and 500 images, which
-# cannot tell 97 % from 98 % (the standard error of a share *p* is √(*p*(1−*p*)/500), here more than half a percent).
+# state what was held constant. And do not read too much into the pictures. They show one run of each model with a
+# single learning rate, and 500 images are not enough to distinguish 97 % from 98 % (the standard error of a share *p*
+# is √(*p*(1−*p*)/500), which is more than half a percent here).
 #
 # ## 5.3 Arithmetic of a block
 #
-# Now to the longer cards. *"Attention takes 73 % of the compute"*, Maya has read. That statement is meaningless without
-# a length. Take one `Block` of the
-# transformer, and a sequence of `length` positions, each a vector of `width` numbers. Forward pass, a batch of one:
+# Now to the longer cards. Maya has read that *"attention takes 73 % of the compute"*. This statement is meaningless
+# without a length. Take one `Block` of the transformer and a sequence of `length` positions, each of which is a vector
+# of `width` numbers. The forward pass with a batch of one consists of
 #
-# - four **linear layers**, at each position: `qkv` (width → 3 width), `out` (width → width), and the two of the MLP
+# - four **linear layers** at each position: `qkv` (width → 3 width), `out` (width → width), and the two of the MLP
 #   (width → 4 width → width);
 # - two **products** in each head: `query @ key` (every position with every other), and `scores @ value`. The heads
-#   split the width, so all heads together compute as much as a single one of full width.
+#   split the width, so all heads together compute as much as a single head with the full width.
 #
 # A product of an *a × b* and a *b × c* matrix is 2 *a b c* FLOPs. (Bias, softmax, GELU and normalisation are not
 # counted.)
 #
 # **Predict:** if the length doubles, by what factor does each of the two parts grow?
 #
-# **Exercise 5.3.** Write `block_flops(length, width)`: two numbers, the FLOPs of the linear layers and the FLOPs of the
-# two products. They are compared with torch's counter.
+# **Exercise 5.3.** Write `block_flops(length, width)`, which returns two numbers, the FLOPs of the linear layers and
+# the FLOPs of the two products. They are compared with torch's counter.
 
 
 # %% answer 5.3
 def block_flops(length, width):
-    """FLOPs of a block's forward pass: its linear layers, and attention's two products."""
+    """Return the forward FLOPs of a block's linear layers and of attention's two products."""
     ### BEGIN SOLUTION
     linear = 2 * length * (3 + 1 + 4 + 4) * width**2
     products = 2 * 2 * length**2 * width
@@ -359,17 +363,17 @@ for length in (16, 64, 256, 512, 4096):
     print(f"length {length:5}: {words}")
 
 # %% [markdown]
-# At which length are both parts equal? Your formula says: at six times the width. For this block's width of 64 that is
-# 384; for a model of width 12,288, such as GPT-3, it is 73,728. Most of what is said about "quadratic attention"
-# applies to lengths that few models reach.
+# At which length are both parts equal? According to your formula, at six times the width. For this block with a width
+# of 64, that is 384. For a model with a width of 12,288, such as GPT-3, it is 73,728. Most statements about "quadratic
+# attention" apply to lengths that few models reach.
 #
 # ## 5.4 Attention's share
 #
-# You have counted; now measure. The attention *layer* is more than the two products: it includes `qkv`, `out`, softmax,
-# and copies.
+# You have counted the FLOPs, and now you will measure the time. The attention *layer* consists of more than the two
+# products. It includes `qkv`, `out`, softmax, and copies.
 #
 # **Predict:** what share of the time will the attention layer take at 64 positions, and at 512? Will its share of the
-# *time* be larger than its share of the *arithmetic*, or smaller?
+# *time* be larger or smaller than its share of the *arithmetic*?
 
 # %%
 block = Block(64)
@@ -380,24 +384,25 @@ shares = at_lengths.shares.query("by == 'kind' and part == 'attention'").set_ind
 shares.round(3).to_frame("share of the time in attention")
 
 # %% [markdown]
-# (Each share comes from a few traced steps. If a row looks out of place, other programs interfered: run the cell again.
-# The check will also say *inconclusive*.)
+# (Each share comes from a few traced steps. If a row looks out of place, other programs interfered, so run the cell
+# again. In that case, the check also says *inconclusive*.)
 #
-# Each of the four also has a full profile. Here is the longest:
+# There is also a full profile for each of the four lengths. This is the longest one:
 
 # %%
 longest = at_lengths.profiles["512"].layers
 longest[["module", "forward_flops", "backward_flops", "total_ms", "ops"]]
 
 # %% [markdown]
-# **Exercise 5.4.** For the longest, 512:
+# **Exercise 5.4.** For the longest length, 512, give
 #
 # - `time`: the share of the time in attention, as in the table above;
-# - `arithmetic`: the share of the block's FLOPs in the attention **layer**, forward and backward (from the frame, or by
-#   your `block_flops`);
+# - `arithmetic`: the share of the block's FLOPs in the attention **layer**, forward and backward (from the frame, or
+#   computed with your `block_flops`);
 # - `per_flop`: how many times as long a FLOP takes inside attention as in the **rest** of the block.
 #
-# For the last, note that attention takes `time` and the rest `1 - time`, with `arithmetic` and `1 - arithmetic`.
+# For the last number, note that attention takes `time` for `arithmetic`, and that the rest takes `1 - time` for `1 -
+# arithmetic`.
 
 # %% answer 5.4
 attention_time = ...
@@ -415,11 +420,11 @@ numbers = {"time": attention_time, "arithmetic": attention_arithmetic, "per_flop
 labs.check("5.4", numbers, comparison=at_lengths)
 
 # %% [markdown]
-# **Look at** what happens to the scores, 512 × 512 numbers in each of four heads: they are written, read, divided,
-# written, and read again by the softmax, which writes as many; and the backward pass does all that again. Division and
-# softmax hardly count in FLOPs, but they are almost half of the bytes that the operators of this step must move
-# (`at_lengths.profiles["512"].ops` lists them by operator). Fused attention, such as torch's
-# `scaled_dot_product_attention`, gives the same result without storing the scores. Here are all four lengths:
+# **Look at** what happens to the scores, which are 512 × 512 numbers in each of four heads. They are written, read,
+# divided, written, and read again by the softmax, which writes just as many. The backward pass does all of this again.
+# Division and softmax hardly count in FLOPs, but they are almost half of the bytes that the operators of this step must
+# move (`at_lengths.profiles["512"].ops` lists them by operator). Fused attention, such as torch's
+# `scaled_dot_product_attention`, returns the same result without storing the scores. Here are all four lengths:
 
 # %%
 counted = {}
@@ -441,17 +446,17 @@ plt.show()
 # %% [markdown]
 # ## 5.5 At which length?
 #
-# Now the sentence that Maya has read can be completed: 73 % at *which* length? The two curves give two answers. Both
-# are about the attention **layer**, with `qkv` and `out`.
+# You can now complete the sentence that Maya has read: 73 % at *which* length? There are two answers, one for each
+# curve. Both are about the attention **layer**, including `qkv` and `out`.
 #
 # **Exercise 5.5.** For a block of width 64:
 #
 # - `flops`: the smallest length, a whole number, at which the attention layer has at least 73 % of the block's FLOPs.
-#   Write down its share of the forward pass as a formula, with the parts of 5.3, and solve it for the length, or search
-#   with a loop. (Backward has twice the FLOPs in all of these parts, so the share is the same.)
-# - `time`: the length at which it takes 73 % of the time on this machine, between the measured lengths as on a straight
-#   line. (`np.interp(0.73, known_shares, known_lengths)` does that. Where all shares are on one side of 73 %, it gives
-#   the first or the last length, and so may you.)
+#   Use the parts from 5.3 to write its share of the forward pass as a formula, and solve the formula for the length, or
+#   search with a loop. (Backward has twice as many FLOPs in all of these parts, so the share is the same.)
+# - `time`: the length at which it takes 73 % of the time on this machine. Interpolate linearly between the measured
+#   lengths. (`np.interp(0.73, known_shares, known_lengths)` does this. If all shares are on one side of 73 %, it
+#   returns the first or the last length, and you may do the same.)
 
 # %% answer 5.5
 at_flops = ...
@@ -465,20 +470,20 @@ at_time = np.interp(0.73, [shares[str(length)] for length in lengths], lengths)
 labs.check("5.5", {"flops": at_flops, "time": at_time}, comparison=at_lengths)
 
 # %% [markdown]
-# **Look at** the distance between the two. Whoever counts FLOPs expects attention to dominate at a length that is about
-# nine times the width. Whoever measures time meets it much earlier, because the scores are moved again and again. Both
-# lengths grow with the width, so at the width of a large model they are far away.
+# **Look at** the distance between the two lengths. If you count FLOPs, you expect attention to dominate at a length of
+# about nine times the width. If you measure time, it dominates at a much shorter length, because the scores are moved
+# again and again. Both lengths grow with the width, so at the width of a large model they are far away.
 #
 # ## 5.6 A held-out size
 #
-# Can the time at 512 be predicted from shorter lengths? `perfnb.scaling_study` measures several sizes interleaved, fits
-# a **power law**, time = factor × size ^ exponent (plus a constant, if the data show one), and predicts any size. A law
-# always fits the data it was fitted to. The test is a size it has **not** seen.
+# Can the time at 512 be predicted from shorter lengths? `perfnb.scaling_study` interleaves the measurements of several
+# sizes, fits a **power law**, time = factor × size ^ exponent (plus a constant, if the data show one), and predicts the
+# time for any size. A law always fits the data that it was fitted to. The real test is a size that it has **not** seen.
 
 
 # %%
 def make_step(length):
-    """A training step of a block on a sequence of this length."""
+    """Return a training step of a block on a sequence of this length."""
     block, x = Block(64), torch.randn(1, length, 64)
 
     def step():
@@ -491,14 +496,14 @@ def make_step(length):
 FITTED, HELD_OUT = (32, 64, 128, 192, 256), 512
 
 # %% [markdown]
-# **Predict:** the two parts grow with the length and with its square. What exponent will a single power law get? And
+# **Predict:** the two parts grow with the length and with its square. What exponent will a single power law have? And
 # will its prediction for the longer sequence be too high or too low?
 #
-# **Exercise 5.6.** Bind to `study` a `perfnb.scaling_study(make_step, sizes, budget_s=4)` of the sizes `FITTED`, and to
-# `held_out` a `perfnb.time_step(step, budget_s=2)` of the step of size `HELD_OUT`. Then give
+# **Exercise 5.6.** Bind `study` to a `perfnb.scaling_study(make_step, sizes, budget_s=4)` with the sizes `FITTED`, and
+# `held_out` to a `perfnb.time_step(step, budget_s=2)` with the step of size `HELD_OUT`. Then give
 #
-# - `off_by`: by what fraction of the **predicted** time the measured one is longer (0.1 for 10 % longer, negative if
-#   shorter); `study.predict(size)` has `median_ms` and `ci_ms`, the timing has `median_ms`;
+# - `off_by`: the fraction of the **predicted** time by which the measured time is longer (0.1 means 10 % longer, and a
+#   negative number means shorter). `study.predict(size)` has `median_ms` and `ci_ms`, and the timing has `median_ms`;
 # - `inside`: whether the measured median lies in the interval `ci_ms` of the prediction (`True` or `False`).
 
 # %% answer 5.6
@@ -522,32 +527,34 @@ labs.check("5.6", {"off_by": off_by, "inside": inside}, study=study, held_out=he
 
 # %% [markdown]
 # **Look at** the law, at the column *off by*, and at the interval of your prediction. If the study chose a single power
-# law, its exponent is below 1, because a short step is mostly call overhead. Then its predictions beyond the sizes it
-# knows are far too low, as Tom's was. If it found a constant in addition, it predicts better, but with a wide interval:
-# five sizes cannot pin down three numbers. (The study and the timing ran back to back, so part of `off_by` may be a
-# change of the machine.)
+# law, its exponent is below 1, because a short step is mostly call overhead. In that case, its predictions beyond the
+# measured sizes are far too low, just like Tom's. If the study also found a constant, it predicts better, but with a
+# wide interval, because five sizes cannot determine three numbers precisely. (The study and the timing ran back to
+# back, so part of `off_by` may come from a change in the machine.)
 #
 # ## 5.7 A law that knows more
 #
-# You know more than the power law does: there is call overhead, whatever the length, a part that grows with the length,
-# and one that grows with its square.
+# You know more than the power law. You know that there is call overhead, which does not depend on the length, a part
+# that grows with the length, and a part that grows with its square.
 #
 #     time = constant + a × length + b × length²
 #
-# **Exercise 5.7.** Write `predict(lengths, times_ms, length)`: fit this law to the times at `lengths`, and return its
-# prediction for `length`. It is tested on made-up steps with a known law, some with 3 % noise. Two things make it work
-# beyond the measured range:
+# **Exercise 5.7.** Write `predict(lengths, times_ms, length)`, which fits this law to the times at `lengths` and
+# returns its prediction for `length`. It is tested on made-up steps with a known law, some of them with 3 % noise. Two
+# things make it work beyond the measured range:
 #
-# - no part of a time is negative: `nnls(rows, wanted)[0]` gives the factors, none below 0, that bring
-#   `rows @ factors` closest to `wanted`;
-# - each size should count by its *relative* error: divide each row by its measured time, and want 1 for each.
+# - no part of a time is negative. `nnls(rows, wanted)[0]` returns the factors that bring `rows @ factors` closest to
+#   `wanted`, with no factor below 0;
+# - each size should be weighted by its *relative* error. To do this, divide each row by its measured time, and let all
+#   wanted values be 1.
 #
-# (`np.column_stack([a, b, c])` makes rows of three columns. Turn `lengths` and `times_ms` into arrays of float first.)
+# (`np.column_stack([a, b, c])` makes rows with three columns. Turn `lengths` and `times_ms` into arrays of float
+# first.)
 
 
 # %% answer 5.7
 def predict(lengths, times_ms, length):
-    """Predicted time at a length: a constant, a linear and a quadratic term."""
+    """Return the predicted time at a length, using a constant, a linear and a quadratic term."""
     ### BEGIN SOLUTION
     lengths, times_ms = np.asarray(lengths, dtype=float), np.asarray(times_ms, dtype=float)
     rows = np.column_stack([np.ones_like(lengths), lengths, lengths**2])
@@ -560,7 +567,8 @@ def predict(lengths, times_ms, length):
 labs.check("5.7", predict)
 
 # %% [markdown]
-# Now both laws on your machine, fitted to the same five lengths. **Predict:** which is closer at 512? And at 1,024?
+# Now compare both laws on your machine, fitted to the same five lengths. **Predict:** which one is closer at 512? And
+# at 1,024?
 
 # %%
 if isinstance(study, perfnb.results.ScalingStudy) and isinstance(held_out, perfnb.Timing):
@@ -574,13 +582,13 @@ else:
 
 # %% [markdown]
 # **Look at** the last row, too. On the machine where this was written (an AMD EPYC, three runs, CPU time), the law
-# above was 3 to 30 % off at 512, and at 1,024 the step took two to two and a half times as long as predicted. There,
-# the scores of four heads are 16 MiB, and each step returned blocks of that size to the operating system and requested
-# them again. Your law knows about arithmetic and calls, but not about memory. Every law ends where something starts to
-# matter that did not matter where it was fitted. So hold out a size, test, and trust a law no further than it was
-# tested.
+# above was 3 to 30 % off at 512, and at 1,024 the step took two to two and a half times as long as predicted. At that
+# length, the scores of four heads take 16 MiB, and each step returned blocks of that size to the operating system and
+# requested them again. Your law accounts for arithmetic and calls, but not for memory. Every law breaks down where
+# something starts to matter that did not matter in the range where the law was fitted. You should therefore hold out a
+# size, test the law on it, and trust the law no further than it was tested.
 #
-# And Tom? Here is his picture again, with the same dots and your law:
+# And what about Tom? Here is his picture again, with the same dots and your law:
 
 # %%
 if predict([1.0], [1.0], 1.0) is None:
@@ -589,16 +597,18 @@ else:
     picture(predict, "Your law")
 
 # %% [markdown]
-# The line through the dots is nearly the same. The difference is beyond them: your law knows that one part of the time
-# grows with the square of the length.
+# The line through the dots is nearly the same. The difference is beyond the dots, because your law accounts for the
+# part of the time that grows with the square of the length.
 #
 # ## Takeaways
 #
-# - "Compared" means: *something* was held equal. Parameters, arithmetic, time or quality? Name it.
+# - "Compared" means that *something* was held constant. State whether it was the parameters, the arithmetic, the time
+#   or the quality.
 # - Parameters are not FLOPs, and FLOPs are not time. Time ratio = work ratio × ratio of time per unit of work.
-# - Attention's share depends on the length: always state both. Its share of the time is larger than its share of the
-#   FLOPs, because moving the scores takes time but counts as no FLOPs.
-# - Test a law on data it has not seen. Knowing where the cost comes from gives a better law than a better fit does.
+# - Attention's share depends on the length, so always state both. Its share of the time is larger than its share of the
+#   FLOPs, because moving the scores takes time but no FLOPs.
+# - Test a law on data that it has not seen. You get a better law from knowing where the cost comes from than from a
+#   better fit.
 #
 # `labs.export("lab_05.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 6,
 # *Feeding the model*](06_feeding_the_model.ipynb)

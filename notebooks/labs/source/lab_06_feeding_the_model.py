@@ -1,19 +1,19 @@
 # %% [markdown]
 # # Lab 6 · Feeding the model
 #
-# **Runs on** Linux or macOS: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves
-# take about a minute (about two where each worker starts empty and imports torch again, as on macOS). It helps to have
-# done [lab 1](01_measuring_honestly.ipynb) and [lab 2](02_where_does_a_step_go.ipynb).
+# **Runs on** Linux or macOS: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes, of which the cells
+# themselves take about a minute (or about two if each worker starts empty and imports torch again, as on macOS). It
+# helps to have done [lab 1](01_measuring_honestly.ipynb) and [lab 2](02_where_does_a_step_go.ipynb).
 #
 # **Afterwards you can**
 #
 # - test whether a step is input-bound, and compute how much a perfect loader would save, before you write one;
 # - make a batch cheaper without changing the training data: parse once, copy less, fetch many rows at once;
-# - choose the number of workers of a loader, recognise when they do not help, and leave none behind;
+# - choose a loader's number of workers, recognise when workers do not help, and leave none behind;
 # - read samples from a file that is larger than memory.
 #
 # **Predict** before each measurement, on paper or in your head. `labs.check` tests your answers on this machine. It
-# names the mistake, never the answer, and you can try as often as you like.
+# tells you what is wrong without giving the answer away, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -51,18 +51,18 @@ sys.path.insert(0, folder.name)
 #
 # You have joined the meter office of a small waterworks. Customers write the reading of their water meter on a card, a
 # scanner cuts the card into small images, one for each box, and a model, the *Reader*, recognises the characters. A
-# script trains the Reader every night on the images of the day. Since the scanner has moved to another building, the
-# script is not done by the morning.
+# script trains the Reader every night on the images of the day. Since the scanner was moved to another building, the
+# script has not been finishing by the morning.
 #
-# Tom noted who works when. Here are the first eight steps of the night. (You need not read the code that draws a
-# picture.)
+# Tom wrote down who works when. Here are the first eight steps of the night. (You do not need to read the code that
+# draws the picture.)
 
 # %%
 FETCH_MS, USE_MS = 60, 25
 
 
 def at_work(workers, make_ms, use_ms, steps):
-    """When batches are made and used: rows of (who, what, start, end) in ms."""
+    """Return when batches are made and used, as rows of (who, what, start, end) in milliseconds."""
     bars, makers, free, used_from = [], [0.0] * max(workers, 1), 0.0, []
     for number in range(steps):
         maker = number % len(makers)
@@ -88,7 +88,7 @@ LOOKS = {
 
 
 def draw(ax, bars, rows):
-    """One row for the model and one for each worker."""
+    """Draw one row for the model and one for each worker."""
     for what, look in LOOKS.items():
         for row, who in enumerate(rows):
             here = [(start, end - start) for each, kind, start, end in bars if (each, kind) == (who, what)]
@@ -99,7 +99,7 @@ def draw(ax, bars, rows):
 
 
 def picture(workers, title):
-    """The night's first eight steps with so many workers."""
+    """Draw the night's first eight steps with this number of workers."""
     bars = at_work(workers, FETCH_MS, USE_MS, 8)
     end = max(bar[3] for bar in bars if bar[1] == "use")
     _, ax = plt.subplots(figsize=(8, 2.6), layout="constrained")
@@ -115,28 +115,29 @@ def picture(workers, title):
 picture(0, "The script")
 
 # %% [markdown]
-# The Reader computes for less than a third of the night. For the rest, the script makes its batches from images that it
-# fetches over the network, and everything else waits. (The rows of the workers are still empty, because this script has
-# none.) A faster model, or a GPU, would shorten the wrong part. At the end of this lab, you draw this picture again,
-# with a loader of your own.
+# The Reader computes for less than a third of the night. For the rest of the night, the script makes its batches from
+# images that it fetches over the network, and everything else waits. (The rows of the workers are still empty, because
+# this script has no workers.) A faster model or a GPU would shorten the wrong part. At the end of this lab, you will
+# draw this picture again, with your own loader.
 #
-# (The times in this picture are **planted**: 60 ms to fetch a batch, 25 ms to use it. All others are measured on your
-# computer.)
+# (The times in this picture are **planted**: it takes 60 ms to fetch a batch, and 25 ms to use it. All other times are
+# measured on your computer.)
 #
 # ## Two data sets
 #
-# `Text` is the scanner's own format: each line has a character and the 256 pixels of its box, separated by commas. (The
-# scanner's images are 16 by 16; the other labs use them at 8 by 8.) A card is never in exactly the same place under the
-# scanner, so each time a sample is fetched, its pixels are shifted (rolled) by a new random number, and the model never
-# sees exactly the same sample twice. `Far` simulates the scanner in the other building: each sample takes 8 ms to
-# arrive.
+# `Text` reads the scanner's own format, where each line contains a character and the 256 pixels of its box, separated
+# by commas. (The scanner's images have 16 by 16 pixels. The other labs use them with 8 by 8 pixels.) A card is never in
+# exactly the same place under the scanner, so each time a sample is fetched, its pixels are shifted (rolled) by a new
+# random number, and the model never sees exactly the same sample twice. `Far` simulates the scanner in the other
+# building: each sample takes 8 ms to arrive.
 #
-# They are written to a file, `lab_06_data.py`, and imported from there, for a reason. A loader's **workers** are
-# separate processes. Linux *forks* them (before Python 3.14), so they know everything that the notebook knows; on
-# macOS, and on Linux from Python 3.14 on, they start empty and import what they need. They can import from a file but
-# not from a notebook: a data set whose class was defined in a cell fails with `Can't get attribute ...` and `DataLoader
-# worker exited unexpectedly`. (Windows starts them empty, too; perfnb does not support it.) In this lab, everything
-# that workers use comes from a file; the data sets that you write in cells run without workers.
+# There is a reason why both are written to a file, `lab_06_data.py`, and imported from there. A loader's **workers**
+# are separate processes. On Linux (before Python 3.14), they are *forked*, so they have everything that the notebook
+# has. On macOS, and on Linux since Python 3.14, they start empty and import what they need. They can import from a file
+# but not from a notebook. If the class of a data set was defined in a cell, the loader fails with `Can't get attribute
+# ...` and `DataLoader worker exited unexpectedly`. (They also start empty on Windows, which perfnb does not support.)
+# In this lab, everything that workers use comes from a file, and the data sets that you write in cells run without
+# workers.
 
 # %%
 # %%writefile {folder.name}/lab_06_data.py
@@ -146,7 +147,7 @@ import torch
 
 
 class Text:
-    """Images from lines of text, each with its own random shift."""
+    """Images that are parsed from lines of text, each with its own random shift."""
 
     def __init__(self, lines):
         self.lines = lines
@@ -162,7 +163,7 @@ class Text:
 
 
 class Far:
-    """Samples that each take 8 ms to arrive, without computing anything."""
+    """Samples that take 8 ms each to arrive, without any computation."""
 
     def __len__(self):
         return 512
@@ -198,12 +199,12 @@ def step(batch):
 
 
 # %% [markdown]
-# (For single images, a Reader without blocks is enough in this lab: its `stem` and its `head`.)
+# (In this lab, a Reader that only consists of its `stem` and its `head` is enough, because it reads single images.)
 #
 # ## 6.1 Three stopwatches
 #
 # **Predict:** what share of a step does this script spend waiting for its batch: a tenth, a half, nine tenths? The
-# first line of the cell feeds it from the loader, so waiting becomes a phase of its own, `data`.
+# first line of the cell feeds the step from the loader, so waiting becomes a separate phase, `data`.
 
 # %%
 # %%profile_step --into p --name "images from text" --steps 10 --budget 6 --no-flops for x, y in loader
@@ -215,20 +216,21 @@ optimizer.step()
 # %% [markdown]
 # **Look at** the phases, and at the verdict at the top: what limits this step?
 #
-# One line counts how often the step ran, and for what. It ran as a *warm-up* until it was in a **steady state**, that
-# is, until its times no longer fell. Only then was it *timed*, without any recording. The *traced* steps recorded which
-# operators ran when, and the **counted pass** counted allocations (and FLOPs, unless they are switched off). Both start
-# with a **lead-in**, a step that is left out because the recording has only just begun.
+# One line shows how often the step ran, and for what purpose. It first ran as a *warm-up* until it was in a **steady
+# state**, which means that its times no longer fell. Only then was it *timed*, without any recording. The *traced*
+# steps recorded which operators ran when, and the **counted pass** counted allocations (and FLOPs, unless they are
+# switched off). Both start with a **lead-in**, a step that is left out because the recording has only just begun.
 #
 # A phase shows where the step *waited*. Whether a better loader would help is another question: on a GPU, or with
-# workers, loading and computing overlap, and the place where the step waits does not tell them apart. So you *try it*.
-# The classic test is to replace the real model by a **trivial** one, and then the loader by a batch kept in memory.
+# workers, loading and computing overlap, and you cannot distinguish the two by looking at where the step waits. You
+# have to *try it*. The classic test is to replace the real model with a **trivial** one, and then the loader with a
+# batch that is kept in memory.
 #
-# **Exercise 6.1.** Write `three_times(loader, step)`: a dictionary with the milliseconds **per batch** of
+# **Exercise 6.1.** Write `three_times(loader, step)`, which returns a dictionary with the milliseconds **per batch** of
 #
-# - `together`: an epoch of the loader, where each batch is given to `step(batch)`;
-# - `loader`: an epoch of the loader, where the batches are ignored;
-# - `model`: `step` on one batch that you keep (`next(iter(loader))` gives one), `len(loader)` times.
+# - `together`: an epoch of the loader where each batch is passed to `step(batch)`;
+# - `loader`: an epoch of the loader where the batches are ignored;
+# - `model`: `len(loader)` calls to `step` with one batch that you keep (which you can get from `next(iter(loader))`).
 #
 # It is tested on a simulated loader and step that sleep for known times, and on a loader that prepares the next batch
 # while the step runs.
@@ -236,7 +238,7 @@ optimizer.step()
 
 # %% answer 6.1
 def three_times(loader, step):
-    """Milliseconds per batch: together, loader alone, step alone."""
+    """Return the milliseconds per batch: together, loader alone, and step alone."""
     ### BEGIN SOLUTION
     count, kept = len(loader), next(iter(loader))
 
@@ -257,7 +259,7 @@ def three_times(loader, step):
 labs.check("6.1", three_times)
 
 # %% [markdown]
-# And on the real loader and step:
+# Now use it on the real loader and step:
 
 # %%
 three_times(loader, step)
@@ -266,8 +268,9 @@ three_times(loader, step)
 # ## 6.2 A perfect loader
 #
 # You timed three blocks back to back. If another program runs during one of them, the comparison is unfair (lab 1).
-# `perfnb.confirm_input_bound` runs the same three (and two more) in short interleaved blocks in random order. It
-# substitutes the trivial model by itself, even behind a loader with workers, and restores the weights at the end.
+# `perfnb.confirm_input_bound` runs the same three experiments (and two more) in short interleaved blocks in random
+# order. It automatically substitutes the trivial model, even behind a loader with workers, and restores the weights at
+# the end.
 #
 # **Predict:** how many times as fast would the step be if the *loader* took no time? And if the *model* took no time?
 
@@ -278,9 +281,9 @@ t
 # %% [markdown]
 # **Look at** the bars: which of the two alone is nearly as long as both together?
 #
-# **Exercise 6.2.** From `t.times["median_ms"]`, whose rows are `together`, `loader`, `model` and two more: how many
-# times as fast (2.0 is twice as fast) would the step be with a `perfect_loader`, so that the *model alone* is left? And
-# with a `perfect_model`, so that the *loader alone* is left?
+# **Exercise 6.2.** Use `t.times["median_ms"]`, whose rows are `together`, `loader`, `model` and two more. How many
+# times as fast (2.0 means twice as fast) would the step be with a `perfect_loader`, which leaves the *model alone*? And
+# how many times as fast with a `perfect_model`, which leaves the *loader alone*?
 
 # %% answer 6.2
 perfect_loader = ...
@@ -295,8 +298,8 @@ perfect_model = median["together"] / median["loader"]
 labs.check("6.2", {"perfect_loader": perfect_loader, "perfect_model": perfect_model}, test=t)
 
 # %% [markdown]
-# The second figure is the most that any work on the model could gain here: a faster optimizer, a smaller network, a
-# GPU. If you start there, your work is wasted.
+# The second figure is the most that you could gain by improving the model, whether with a faster optimizer, a smaller
+# network or a GPU. If you start there, your work is wasted.
 #
 # ## 6.3 Parse once
 #
@@ -317,17 +320,17 @@ for what, work in {
     print(f"{what:18} {statistics.median(times):6.1f} µs")
 
 # %% [markdown]
-# Parsing the same line always gives the same numbers. So parse all lines once, when the data set is created (in
-# `__init__`), and keep the tensors.
+# Parsing the same line always produces the same numbers. It is therefore enough to parse all lines once, when the data
+# set is created (in `__init__`), and to keep the tensors.
 #
-# **Exercise 6.3.** Write `Parsed`, a data set like `Text`: the same length, labels and pixels, and still a **new
-# random** shift each time a sample is fetched; but a sample takes less than half the time. It is tested on other lines
-# than yours. (While it is empty, it *is* a `Text`.)
+# **Exercise 6.3.** Write `Parsed`, a data set like `Text` with the same length, labels and pixels, and still with a
+# **new random** shift each time a sample is fetched. However, a sample must take less than half the time. Your class is
+# tested on lines other than yours. (As long as the class is empty, it *is* a `Text`.)
 
 
 # %% answer 6.3
 class Parsed(Text):
-    """The samples of `Text`, each line parsed once."""
+    """The samples of `Text`, with each line parsed only once."""
 
     ### BEGIN SOLUTION
     def __init__(self, lines):
@@ -349,15 +352,16 @@ class Parsed(Text):
 labs.check("6.3", Parsed, slow=Text)
 
 # %% [markdown]
-# Caching the sample *after* the shift would be even faster, but then the Reader trains on 1,024 frozen samples instead
-# of ever new ones. That is a different training, and no stopwatch will notice. **What is random must stay random.**
+# Caching the sample *after* the shift would be even faster, but the Reader would then train on 1,024 frozen samples
+# instead of new ones each time. That is a different training, and no stopwatch would notice the difference. **What is
+# random must stay random.**
 #
 # Did the step become faster? Here are two loaders, each with its step. Neither has workers, so interleaving is fair.
 
 
 # %%
 def fed(loader):
-    """A step that takes its batches from a loader, over and over."""
+    """Return a step that takes its batches from a loader, over and over again."""
 
     def batches():
         while True:
@@ -372,15 +376,15 @@ perfnb.ab_test(fed(loader), fed(DataLoader(Parsed(lines), batch_size=32, shuffle
 # %% [markdown]
 # ## 6.4 Copies
 #
-# The rest is less visible: the numbers of a batch are **copied**, from one tensor to the next, from samples to a batch,
-# from a worker to the trainer, from there to a GPU. Each copy takes memory and time.
+# The rest of the work is less visible. The numbers in a batch are **copied** from one tensor to the next, from samples
+# to a batch, from a worker to the trainer, and from there to a GPU. Each copy takes memory and time.
 #
-# Go back to `Text` and its loader. Follow one number on its way: from its line into a tensor, and on until it is in
-# `x`. The loader assembles a batch with `torch.stack`.
+# Go back to `Text` and its loader. Follow one number on its way from its line into a tensor, and on until it is in `x`.
+# The loader assembles a batch with `torch.stack`.
 #
-# **Exercise 6.4.** By hand, before you look: `batch_bytes`, the number of bytes in the `x` of a batch of 32 (pixels are
-# float32); and `written`, how many times each number is written to a *new tensor* until it is in `x` (`x` itself
-# counts, too).
+# **Exercise 6.4.** Before you look at the profile, work out two numbers by hand: `batch_bytes`, the number of bytes in
+# the `x` of a batch of 32 (pixels are float32), and `written`, the number of times that each number is written to a
+# *new tensor* until it is in `x` (including `x` itself).
 
 # %% answer 6.4
 batch_bytes = ...
@@ -394,10 +398,10 @@ written = 3  # parsed, rolled, stacked
 labs.check("6.4", {"batch_bytes": batch_bytes, "written": written}, profile=p)
 
 # %% [markdown]
-# The profile recorded every allocation of one step and its phase. Here are those of the `data` phase, by size. **Look
-# at** the 64 of 1,024 bytes: two per sample. (The smaller ones are the labels and the shifts; if an epoch started in
-# this step, its order was drawn too, by `randperm`. Allocations from before the step are left out: the previous batch
-# lives on until `x` gets the next one, so there are two at a time.)
+# The profile recorded every allocation of one step and its phase. Here are the allocations in the `data` phase, by
+# size. **Look at** the 64 allocations of 1,024 bytes, which are two per sample. (The smaller ones are the labels and
+# the shifts. If an epoch started in this step, `randperm` also drew its order. Allocations from before the step are
+# left out. The previous batch exists until the next one is assigned to `x`, so there are two batches at a time.)
 
 # %%
 made = p.allocations.query("phase == 'data' and start_ns >= 0")
@@ -427,20 +431,21 @@ print(f"waiting for data: {q.phases.loc['data', 'share']:.0%}")
 
 # %% [markdown]
 # The loader fetches 64 rows one by one, makes 64 pairs, and stacks them again, although a *single* index,
-# `pixels[rows]`, gives the whole batch.
+# `pixels[rows]`, returns the whole batch.
 #
-# **Exercise 6.5.** Write `at_once(dataset, batch_size)`: from a `TensorDataset`, a loader that can be iterated
-# repeatedly. Each epoch gives every sample once, in a **new random** order, in batches of `batch_size` (the last may be
-# smaller), like `DataLoader(dataset, batch_size, shuffle=True)`, but in less than half of its time.
+# **Exercise 6.5.** Write `at_once(dataset, batch_size)`, which turns a `TensorDataset` into a loader that can be
+# iterated repeatedly. Each epoch must yield every sample once, in a **new random** order and in batches of `batch_size`
+# (the last batch may be smaller). This is what `DataLoader(dataset, batch_size, shuffle=True)` does, but your loader
+# must take less than half of its time.
 #
-# Useful: `dataset[rows]`, with a list or tensor of row numbers, indexes all of them at once. Write a class whose
-# `__iter__` draws an order and cuts it into batches. Or look up in `help(DataLoader)` how `batch_size=None` changes its
-# requests to the data set, and what its `sampler` may be then.
+# Here is a hint: `dataset[rows]`, with a list or tensor of row numbers, indexes all of them at once. You can write a
+# class whose `__iter__` draws an order and cuts it into batches. Or you can look up in `help(DataLoader)` how
+# `batch_size=None` changes its requests to the data set, and what you can then pass as its `sampler`.
 
 
 # %% answer 6.5
 def at_once(dataset, batch_size):
-    """A loader that takes all rows of a batch with one index."""
+    """Return a loader that takes all rows of a batch with a single index."""
     ### BEGIN SOLUTION
     usual = DataLoader(dataset, batch_size, shuffle=True)
     return DataLoader(dataset, sampler=usual.batch_sampler, batch_size=None)
@@ -451,8 +456,8 @@ def at_once(dataset, batch_size):
 labs.check("6.5", at_once)
 
 # %% [markdown]
-# The profile `q` has a finding about this. Compare its recommendation with your loader: it keeps the order of the
-# loader it was given, while yours has to shuffle.
+# The profile `q` has a finding about this. Compare its recommendation with your loader. The recommended code keeps the
+# order of the original loader, while yours has to shuffle.
 
 # %%
 for finding in q.findings.head(1).to_dict("records"):
@@ -461,26 +466,28 @@ for finding in q.findings.head(1).to_dict("records"):
 # %% [markdown]
 # ## 6.6 Enough workers
 #
-# A loader with `num_workers=2` has two processes that prepare batches while the step runs. **Predict** for each of our
-# two data sets, one that *parses* and one that *waits*: how much will 1 and 3 workers gain on this machine?
+# A loader with `num_workers=2` has two processes that prepare batches while the step runs. One of our two data sets
+# *parses*, and the other *waits*. **Predict** for each of them: how much will you gain with 1 and with 3 workers on
+# this machine?
 #
-# The step below only sleeps, for 10 ms, like a CPU while a GPU computes. So the workers have the cores to themselves; a
-# step that computes here would compete with them. Meanwhile `perfnb.watch` records how many percent of a core this
-# process and its workers use. (torch warns about more workers than cores; the cell suppresses the warning.)
+# The step below only sleeps for 10 ms, like a CPU that waits while a GPU computes. The workers therefore have the cores
+# to themselves, whereas a step that computes on the CPU would compete with them. Meanwhile, `perfnb.watch` records what
+# percentage of a core this process and its workers use. (torch warns about more workers than cores; the cell suppresses
+# the warning.)
 
 # %%
 warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
 def feeder(dataset, batch_size, workers):
-    """An endless supply of batches from its own loader."""
+    """Yield an endless supply of batches from a separate loader."""
     loader = DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
     while True:
         yield from loader
 
 
 def use(batch, ms=10):
-    """The step: a device that computes for 10 ms."""
+    """Simulate a step on a device that computes for 10 ms."""
     time.sleep(ms / 1e3)
 
 
@@ -503,11 +510,13 @@ table = pd.DataFrame({"ms per step": pd.Series(found), "CPU %": pd.Series(cpu, d
 table.rename_axis(["data set", "workers"])
 
 # %% [markdown]
-# **Look at** both columns. `Text` uses CPU, more with each worker, up to the number of free cores; it cannot get faster
-# than these allow, and more workers than cores gain nothing. `Far` uses hardly any: its workers wait, and there may be
-# more of them than cores. The cure for the first is a cheaper batch (6.3), for the second more workers.
+# **Look at** both columns. `Text` uses more CPU time with each worker, up to the number of free cores. It cannot become
+# faster than these cores allow, so you gain nothing from more workers than cores. `Far` uses hardly any CPU time,
+# because its workers only wait, so there may be more workers than cores. The cure for `Text` is a cheaper batch (6.3),
+# and the cure for `Far` is more workers.
 #
-# How many? Here are the first six steps with batches that take 16 ms to make and 10 ms to use, for 0, 1 and 2 workers:
+# How many workers do you need? Here are the first six steps with batches that take 16 ms to make and 10 ms to use, for
+# 0, 1 and 2 workers:
 
 # %%
 _, axes = plt.subplots(3, 1, figsize=(8, 4.2), height_ratios=(1.2, 2, 3), sharex=True, layout="constrained")
@@ -522,8 +531,8 @@ plt.show()
 
 # %% [markdown]
 # **Look at** the rows of the model. Without workers, a step takes `make + use`. With *n* workers, a batch arrives every
-# `make / n`, and the step takes that or `use`, whichever is longer. Here is this law next to the measured times of
-# `Far`. (On a busy machine the measured times are above it, because every batch also waits for a core.)
+# `make / n`, and the step takes this time or `use`, whichever is longer. Here is this law next to the measured times of
+# `Far`. (On a busy machine, the measured times are longer than predicted, because every batch also waits for a core.)
 
 # %%
 make_ms = found["Far", 0] - 10
@@ -532,13 +541,14 @@ for workers in (0, 1, 3):
     print(f"{workers} workers: measured {found['Far', workers]:5.1f} ms per step, by the law {law:5.1f} ms")
 
 # %% [markdown]
-# **Exercise 6.6.** Write `make_loader(dataset, batch_size, make_ms, use_ms)` for data that *waits*: a `DataLoader`
+# **Exercise 6.6.** Write `make_loader(dataset, batch_size, make_ms, use_ms)` for data that *waits*. It must return a
+# `DataLoader`
 #
-# - that shuffles, and gives every sample once in each epoch;
-# - with just enough workers that the step does not wait (at least one; one more than needed is fine, because times
-#   vary, but not twice as many: each is a process with its own memory);
+# - that shuffles, and returns every sample once per epoch;
+# - with just enough workers to keep the step from waiting. There must be at least one. One more than needed is fine,
+#   because times vary, but twice as many are not, because each worker is a process with its own memory;
 # - that **keeps** its workers from one epoch to the next (`feeder` has the option);
-# - and whose workers end when nothing refers to the loader any more.
+# - and whose workers end as soon as nothing refers to the loader any more.
 #
 # The check requests loaders for several speeds, runs two epochs of each, counts the processes that made the batches,
 # drops the loader, and counts the processes that are left.
@@ -546,7 +556,7 @@ for workers in (0, 1, 3):
 
 # %% answer 6.6
 def make_loader(dataset, batch_size, make_ms, use_ms):
-    """A loader with enough workers, but no more."""
+    """Return a loader with enough workers, but not more."""
     ### BEGIN SOLUTION
     workers = math.ceil(make_ms / use_ms)
     return DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, persistent_workers=True)
@@ -557,15 +567,15 @@ def make_loader(dataset, batch_size, make_ms, use_ms):
 labs.check("6.6", make_loader)
 
 # %% [markdown]
-# Notebooks make it especially easy to leave workers behind: `it = iter(loader)` in a cell keeps them until `it` is
-# gone, and a loader with `persistent_workers=True` keeps them until the loader is gone. Each holds all that it has
-# loaded. `multiprocessing.active_children()` lists them.
+# It is particularly easy to leave workers behind in a notebook: `it = iter(loader)` in a cell keeps them alive until
+# `it` is gone, and a loader with `persistent_workers=True` keeps them alive until the loader is gone. Each of them
+# keeps everything that it has loaded in memory. `multiprocessing.active_children()` lists them.
 #
 # ## 6.7 From a file
 #
-# The images of a whole year do not fit in memory, so they stay on disk. How fast is yours? And is there room for the
-# batches that workers pass on? (They go through `/dev/shm`, which is often small in containers; the usual symptom is a
-# *bus error* in a worker.)
+# The images from a whole year do not fit in memory, so they stay on disk. How fast is your disk? And is there room for
+# the batches that workers pass on? (They go through `/dev/shm`, which is often small in containers. The usual symptom
+# is a *bus error* in a worker.)
 
 # %%
 checks = perfnb.system_check(data=folder.name).checks
@@ -575,10 +585,10 @@ checks[checks["check"].isin(["disk of the data", "read test", "shared memory (/d
 
 # %% [markdown]
 # **Look at** the row of the read test: did it read from the disk or from the cache? A recently read or written file is
-# in the system's *cache*, in memory. If you read it twice and time the second read, you measure the cache, not the
-# disk. So do not predict a first epoch from a second one, or the other way round.
+# in the system's *cache*, in memory. If you read a file twice and time the second read, you measure the cache rather
+# than the disk. You should therefore not predict a first epoch from a second one, or the other way round.
 #
-# How much must the disk deliver? The bytes of one batch for each step:
+# How much data must the disk deliver? It must deliver the bytes of one batch in each step:
 
 # %%
 in_text = sum(map(len, lines[:32]))
@@ -589,33 +599,33 @@ for what, size in {"as text": in_text, "as float32": 32 * 256 * 4, "as uint8": 3
 # You do not have to read all of an array in an `.npy` file: `np.load(path, mmap_mode="r")` *maps* it, and the system
 # reads only the pages that you touch. `np.array(...)` or `torch.tensor(...)` of a row then copies only that row.
 #
-# **Exercise 6.7.** Write `FromFile(path)`: a data set of the rows of a two-dimensional float32 array in such a file. An
-# item is a row as a separate float32 tensor (a **copy**, because someone may write to it). It is tested on a file of 32
-# MiB, and
+# **Exercise 6.7.** Write `FromFile(path)`, a data set that contains the rows of a two-dimensional float32 array in such
+# a file. An item is a row as a separate float32 tensor (a **copy**, because someone may write to it). It is tested on a
+# file of 32 MiB. Your data set
 #
 # - may use at most 4 MiB of memory to be created and to return a few rows;
-# - must be cheap to send to a worker that starts empty: everything that the object *holds* is copied for each worker,
-#   and for a memory map that is the entire mapped array.
+# - must be cheap to send to a worker that starts empty. Everything that the object *contains* is copied for each
+#   worker, and for a memory map this is the entire mapped array.
 
 
 # %% answer 6.7
 class FromFile:
-    """The rows of an array in a file."""
+    """A data set with the rows of an array in a file."""
 
     def __init__(self, path):
-        """Keep only what is cheap to copy."""
+        """Only keep the path, which is cheap to copy."""
         ### BEGIN SOLUTION
         self.path = path
         ### END SOLUTION
 
     def __len__(self):
-        """Number of rows."""
+        """Return the number of rows."""
         ### BEGIN SOLUTION
         return len(np.load(self.path, mmap_mode="r"))
         ### END SOLUTION
 
     def __getitem__(self, place):
-        """One row, as a tensor with its own memory."""
+        """Return one row as a tensor with its own memory."""
         ### BEGIN SOLUTION
         return torch.tensor(np.load(self.path, mmap_mode="r")[place])
         ### END SOLUTION
@@ -625,7 +635,7 @@ class FromFile:
 labs.check("6.7", FromFile)
 
 # %% [markdown]
-# **Predict:** which of the three returns a sample fastest, and which slowest?
+# **Predict:** which of the three data sets returns a sample fastest, and which is the slowest?
 
 # %%
 path = Path(folder.name) / "images.npy"
@@ -639,21 +649,21 @@ for what, dataset in {"Text": text, "Parsed": Parsed(lines), "FromFile": FromFil
     print(f"{what:9} {statistics.median(times):6.1f} µs per sample")
 
 # %% [markdown]
-# `Parsed` keeps everything in memory and shifts; `FromFile` keeps nothing and does not shift. If yours opens the file
-# for every sample, opening takes most of the time; a data set that opens it on its *first* sample, in the worker,
-# avoids that.
+# `Parsed` keeps everything in memory and shifts the samples, whereas `FromFile` keeps nothing and does not shift. If
+# your data set opens the file for every sample, opening it takes most of the time. You can avoid this by opening the
+# file for the *first* sample, in the worker.
 #
 # ## 6.8 Did it help?
 #
-# Back to the scanner in the other building. Making a batch of 5 samples takes 40 ms or a little more, using it 25 ms.
-# You give the loader **one** worker. **Predict** the speed-up by the law of 6.6.
+# Back to the scanner in the other building. Making a batch of 5 samples takes 40 ms or a little more, and using it
+# takes 25 ms. The loader has **one** worker. **Predict** the speed-up with the law from 6.6.
 #
-# To compare two steps fairly, you interleave them, as in lab 1. Let us do that by hand:
+# To compare two steps fairly, you interleave them, as in lab 1. Let us do this by hand:
 
 
 # %%
 def stepper(workers):
-    """A step that takes its batches from its own loader."""
+    """Return a step that takes its batches from its own loader."""
     batches = feeder(Far(), 5, workers)
     use(next(batches))  # start the worker here, outside the timing
     return lambda: use(next(batches), ms=25)
@@ -670,8 +680,8 @@ for what, each in {"none": none, "one": one}.items():
     print(f"{what:4} worker(s): {statistics.median(times[each]):5.1f} ms")
 
 # %% [markdown]
-# With a worker, a step takes little more than 25 ms? By the law, it should be 40 ms or more. Think before you continue:
-# what is the worker doing during the *other* step's turn?
+# Does a step with a worker really take little more than 25 ms? According to the law, it should take 40 ms or more.
+# Before you continue, think about the worker's activity during the *other* step's turn.
 
 # %%
 rows = {  # in ms: when the making of a batch starts, and when its use starts
@@ -691,19 +701,20 @@ ax.set_xlabel("ms; hatched: a batch is made; plain: it is used")
 plt.show()
 
 # %% [markdown]
-# **Look at** the last row. The worker starts on the next batch as soon as one is taken, and keeps working while the
-# other step has its turn. Each time its own step comes round, a batch is ready, part of which was made on the other's
-# time. In real training nobody does you that favour. So the steps must run in *blocks*: many runs of the same step back
-# to back, of which the first ones, which consume prefetched batches, do not count. `perfnb.ab_test` looks for workers,
-# and runs blocks if it finds any.
+# **Look at** the last row. The worker starts on the next batch as soon as one is taken, and it continues to work while
+# the other step has its turn. Each time its own step comes round, a batch is ready, part of which was made during the
+# other step's turn. In real training, nobody does you that favour. The steps must therefore run in *blocks*: many runs
+# of the same step back to back, of which the first runs do not count because they consume prefetched batches.
+# `perfnb.ab_test` looks for workers, and runs blocks if it finds any.
 #
-# **Exercise 6.8.** Compare `stepper(0)` (first) and `stepper(1)` (second) by `perfnb.ab_test(a, b, budget_s=10)`; bind
-# the result to `test`. Then give
+# **Exercise 6.8.** Use `perfnb.ab_test(a, b, budget_s=10)` to compare `stepper(0)` (first) and `stepper(1)` (second),
+# and bind the result to `test`. Then give
 #
-# - `speedup`: how many times as fast is the second? (`test.ratio` is the time of the second divided by the first.)
-# - `shown`: has this test *shown* that it is faster (`True` or `False`)? It has if the entire interval of the ratio,
-#   `test.ratio_ci`, is below 1. On a very busy machine it may not be: then the answer is `False`, or you use a larger
-#   `budget_s`.
+# - `speedup`: how many times as fast the second step is. (`test.ratio` is the time of the second step divided by that
+#   of the first.)
+# - `shown`: whether this test has *shown* that it is faster (`True` or `False`). This is the case if the entire
+#   interval of the ratio, `test.ratio_ci`, is below 1. On a very busy machine it may not be. In that case, answer
+#   `False` or use a larger `budget_s`.
 
 # %% answer 6.8
 test = ...
@@ -722,8 +733,8 @@ test
 labs.check("6.8", {"speedup": speedup, "shown": shown}, test=test)
 
 # %% [markdown]
-# **Look at** the note about blocks, and compare the ratio with the law and with the two times measured by hand.
-# Interleaving, even in random order, misleads if work continues during the other's turn.
+# **Look at** the note about blocks, and compare the ratio with the law and with the two times that you measured by
+# hand. Interleaving, even in random order, is misleading if work continues during the other step's turn.
 #
 # Finally, leave the machine as you found it:
 
@@ -735,8 +746,8 @@ print("workers left:", len(multiprocessing.active_children()))
 # %% [markdown]
 # ## The night again
 #
-# Tom puts your `make_loader` into the script. Here are the same eight steps, with the same planted times and on the
-# same axes, with as many workers as your loader has:
+# Tom uses your `make_loader` in the script. Here are the same eight steps on the same axes, with the same planted times
+# and with your loader's number of workers:
 
 # %%
 own = make_loader(Far(), 32, FETCH_MS, USE_MS)
@@ -746,25 +757,27 @@ else:
     picture(own.num_workers, f"With {own.num_workers} workers")
 
 # %% [markdown]
-# After the first batch, the model never waits. The workers fetch as slowly as before, but side by side, and each batch
-# is there when it is needed. A batch now takes 25 ms instead of 85, and no part of the model has become faster.
+# After the first batch, the model never waits. The workers fetch as slowly as before, but they do it side by side, and
+# each batch is there when it is needed. A batch now takes 25 ms instead of 85 ms, although no part of the model has
+# become faster.
 #
 # ## On a GPU
 #
-# There is one more copy: from host memory to the device. A profile on a GPU has a phase `host_to_device`. The usual
-# remedies are `pin_memory=True` in the loader (memory that the device can read directly) with `x.to(device,
-# non_blocking=True)`, and sending something smaller, such as `uint8`, which becomes float on the device. [Lab
-# 8](08_someone_elses_trace.ipynb) measures the first of them in a trace of a real GPU.
+# On a GPU, there is one more copy, from host memory to the device. A profile on a GPU therefore has a phase
+# `host_to_device`. The usual remedies are `pin_memory=True` in the loader (memory that the device can read directly)
+# together with `x.to(device, non_blocking=True)`, and sending something smaller, such as `uint8`, which becomes float
+# on the device. [Lab 8](08_someone_elses_trace.ipynb) measures the first of these remedies in a trace from a real GPU.
 #
 # ## Takeaways
 #
 # - To find out whether a step is input-bound, **test it** with a trivial model, with a cached batch, and with both. Do
 #   it before you touch the model.
-# - First make a batch **cheaper**: parse once, copy less, one index for many rows. What is random must stay random.
-# - Workers help if making a batch is mostly *waiting*, or if cores are free: you need `make / use` of them. They are
-#   processes: keep them between epochs, and make sure that they end.
-# - Memory-map large files. All that a data set holds is sent to every worker that starts empty.
-# - With workers, compare in **blocks**: an interleaved step gets its batches on the other's time.
+# - First make a batch **cheaper**: parse once, copy less, and use one index for many rows. What is random must stay
+#   random.
+# - Workers help if making a batch is mostly *waiting*, or if cores are free: you need `make / use` of them. Workers are
+#   processes, so keep them between epochs, and make sure that they end.
+# - Memory-map large files. Everything that a data set contains is sent to every worker that starts empty.
+# - With workers, compare in **blocks**, because an interleaved step gets its batches during the other step's turn.
 #
 # `labs.export("lab_06.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 7, *The
 # optimisation loop*](07_the_optimisation_loop.ipynb)

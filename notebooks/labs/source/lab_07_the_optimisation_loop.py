@@ -1,19 +1,19 @@
 # %% [markdown]
 # # Lab 7 · The optimisation loop
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves take
-# one to three minutes, at least a third of it for `torch.compile`. It helps to have done [lab
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes, of which the cells
+# themselves take one to three minutes. At least a third of that is spent in `torch.compile`. It helps to have done [lab
 # 1](01_measuring_honestly.ipynb) and [lab 2](02_where_does_a_step_go.ipynb).
 #
 # **Afterwards you can**
 #
 # - change a training script one factor at a time, and decide from a performance report whether to keep the change;
-# - define in advance what would be *worse*, so that no speed-up hides a loss of quality;
+# - define in advance what would be *worse*, so that a speed-up cannot hide a loss of quality;
 # - find out which of five textbook speed-ups hold **on this machine**, for this model, and with what certainty.
 #
 # The loop is always the same: **predict, change one thing, report, decide, write it down.** Nobody can tell you which
-# speed-ups hold: that depends on your processor. So `labs.check` judges by what is measured here. It names the mistake,
-# never the answer, and you can try as often as you like.
+# speed-ups hold, because that depends on your processor. `labs.check` therefore judges your answers by what is measured
+# on this machine. It tells you what is wrong without giving the answer away, and you can try as often as you like.
 
 # %%
 # %load_ext perfnb
@@ -52,11 +52,11 @@ os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"
 #
 # You have joined the meter office of a small waterworks. Customers write the reading of their water meter on a card, a
 # scanner cuts the card into small images, and a model, the *Reader*, recognises the characters. Every night, a script
-# looks for a better Reader. It tries 300 shapes, that is, widths and numbers of blocks, and for each of them 50
-# trainings with other settings. A training takes 40 steps, so it sees each digit once.
+# looks for a better Reader. It tries 300 shapes, which are combinations of a width and a number of blocks, and for each
+# shape it runs 50 trainings with different settings. A training takes 40 steps, so it sees each digit once.
 #
-# Tom found five speed-ups in a textbook and switched on the four that concern training, all at once. This is the next
-# night, compared with the one before:
+# Tom found five speed-ups in a textbook and switched on all four that concern training at the same time. This is the
+# next night, compared with the previous one:
 
 # %%
 before_tom = {"steps": 6.67, "compiling": 0.0, "wrong": 0.08}  # hours, hours, share of wrong digits
@@ -65,7 +65,7 @@ LIMIT = 0.11  # three more wrong digits in a hundred
 
 
 def picture(yours=None):
-    """The hours of a night, and the share of digits that the Reader gets wrong."""
+    """Plot the hours of a night, and the share of digits that the Reader gets wrong."""
     rows = {"the script": before_tom, "with four speed-ups": all_at_once, "your choice": yours}
     _, (left, right) = plt.subplots(1, 2, figsize=(8, 2.2), width_ratios=(3, 2), sharey=True, layout="constrained")
     for row, night in enumerate(rows.values()):
@@ -86,18 +86,21 @@ def picture(yours=None):
 picture()
 
 # %% [markdown]
-# The night has become *longer*, and the Readers make more than twice as many mistakes. Which of the four is to blame?
-# With all of them switched on at once, nobody can tell. At the end of this lab, you draw the row that is still empty.
+# The night has become *longer*, and the Readers make more than twice as many mistakes. Which of the four changes is to
+# blame? Since all of them were switched on at the same time, nobody can tell. At the end of this lab, you will draw the
+# row that is still empty.
 #
-# (The figures in this picture are **planted**: they are the same on every computer. All others are measured on yours.)
+# (The figures in this picture are **planted**, which means that they are the same on every computer. All other figures
+# are measured on yours.)
 #
 # ## The script
 #
 # The script trains the Reader for single images of 8 by 8 pixels: a few blocks with a residual connection, cross
-# entropy, AdamW, batches of 32. Nothing in it is wrong. Could it be faster?
+# entropy, AdamW, and batches of 32. Nothing in the script is wrong, but could it be faster?
 #
-# It is written as a class, so that a change is *one method* that you override; the rest is inherited. Read it once:
-# which method would you override for another optimizer, and which for another precision of the forward pass?
+# The script is written as a class. To change something, you override *one method*, and the rest is inherited. Read it
+# once. Which method would you override to use a different optimizer, and which for a different precision in the forward
+# pass?
 
 
 # %%
@@ -130,14 +133,14 @@ class Script:
         self.optimizer = self.make_optimizer()
 
     def make_model(self, net):
-        """The model that predict calls: here the net itself."""
+        """Return the model that predict calls, which is the net itself here."""
         return net
 
     def make_optimizer(self):
         return torch.optim.AdamW(self.net.parameters(), lr=1e-3)
 
     def predict(self, x):
-        """The scores of the ten digits for each image."""
+        """Return the scores of the ten digits for each image."""
         return self.model(x)
 
     def step(self, batch):
@@ -161,29 +164,29 @@ batches = list(zip(images[:1280].split(32), labels[:1280].split(32), strict=True
 # %% [markdown]
 # ## 7.1 A prediction
 #
-# The textbook has five ways to make such a script faster:
+# The textbook describes five ways to make such a script faster:
 #
-# - `fused`: the optimizer updates all weights in one call, instead of with several operators for each tensor;
+# - `fused`: the optimizer updates all weights in one call instead of calling several operators for each tensor;
 # - `bf16`: the forward pass computes in 16 bits (`bfloat16`) where that is safe;
 # - `larger batches`: 256 digits per step instead of 32, for the same number of digits;
 # - `compile`: `torch.compile` turns the model into C++ and fuses successive operators into one loop;
 # - `int8`: inference with 8-bit weights.
 #
-# First look at where the script's step spends its time, then predict. Only the phases are displayed; the full profile,
-# `p`, also gives recommendations, which you should find yourself.
+# First look at where the script's step spends its time, then predict. Only the phases are displayed, because the full
+# profile, `p`, also contains recommendations, which you should find yourself.
 
 # %%
 p = perfnb.profile_step(Script().step, batches, name="the script", budget_s=4, memory=False)
 p.phases.round(3)
 
 # %% [markdown]
-# **Exercise 7.1.** For each of the five: by what factor do you expect it to be faster on this machine? 2.0 is twice as
-# fast, 1.0 no difference, 0.5 half as fast. Use the column `share`: what could `fused` gain *at most*, if the optimizer
-# took no time at all? (`int8` means 256 images at once.) Only the form is checked.
+# **Exercise 7.1.** By what factor do you expect each of the five to be faster on this machine? 2.0 means twice as fast,
+# 1.0 means no difference, and 0.5 means half as fast. Use the column `share`: what could `fused` gain *at most*, if the
+# optimizer took no time at all? (`int8` is for 256 images at once.) Only the form of your answer is checked.
 #
-# (These are shares of a *traced* step, which is slower: tracing adds a little time to each operator, however short. So
-# a phase with many short operators has a somewhat smaller share without tracing, and this is not an exact bound, as lab
-# 2 explains. For a prediction it is good enough.)
+# (These are shares of a *traced* step, which is slower because tracing adds a little time to each operator, however
+# short it is. Without tracing, a phase with many short operators therefore has a somewhat smaller share, and this is
+# not an exact bound, as lab 2 explains. It is good enough for a prediction.)
 
 # %% answer 7.1
 prediction = {"fused": ..., "bf16": ..., "larger batches": ..., "compile": ..., "int8": ...}
@@ -199,20 +202,20 @@ labs.check("7.1", prediction)
 # ## 7.2 What would be worse?
 #
 # *Before* you make anything faster, decide what must not get worse, how to measure it, and how much worse you accept.
-# Afterwards it is easy to find reasons why the loss does not matter.
+# Afterwards, it is easy to find reasons why the loss in quality does not matter.
 #
-# Ours: the fraction of held-out digits that the model gets **wrong**. (A loss, so lower is better.)
+# We will use the fraction of held-out digits that the model gets **wrong**. (This is a loss, so lower is better.)
 #
-# **Exercise 7.2.** Write `wrong(model, x, y)`: the share, 0 to 1, of the images `x` whose label `y` the model gets
-# wrong, as a Python number (`.item()` converts a tensor). The model gives ten scores per image; the digit with the
-# highest is its answer. Some models have dropout, which must be off during evaluation (`model.eval()`). Training
-# continues afterwards: restore the model's mode (`model.training` is the mode, `model.train(mode)` sets it), and
-# compute no gradients (`with torch.no_grad():`).
+# **Exercise 7.2.** Write `wrong(model, x, y)`, which returns the share (from 0 to 1) of the images `x` whose label `y`
+# the model gets wrong, as a Python number (`.item()` converts a tensor). The model returns ten scores per image, and
+# the digit with the highest score is its answer. Some models have dropout, which must be off during evaluation
+# (`model.eval()`). Because training continues afterwards, restore the model's mode (`model.training` is the mode, and
+# `model.train(mode)` sets it), and do not compute gradients (`with torch.no_grad():`).
 
 
 # %% answer 7.2
 def wrong(model, x, y):
-    """Share of images that the model gets wrong."""
+    """Return the share of images that the model gets wrong."""
     ### BEGIN SOLUTION
     mode = model.training
     model.eval()
@@ -227,9 +230,9 @@ def wrong(model, x, y):
 labs.check("7.2", wrong)
 
 # %% [markdown]
-# How precise is this fraction? 517 digits are held out, so one digit is 0.002. Chance moves it by more than that. Here
-# is the same script six times, each for three epochs' worth of steps: three times with different batches, and three
-# times with different initial weights.
+# How precise is this fraction? 517 digits are held out, so one digit is 0.002. The fraction varies by more than that
+# due to chance. Here is the same script six times, for three epochs' worth of steps each: three times with different
+# batches, and three times with different initial weights.
 
 # %%
 shares = []
@@ -246,19 +249,19 @@ if None not in shares:
     print(f"wrong: other batches {shares[:3]}, other weights {shares[3:]}; {max(shares) - min(shares):.3f} apart")
 
 # %% [markdown]
-# This is how much it varies when *nothing* has changed. Maya accepts **three more wrong digits in a hundred**: the
-# candidate may exceed the script by 0.03. Compare the two numbers: if chance alone moves the result by almost that much
-# or more, a limit of 0.03 on two differently initialised trainings would judge by luck.
+# This is how much it varies when *nothing* has changed. Maya accepts **three more wrong digits in a hundred**, so the
+# candidate's fraction may exceed the script's by 0.03. Compare the two numbers. If chance alone changes the result by
+# almost that much or more, applying a limit of 0.03 to two differently initialised trainings would be a matter of luck.
 #
-# In a report both sides therefore get the same weights and the same batches. That keeps them closer together, but not
-# identical: after a few hundred steps even different rounding leads to a different model, and that alone has made a
-# difference of 0.02. This has two consequences. *Before* and *after* can only be compared within one report, because
-# the next one trains for a different number of steps. And a difference close to the limit, on either side, proves
-# nothing: you need more held-out digits, or several trainings.
+# In a report, both sides therefore start from the same weights and get the same batches. This keeps them closer
+# together, but not identical. After a few hundred steps, even different rounding leads to a different model, and this
+# alone has made a difference of 0.02. This has two consequences. *Before* and *after* can only be compared within one
+# report, because the next one trains for a different number of steps. And a difference close to the limit, on either
+# side, proves nothing. In that case, you need more held-out digits or several trainings.
 #
 # `tried` makes a performance report of a candidate against the script. Both train in pairs, in random order, on the
-# same batches; afterwards both have seen the same number of digits, and `wrong` evaluates them. The script is the
-# report's *baseline*, also called *before*; the candidate is *after*. Each report goes into a journal together with
+# same batches. At the end, both have seen the same number of digits, and `wrong` evaluates them. The script is the
+# report's *baseline*, also called *before*, and the candidate is *after*. Each report goes into a journal together with
 # your expectation. You do not have to change anything in this cell.
 
 # %%
@@ -267,7 +270,7 @@ reports, made_of = {}, {}
 
 
 def tried(change, candidate, before=None, given=batches, nets=None, budget_s=4, expected=None, of=None):
-    """A/B test of a change, kept in `reports` and the journal; `candidate` and `before` are steps."""
+    """Run an A/B test of a change and store it in `reports` and the journal. `candidate` and `before` are steps."""
     if wrong(Reader(), *held_out) is None:
         print("Write wrong first, exercise 7.2.")
         return None
@@ -291,7 +294,7 @@ def tried(change, candidate, before=None, given=batches, nets=None, budget_s=4, 
 
 
 def tried_training(change, candidate, budget_s=4, expected=None):
-    """The same for a training against the script; a larger `budget_s` gives more pairs."""
+    """Test a training against the script in the same way. A larger `budget_s` runs more pairs."""
     before = Script()
     return tried(
         change,
@@ -307,12 +310,12 @@ def tried_training(change, candidate, budget_s=4, expected=None):
 # %% [markdown]
 # ## 7.3 The fused optimizer
 #
-# By default, torch's AdamW on a CPU loops over the tensors, with about ten operators for each. With `fused=True` one
-# call updates them all. It is the same arithmetic, so what should happen to the quality? (Look at the fraction of wrong
-# digits before and after, and remember the effect of rounding.)
+# By default, torch's AdamW on a CPU loops over the tensors and calls about ten operators for each of them. With
+# `fused=True`, one call updates all of them. The arithmetic is the same, so what should happen to the quality? (Look at
+# the fraction of wrong digits before and after, and remember the effect of rounding.)
 #
-# **Exercise 7.3.** Make a training `Fused` that differs from `Script` in this one thing: override `make_optimizer`.
-# Replace the line by your method; `class Fused(Script):` inherits everything else.
+# **Exercise 7.3.** Write a training `Fused` that differs from `Script` only in its optimizer, by overriding
+# `make_optimizer`. Replace the line with your method. `class Fused(Script):` inherits everything else.
 
 
 # %% answer 7.3
@@ -330,21 +333,22 @@ class Fused(Script):
 tried_training("fused", Fused())
 
 # %% [markdown]
-# **Look at the report**: first comes the decision with its reason, and below it the smallest difference that these
-# pairs can find: *detect a difference of 1.6 % in 9 of 10 runs* means that they would often miss one of 1 %. *step
-# time* has the change with its 95 % interval: the typical ratio of the pairs (the Hodges-Lehmann estimate, similar to a
-# median), where the two steps of a pair ran right after each other. Each pair is a dot below it. In the table, the
-# medians of *median step* are over all steps; if times vary a lot, their ratio is different, and the pairs are the
-# better evidence. *loss: added wrong share* is what you defined: by how much the fraction of wrong digits exceeds the
-# script's, with the accepted limit. The notes are about the machine. Before the pairs that count, both steps run for a
-# while as a warm-up, until they are in a **steady state**, that is, until their times no longer fall. If they never get
-# there, or if neighbouring pairs resemble each other, the interval is wider.
+# **Look at the report**: it begins with the decision and its reason, followed by the smallest difference that these
+# pairs can detect. For example, *detect a difference of 1.6 % in 9 of 10 runs* means that they would often miss a
+# difference of 1 %. *step time* shows the change with its 95 % interval. The change is the typical ratio of the pairs
+# (the Hodges-Lehmann estimate, which is similar to a median), and the two steps of a pair ran right after each other.
+# Each pair is a dot below it. In the table, the medians in *median step* are computed over all steps. If times vary a
+# lot, their ratio is different, and the pairs are the better evidence. *loss: added wrong share* is the loss that you
+# defined. It shows by how much the fraction of wrong digits exceeds the script's, together with the accepted limit. The
+# notes are about the machine. Before the pairs that count, both steps run for a while as a warm-up, until they are in a
+# **steady state**, which means that their times no longer fall. If they never reach it, or if neighbouring pairs
+# resemble each other, the interval is wider.
 #
-# Utilisation, memory and FLOPs are not there: they need a profile of both sides, and here all the time is spent on
-# pairs.
+# Utilisation, memory and FLOPs are missing, because they require a profile of both sides, and here all of the time is
+# spent on pairs.
 #
-# Changed your answer? Run its cell *and* the report's again: a report on the old code is no evidence for the new code.
-# The check runs its own trial.
+# If you change your answer, run its cell *and* the report's cell again, because a report on the old code is no evidence
+# for the new code. The check runs its own trial.
 
 # %% check 7.3 points=2
 labs.check("7.3", Fused, script=Script, batches=batches, reports=reports, made_of=made_of)
@@ -352,13 +356,14 @@ labs.check("7.3", Fused, script=Script, batches=batches, reports=reports, made_o
 # %% [markdown]
 # ## 7.4 bfloat16
 #
-# A `bfloat16` has 16 bits: the range of a `float32` with three digits of precision. Processors with native instructions
-# multiply such matrices at least twice as fast; others emulate them, which is slow. Under `torch.autocast`, matrix
-# products run in `bfloat16` while the weights stay in `float32`, so that small updates are not lost.
+# A `bfloat16` has 16 bits, with the range of a `float32` but only three digits of precision. Processors with native
+# instructions multiply such matrices at least twice as fast. Other processors emulate them, which is slow. Under
+# `torch.autocast`, matrix products run in `bfloat16`, while the weights stay in `float32` to keep small updates from
+# being lost.
 #
 # How fast could this processor be? The **ceiling** is the highest rate that perfnb measured here with large matrices,
 # for each type that the processor multiplies natively. (If `bfloat16` is missing below, it is only emulated.) No step
-# computes faster than the ceiling of its type.
+# can compute faster than the ceiling for its type.
 
 # %%
 print({dtype: f"{peak / 1e9:,.0f} GFLOP/s" for dtype, peak in p.roofline.peaks.items()})
@@ -366,16 +371,17 @@ p.roofline
 
 # %% [markdown]
 # **Look at** the distance between the step's products and the ceiling of `float32`, and then at the ceiling of
-# `bfloat16`. Raising the roof helps whoever touches it.
+# `bfloat16`. A higher ceiling only helps a step that reaches it.
 #
-# **Predict:** the layers are small, 128 by 512, and every product first converts its operands. Do these products touch
-# the roof? Will `bfloat16` be faster, and if so, by as much as the two ceilings differ?
+# **Predict:** the layers are small (128 by 512), and every product first converts its operands. Do these products reach
+# the ceiling? Will `bfloat16` be faster, and if so, by as much as the ratio of the two ceilings?
 #
-# **Exercise 7.4.** Make a training `Bf16`: only `predict` computes under `torch.autocast("cpu", dtype=torch.bfloat16)`
-# (use it in a `with` statement). Call `self.model(x)` in it, as the script does, and not `super()`, so that another
-# class can reuse the method, as 7.8 does. Return `.float()` of the scores, so that the loss is computed in `float32`;
-# cross entropy in `bfloat16` has three digits (the check accepts that). Weights, optimizer and everything else stay the
-# same, and it is not fused: one thing at a time.
+# **Exercise 7.4.** Write a training `Bf16` where only `predict` computes under `torch.autocast("cpu",
+# dtype=torch.bfloat16)` (use it in a `with` statement). Inside, call `self.model(x)`, as the script does, rather than
+# `super()`, because another class should be able to reuse the method in 7.8. Return `.float()` of the scores to compute
+# the loss in `float32`. Cross entropy in `bfloat16` has only three digits (but the check accepts it). Weights,
+# optimizer and everything else stay the same. The optimizer is not fused either, because you change one thing at a
+# time.
 
 
 # %% answer 7.4
@@ -398,26 +404,26 @@ labs.check("7.4", Bf16, script=Script, batches=batches, reports=reports, made_of
 
 # %% [markdown]
 # Compare the ratio with the two ceilings. On the processor where this was written, `bfloat16` has six times the ceiling
-# of `float32`, and the step became slower all the same: its products are so small that converting the operands costs
-# more than multiplying them. You could have seen it in the picture above. *A ceiling is no promise: look first at how
+# of `float32`, and yet the step became slower. Its products are so small that converting the operands costs more than
+# multiplying them. You could have predicted this from the picture above. *A ceiling is not a promise. First look at how
 # far below it you are.*
 #
 # `accept`, `reject` and `inconclusive` are all correct here if it is the decision of your report. The last one does not
-# mean *no gain*: it means that so few pairs on such a noisy machine cannot tell. If you want to know, give it more
-# time, as in `tried_training("bf16", Bf16(), budget_s=12)`.
+# mean *no gain*. It means that you cannot tell from so few pairs on such a noisy machine. If you want to know, give the
+# test more time, as in `tried_training("bf16", Bf16(), budget_s=12)`.
 #
-# A second report may come to a different decision, especially if the gain is small or the machine noisy. The remedy is
-# more pairs, not repeating until it says `accept`: if you ask often enough, you get every answer once. Decide on the
-# number of pairs in advance, then accept the answer.
+# A second report may come to a different decision, especially if the gain is small or the machine is noisy. The remedy
+# is to run more pairs, not to repeat the report until it says `accept`. If you ask often enough, you get every answer
+# once. Decide on the number of pairs in advance, and then accept the answer.
 #
 # ## 7.5 Larger batches
 #
-# A step on 256 digits takes *longer* than one on 32, so comparing steps is meaningless. You have to compare the same
-# **work**: the same number of digits, in steps of 32 or in one step of 256.
+# A step with 256 digits takes *longer* than a step with 32, so comparing steps is meaningless. You have to compare the
+# same **work**, which means the same number of digits, in steps of 32 or in one step of 256.
 #
-# **Exercise 7.5.** Write `learn(training, samples, size)`: learn from all of `samples`, a pair of images `x` and labels
-# `y`, in batches of `size`, with `training.step((x, y))` for each. Each sample is used once, in order; the last batch
-# may be smaller. `x.split(size)` cuts a tensor into pieces.
+# **Exercise 7.5.** Write `learn(training, samples, size)`, which learns from all of `samples`, a pair of images `x` and
+# labels `y`, in batches of `size`. Call `training.step((x, y))` for each batch. Use each sample once, in the given
+# order. The last batch may be smaller. `x.split(size)` cuts a tensor into pieces.
 
 
 # %% answer 7.5
@@ -431,12 +437,12 @@ def learn(training, samples, size):
 
 
 # %% [markdown]
-# **Predict** two things: how many times as fast 256 digits are at once compared with eight steps; and which of the two
-# models will be better after the same number of digits. One has made eight times as many updates. (In the report a
-# *step* is 256 digits on both sides.)
+# **Predict** two things: how many times as fast one step with 256 digits is compared with eight steps, and which of the
+# two models will be better after the same number of digits. One of them has made eight times as many updates. (In the
+# report, a *step* means 256 digits on both sides.)
 #
-# Time is measured in pairs, as before. For quality, two more trainings, `few`, see the 1280 digits *once*: by then the
-# script has made 40 updates, and the other five.
+# Time is measured in pairs, as before. To judge the quality, two more trainings, `few`, see the 1280 digits *once*. By
+# then, the script has made 40 updates, and the other training has made five.
 
 # %%
 portions = list(zip(images[:1280].split(256), labels[:1280].split(256), strict=True))
@@ -458,8 +464,8 @@ tried(
 labs.check("7.5", learn, reports=reports, made_of=made_of)
 
 # %% [markdown]
-# **Look at** both, the time and the loss. Throughput is not progress: what counts is the time until the model is good
-# enough. But is the loss permanent? Here two such trainings continue.
+# **Look at** both the time and the loss. Throughput is not progress, because what counts is the time until the model is
+# good enough. But is the loss in quality permanent? Here, two such trainings continue.
 
 # %%
 if wrong(Reader(), *held_out) is None:
@@ -479,23 +485,25 @@ else:
     plt.show()
 
 # %% [markdown]
-# **Look at** the left end and at the right end. Early on, the larger batch is worse after the same digits; later, when
-# both have converged, the difference is within chance (7.2). So *is it as good?* depends on when you ask, and "the same
-# number of digits" is a choice that belongs in the journal. The fairest measure is the time to reach a given accuracy;
-# you have everything that you need for that. A larger batch usually needs a larger learning rate, and that is *another
-# factor*: a separate training with its own report. Try it when you have time.
+# **Look at** the left end and at the right end. Early on, the larger batch is worse after the same number of digits.
+# Later, when both have converged, the difference is within chance (7.2). The answer to *is it as good?* therefore
+# depends on when you ask, and "the same number of digits" is a choice that you should record in the journal. The
+# fairest measure is the time to reach a given accuracy, and you have everything that you need to measure it. A larger
+# batch usually needs a larger learning rate, which is *another factor* and requires a separate training with its own
+# report. Try it when you have time.
 #
 # ## 7.6 Compiling, and when it pays off
 #
-# `torch.compile(net)` returns a model that is compiled on its first call: C++ is generated and a compiler runs, for
-# half a minute or so. So there are two questions: is the step faster, and after how many steps has this paid for the
-# compilation?
+# `torch.compile(net)` returns a model that is compiled on its first call. torch generates C++ code and runs a compiler,
+# which takes half a minute or so. There are two questions: is the step faster, and after how many steps has compiling
+# paid off?
 #
-# **Exercise 7.6.** Two things. Make a training `Compiled`: `make_model` returns `torch.compile(net)`. And write
-# `pays_after(first_s, before_ms, ratio, verdict)`: the number of steps after which the compilation has paid for itself.
-# `first_s` are the **seconds** of the first step, which compiles; `before_ms` the **milliseconds** of a step of the
-# script; `ratio` and `verdict` are those of the report: a compiled step takes `ratio` times as long as the script's.
-# Return `math.inf` if no gain was shown, that is, if the verdict is not `"faster"`.
+# **Exercise 7.6.** This exercise has two parts. First, write a training `Compiled` whose `make_model` returns
+# `torch.compile(net)`. Second, write `pays_after(first_s, before_ms, ratio, verdict)`, which returns the number of
+# steps after which compiling has paid off. `first_s` is the time of the first step, which compiles, in **seconds**.
+# `before_ms` is the time of one of the script's steps in **milliseconds**. `ratio` and `verdict` come from the report:
+# a compiled step takes `ratio` times as long as the script's. Return `math.inf` if no gain was shown, which means that
+# the verdict is not `"faster"`.
 
 
 # %% answer 7.6
@@ -510,7 +518,7 @@ class Compiled(Script):
 
 
 def pays_after(first_s, before_ms, ratio, verdict):
-    """Number of steps after which compiling has paid off; math.inf if never."""
+    """Return the number of steps after which compiling has paid off, or math.inf if it never does."""
     ### BEGIN SOLUTION
     if verdict != "faster":
         return math.inf
@@ -520,8 +528,8 @@ def pays_after(first_s, before_ms, ratio, verdict):
 
 # %% [markdown]
 # The next cell runs the first step of `Compiled`, which may take a minute on a busy machine. If you run it again, it
-# keeps the time of the step that compiled. Without a C++ compiler the step fails with one sentence, and the exercise
-# only asks for `pays_after`.
+# keeps the time of the step that compiled. Without a C++ compiler, the step fails with a one-sentence error, and the
+# exercise only asks for `pays_after`.
 
 # %%
 compiled = Compiled()
@@ -557,19 +565,19 @@ evidence = {"script": Script, "batches": batches, "reports": reports, "made_of":
 labs.check("7.6", pays_after, training=Compiled, first=first, **evidence)
 
 # %% [markdown]
-# If it pays off, after how many epochs, with 40 steps each? And in the script, which compiles each of its 300 shapes
-# anew and takes 2,000 steps with it? Compiling is worthwhile for chains of operators that do little work per number,
-# and for long trainings.
+# If compiling pays off, after how many epochs of 40 steps does it do so? And does it pay off in the script, which
+# compiles each of its 300 shapes anew and takes 2,000 steps with each of them? Compiling is worthwhile for chains of
+# operators that do little work per number, and for long trainings.
 #
 # ## 7.7 int8 for inference
 #
-# At inference time, *dynamic quantisation* stores the weights of linear layers as 8-bit integers with a scale; the
-# inputs of each layer are converted on the fly. That is a quarter of the bytes, and some processors multiply such
+# At inference time, *dynamic quantisation* stores the weights of linear layers as 8-bit integers with a scale. The
+# inputs of each layer are converted on the fly. This needs a quarter of the bytes, and some processors multiply such
 # numbers several times as fast.
 #
-# torch's own function for it is `torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)`. It works
-# on CPUs and is *deprecated*: its successor is the separate package `torchao`, which you may use if you have it. The
-# next cell silences the two deprecation warnings, and trains a Reader to quantise.
+# torch's own function for this is `torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)`. It
+# works on CPUs but is *deprecated*. Its successor is the separate package `torchao`, which you may use if you have it.
+# The next cell silences the two deprecation warnings, and trains a Reader to quantise.
 
 # %%
 warnings.filterwarnings("ignore", message="torch.ao.quantization is deprecated")
@@ -584,16 +592,16 @@ if wrong(trained.net, *held_out) is not None:
     print(f"share of wrong digits: {wrong(trained.net, *held_out):.3f}")
 
 # %% [markdown]
-# Your prediction in 7.1 was for 256 images at once, and so is the report.
+# Your prediction in 7.1 was for 256 images at once, and the report also tests 256 images at once.
 #
-# **Exercise 7.7.** Write `quantised(net)`: it returns a model with int8 weights and leaves `net` unchanged. (Import
+# **Exercise 7.7.** Write `quantised(net)`, which returns a model with int8 weights and leaves `net` unchanged. (Import
 # what you need inside the function.) Then run the report: the baseline is the trained model, and quality is judged as
 # before.
 
 
 # %% answer 7.7
 def quantised(net):
-    """The model for inference, with weights in int8."""
+    """Return the model for inference, with its weights in int8."""
     ### BEGIN SOLUTION
     from torch.ao.quantization import quantize_dynamic
 
@@ -603,7 +611,7 @@ def quantised(net):
 
 # %%
 def answering(model):
-    """A step that only runs inference."""
+    """Return a step that only runs inference."""
 
     def answer(x):
         with torch.inference_mode():
@@ -628,30 +636,31 @@ labs.check("7.7", quantised, net=trained.net, x=held_out[0], reports=reports, ma
 
 # %% [markdown]
 # This decision is for 256 images at once. With a single image, converting it may cost more than the product gains. If
-# you have time, give `tried` the images one by one. *Does it help?* has no answer until you name the input.
+# you have time, give `tried` the images one by one. You cannot answer *does it help?* until you name the input.
 #
 # ## 7.8 Everything that helped
 #
 # Now combine the changes that your reports accepted. Do speed-ups multiply? If one takes 20 % off the optimizer and
 # another 20 % off the forward pass, what is left of the step?
 #
-# **Exercise 7.8.** Make a training `Best` with whichever of `fused` and `bf16` was accepted, and nothing else: see
-# `reports["fused"].decision`. In the class, the line `make_optimizer = Fused.make_optimizer` reuses that method; a
-# class can also inherit from two, `class Best(One, Other):`. Leave out a change that was rejected or inconclusive. If
-# both were, `Best` is the script: write `pass`. Larger batches and compilation are left out here in any case.
+# **Exercise 7.8.** Write a training `Best` with whichever of `fused` and `bf16` was accepted, and nothing else (see
+# `reports["fused"].decision`). In the class, the line `make_optimizer = Fused.make_optimizer` reuses that method. A
+# class can also inherit from two others, as in `class Best(One, Other):`. Leave out a change that was rejected or
+# inconclusive. If this applies to both, `Best` is the script, so write `pass`. Larger batches and compilation are left
+# out here in any case.
 #
 # Then bind three names. `product`: the product of the speed-ups in it, each `1 / ratio` with the ratio of its report,
-# `reports["fused"].ratio` (1.0 if there are none); that is what you expect. `best`: the report that
-# `tried_training("best", Best(), expected=product)` makes. `speedup`: `1 / ratio` of that report.
+# `reports["fused"].ratio` (1.0 if there are none). This is the speed-up that you expect. `best`: the report that
+# `tried_training("best", Best(), expected=product)` returns. `speedup`: `1 / ratio` from that report.
 #
-# Your reports decide, and those of another run may decide differently. So if you make a report again, or restart the
-# notebook and run all of it, check this answer again. (Or make it automatic: a class body may contain an `if`.) If a
-# decision is close, give its report more pairs *before* you use it (`budget_s`).
+# Your reports decide, and the reports of another run may come to different decisions. If you make a report again, or
+# restart the notebook and run all of it, you should therefore check this answer again. (Or make it automatic, because a
+# class body may contain an `if`.) If a decision is close, give its report more pairs *before* you use it (`budget_s`).
 
 
 # %% answer 7.8
 class Best(Script):
-    """The script, with all changes that the reports accepted."""
+    """The script with all changes that the reports accepted."""
 
     ### BEGIN SOLUTION
     if reports["fused"].decision == "accept":
@@ -679,15 +688,16 @@ evidence = {"script": Script, "batches": batches, "reports": reports, "made_of":
 labs.check("7.8", answer, training=Best, **evidence)
 
 # %% [markdown]
-# Compare `product` and `speedup`. If `Best` has both changes, they may differ for a reason: the time that one of them
-# has saved cannot be saved again by the other. If it has one change, they are two reports of the same thing, and differ
-# only by noise and by other programs. If it has none, `speedup` is that of the script against itself.
+# Compare `product` and `speedup`. If `Best` has both changes, they may differ because the time that one change has
+# saved cannot be saved again by the other. If it has one change, there are two reports on the same thing, which only
+# differ because of noise and other programs. If it has no change, `speedup` compares the script with itself.
 #
 # ## Which of them helped?
 #
-# Your journal has all of it: your expectation, the measurement, and the decision. A change that you tried several times
-# has several lines: the last is for your current code. The others stay, because the number of attempts is part of the
-# evidence. A change that was faster but rejected was worse in quality than allowed: its report has the figure.
+# Your journal contains all of it: your expectation, the measurement, and the decision. A change that you tried several
+# times has several lines, and the last one is for your current code. The other lines stay, because the number of
+# attempts is part of the evidence. A change that was faster but rejected was worse in quality than allowed. The figure
+# is in its report.
 
 # %%
 history = journal.history
@@ -695,8 +705,8 @@ history = history.assign(speedup=1 / history["candidate_ratio"]).set_index("numb
 history[["change", "hypothesis", "speedup", "decision"]].round(2)
 
 # %% [markdown]
-# And here are your expectations next to the measurements, with their 95 % intervals. **Look at** the distances: where
-# were you off the most?
+# Here are your expectations next to the measurements, with their 95 % intervals. **Look at** the distances. Which of
+# your expectations was the furthest off?
 
 # %%
 if not isinstance(prediction, dict):
@@ -726,10 +736,10 @@ else:
 #
 # ## The night again
 #
-# Tom has tried the four changes one by one on the office computer. These figures are planted, like those of the first
-# picture: the ratio of the step times, the share of wrong digits that a change adds within 40 steps, and the seconds
-# before the first step. The cell keeps a change if it passes three rules: the step is faster, the loss is within the
-# accepted limit, and by **your** `pays_after` it pays off within the 2,000 steps of a shape.
+# Tom has tried the four changes one by one on the office computer. The figures are planted, like those in the first
+# picture. They are the ratio of the step times, the share of wrong digits that a change adds within 40 steps, and the
+# seconds before the first step. The cell keeps a change if it passes three rules: the step is faster, the loss is
+# within the accepted limit, and the change pays off within a shape's 2,000 steps according to **your** `pays_after`.
 
 # %%
 one_by_one = {
@@ -761,20 +771,20 @@ else:
     )
 
 # %% [markdown]
-# One change of four is left. It makes the night shorter by more than an hour, and the Readers are as good as before.
+# One of the four changes is left. It makes the night more than an hour shorter, and the Readers are as good as before.
 # Compiling made each step faster and yet the night longer, because no shape was in use for long enough to pay for it.
-# Larger batches would have saved the most time, at the price of quality. Once they are tried one by one, each of the
-# four has a clear answer.
+# Larger batches would have saved the most time, at the expense of quality. When you try the four changes one by one,
+# you get a clear answer for each of them.
 #
 # ## Takeaways
 #
-# - **Quality first**: what would be worse, by how much, and how precisely do you know it?
+# - **Quality first**: decide what would be worse, by how much, and how precisely you know it.
 # - **One factor at a time.** Two changes in one report are no evidence for either.
-# - The same **work** on both sides: count samples, not steps.
+# - Compare the same **work** on both sides: count samples, not steps.
 # - *Inconclusive* does not mean *no gain*, and a gain within the noise is no gain.
-# - A one-off cost (compiling) is paid back over a number of **steps**; a change that depends on the input needs one
-#   report per input.
-# - Accepted changes do not necessarily multiply: measure the combination.
+# - A one-off cost such as compiling is paid back over a number of **steps**. A change that depends on the input needs
+#   one report per input.
+# - The gains of accepted changes do not necessarily multiply, so measure the combination.
 #
 # `labs.export("lab_07.json")` writes your answers and their measurements to a file for your teacher. Next: [lab 8,
 # *Reading someone else's trace*](08_someone_elses_trace.ipynb)

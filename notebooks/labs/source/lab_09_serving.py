@@ -1,21 +1,21 @@
 # %% [markdown]
 # # Lab 9 · Serving
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 100 to 130 minutes; the cells themselves
-# take one to two minutes. You should know what a forward pass is, and have met attention once: queries, keys, values,
-# heads and masks. It helps to have done [lab 1](01_measuring_honestly.ipynb).
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 100 to 130 minutes, of which the cells
+# themselves take one to two minutes. You should know what a forward pass is, and you should have seen attention before,
+# with its queries, keys, values, heads and masks. It helps to have done [lab 1](01_measuring_honestly.ipynb).
 #
 # **Afterwards you can**
 #
-# - predict from the load of a server how long requests wait, and find the load that it cannot bear;
+# - predict from a server's load how long requests wait, and find the load that it cannot handle;
 # - recognise a load test that lies, and write one that does not;
 # - answer token by token with a key-value cache, the model's memory of its earlier results, and compute its size;
-# - choose batches that keep a bound on latency;
+# - choose batches that stay within a bound on latency;
 # - compute the gain of speculative decoding, and check an exported model before you trust it.
 #
-# **Predict** before you measure, on paper or in your head. `labs.check` tests your answers. It names the mistake, never
-# the answer, and you can try as often as you like. Nothing that it judges depends on how fast or how busy your computer
-# is.
+# **Predict** before you measure, on paper or in your head. `labs.check` tests your answers. It tells you what is wrong
+# without giving the answer away, and you can try as often as you like. Nothing that it judges depends on how fast or
+# how busy your computer is.
 
 # %%
 import importlib
@@ -46,10 +46,10 @@ folder = tempfile.TemporaryDirectory()  # vanishes with the kernel
 # model, the *Reader*, turns them into characters. Maya trained it, and Tom runs it on a server.
 #
 # Before it went live, Tom measured it: a card takes 0.1 s, so the server answers **ten cards per second**. The office
-# promises an answer within half a second. On Monday at nine o'clock the cards came in. There was no minute with more
-# than ten cards per second. This is the log of the first ten minutes. Each row is a card: when it arrived (in seconds
-# after nine o'clock), how many characters the Reader wrote, how long the server worked on it, and when it was answered.
-# In the picture below, each dot is a card.
+# promises an answer within half a second. On Monday at nine o'clock, the cards came in. In no minute were there more
+# than ten cards per second. This is the log of the first ten minutes. For each card, there is a row with its arrival
+# time (in seconds after nine o'clock), the number of characters that the Reader wrote, the time that the server worked
+# on it, and the time at which it was answered. In the picture below, each dot is a card.
 
 # %%
 log = monday()
@@ -61,7 +61,7 @@ MOST_S = 4  # the height of the lower half; slower cards are drawn at its upper 
 
 
 def picture(log, title, benchmark, most_per_s):
-    """How many cards arrived in each minute, and how long each card took until its answer."""
+    """Plot how many cards arrived in each minute, and how long each card took until its answer."""
     latency = log["answered_s"] - log["arrived_s"]
     late = latency > BOUND_S
     _, (top, bottom) = plt.subplots(2, 1, figsize=(8, 4.2), height_ratios=(1, 2), sharex=True, layout="constrained")
@@ -93,26 +93,26 @@ def picture(log, title, benchmark, most_per_s):
 picture(log, "Monday", benchmark=10, most_per_s=13)
 
 # %% [markdown]
-# The benchmark was right, no minute exceeded it, and still most customers of the fourth and fifth minute waited too
-# long. What went wrong? And what would you change: the server, the model, or the promise?
+# The benchmark was right, and no minute exceeded it. Nevertheless, most customers in the fourth and fifth minute waited
+# too long. What went wrong? And what would you change: the server, the model, or the promise?
 #
-# (The times in this log are **planted**: perfnb makes them up, the same on every computer. The queue is real
-# arithmetic, and later in the lab you measure a real Reader.)
+# (The times in this log are **planted**, which means that perfnb makes them up and that they are the same on every
+# computer. The queue is computed from them, and later in the lab you will measure a real Reader.)
 #
 # ## 9.1 A prediction
 #
-# Let us fix some words. A card's **service time** is how long the server works on it. Its **wait** is the time before
-# that, while the server is busy with others. Its **latency** is both together, from arrival to answer. The
-# **utilization** is the share of time when the server is busy. The **capacity** is the most cards per second that the
-# server can answer, when it is never idle: one divided by the mean service time.
+# Let us define some terms. A card's **service time** is how long the server works on it. Its **wait** is the time
+# before that, while the server is busy with other cards. Its **latency** is both together, from arrival to answer. The
+# **utilization** is the share of time during which the server is busy. The **capacity** is the highest number of cards
+# per second that the server can answer if it is never idle, which is one divided by the mean service time.
 #
 # Suppose that cards arrive at random, and that all of them need the same service time.
 #
 # **Exercise 9.1.** How many service times does a card wait on average when the server is busy `half` of the time? And
-# when it is busy `nine_tenths` of the time? Then: to write 16 characters, the Reader runs 16 times over all images of
-# the card, although only one image is new each time. If it kept the results for the other images, how many times as
-# fast would an answer be (`cached`)? A guess is enough: 9.5 explains how the Reader keeps results, and 9.6 measures the
-# gain. Only the form is checked.
+# when it is busy `nine_tenths` of the time? The third question is about the model. To write 16 characters, the Reader
+# runs 16 times over all images on the card, although only one image is new each time. If it kept the results for the
+# other images, how many times as fast would an answer be (`cached`)? A guess is enough, because 9.5 explains how the
+# Reader keeps results, and 9.6 measures the gain. Only the form is checked.
 
 # %% answer 9.1
 prediction = {"half": ..., "nine_tenths": ..., "cached": ...}
@@ -132,10 +132,11 @@ labs.check("9.1", prediction)
 # > mean number inside = arrivals per second × mean time inside
 #
 # It holds for every queue, whatever the arrivals, the order, or the number of servers. It also holds for a part of the
-# office. Apply it to the server alone: the mean number of cards *on the server*, between 0 and 1, is the utilization.
+# office. If you apply it to the server alone, the mean number of cards *on the server*, which is between 0 and 1, is
+# the utilization.
 #
-# **Exercise 9.2.** From `log`, for all ten minutes (600 s): the `utilization` of the server, as a number from 0 to 1,
-# and the mean number of cards `inside`, from arrival to answer.
+# **Exercise 9.2.** Use `log` to compute two numbers for all ten minutes (600 s): the `utilization` of the server, as a
+# number from 0 to 1, and the mean number of cards `inside`, from arrival to answer.
 
 # %% answer 9.2
 utilization = ...
@@ -150,25 +151,25 @@ inside = per_s * (log["answered_s"] - log["arrived_s"]).mean()
 labs.check("9.2", {"utilization": utilization, "inside": inside})
 
 # %% [markdown]
-# So over the ten minutes the server had time to spare: it was idle for a third of them. It could not save that time for
-# the fourth minute.
+# The server therefore had time to spare: it was idle for a third of the ten minutes. However, it could not save that
+# time for the fourth minute.
 #
 # ## 9.3 A queue in five lines
 #
-# You can compute what *would* happen at any load, without any load. All you need are the moments when cards arrive and
-# their service times. The server takes one card after the other, in the order of arrival. It starts a card when it is
-# free **and** the card is there.
+# You can compute what *would* happen at any load, without any load. All you need are the cards' arrival times and
+# service times. The server takes one card after the other, in the order of arrival. It starts a card when it is free
+# **and** the card is there.
 #
 # Try it on paper. Cards arrive at 0, 1, 2 and 10 s, and take 3, 1, 1 and 2 s. When is each of them answered? How long
-# did its customer wait for the answer?
+# did the customer wait for the answer?
 #
-# **Exercise 9.3.** Write `latencies(arrivals, services)`, which returns a list with the latency of each card: seconds
-# from its arrival until its answer. Go through the cards in order, and remember when the server becomes free.
+# **Exercise 9.3.** Write `latencies(arrivals, services)`, which returns a list with the latency of each card, in
+# seconds from its arrival until its answer. Go through the cards in order, and remember when the server becomes free.
 
 
 # %% answer 9.3
 def latencies(arrivals, services):
-    """Seconds from arrival to answer of each card, one server, in the order of arrival."""
+    """Return the seconds from arrival to answer of each card, for one server and in the order of arrival."""
     ### BEGIN SOLUTION
     free, found = 0.0, []
     for arrived, service in zip(arrivals, services, strict=True):
@@ -182,9 +183,9 @@ def latencies(arrivals, services):
 labs.check("9.3", latencies)
 
 # %% [markdown]
-# Your function explains Monday: with the arrivals and the service times of the log, it gives the latencies of the log.
-# Now use it for what nobody has seen yet. The cell below draws 40,000 cards for each of several loads: random arrivals
-# ("Poisson arrivals": each moment is as likely as any other), service times as in the log.
+# Your function explains Monday: from the arrivals and the service times in the log, it computes the latencies in the
+# log. Now use it for loads that nobody has seen yet. The cell below draws 40,000 cards for each of several loads, with
+# random arrivals ("Poisson arrivals", where each moment is as likely as any other) and service times as in the log.
 #
 # **p50** is the median: half of the cards are answered sooner. **p99** is the time within which 99 of 100 cards are
 # answered. Promises are made about p99, because complaints come from the slowest cards, not from the typical ones.
@@ -225,28 +226,29 @@ else:
 # 0.8 to 0.9, by more than 1 s. This bend is called the **knee**. It has no exact place, because p99 grows from the
 # start. It is the region where a few more cards begin to make all the others wait much longer.
 #
-# If all service times were equal, the mean wait at a utilization of `u` would be `u / (2 * (1 - u))` service times: 0.5
-# at half load, and 4.5, nine times as much, at nine tenths. The formula follows from Little's law:
+# If all service times were equal, the mean wait at a utilization of `u` would be `u / (2 * (1 - u))` service times.
+# This is 0.5 at half load, and nine times as much, 4.5, at nine tenths. The formula follows from Little's law:
 #
-# - With a probability of `u`, a card that arrives finds the server busy, and the card that is being read needs half a
-#   service time more on average. That is a wait of `u / 2`.
-# - It also waits for the cards that wait already. By Little's law, these are `arrivals per second × wait` cards, and
-#   each of them takes one service time. Since `arrivals per second × service time` is `u`, that is `u × wait`.
-# - So `wait = u / 2 + u × wait`. Solve this for the wait.
+# - With a probability of `u`, an arriving card finds the server busy, and the card that is being read needs another
+#   half of a service time on average. That is a wait of `u / 2`.
+# - It also waits for the cards that are already waiting. According to Little's law, these are `arrivals per second ×
+#   wait` cards, and each of them takes one service time. Since `arrivals per second × service time` is `u`, that is `u
+#   × wait`.
+# - Therefore, `wait = u / 2 + u × wait`. Solve this for the wait.
 #
-# If service times differ, waits are longer, because a long card delays all cards behind it. That is why the cell
-# printed a little more than 0.5 and 4.5. Compare this with your prediction.
+# If service times differ, waits are longer, because a long card delays all cards behind it. This is why the cell
+# printed a little more than 0.5 and 4.5. Compare these numbers with your prediction.
 #
-# So "ten cards per second" was the wrong number to promise. At ten per second, `u` is 1, and the wait has no limit. The
-# red curve crosses half a second at a utilization of about 0.5. A card takes 0.1 s, so that is 0.5 / 0.1 s = **five**
-# cards per second, half of the capacity.
+# "Ten cards per second" was therefore the wrong number to promise. At ten cards per second, `u` is 1, and the wait has
+# no limit. The red curve crosses half a second at a utilization of about 0.5. A card takes 0.1 s, so that is 0.5 / 0.1
+# s = **five** cards per second, half of the capacity.
 #
 # ## 9.4 An honest load test
 #
 # Tom is not convinced: he *did* test it. His load test sent 1,000 cards and timed each of them. He even let the server
-# stall for 20 s in the middle, as it does when the disk is busy, and p99 was still 0.1 s. This is his test, on a server
-# with a simulated clock: `service.serve()` takes as long as the next planted service time, and `service.now()` reads
-# the clock.
+# stall for 20 s in the middle of the test, as happens when the disk is busy, and p99 was still 0.1 s. This is his test,
+# on a server with a simulated clock: `service.serve()` takes as long as the next planted service time, and
+# `service.now()` reads the clock.
 
 
 # %%
@@ -269,19 +271,20 @@ print(f"Tom: p50 {np.median(toms):.2f} s, p99 {np.quantile(toms, 0.99):.2f} s, l
 # %% [markdown]
 # One card of 1,000 was slow, so p99 looks perfect. But customers do not stop writing cards while the server stalls. At
 # five per second, 100 more cards were due in those 20 s. Tom's loop could not send them, because it was waiting for an
-# answer itself. It sent each of them later, and started the clock only then. **Predict:** which p99 did the customers
-# see?
+# answer itself. It sent each of them later, and did not start the clock until then. **Predict:** which p99 did the
+# customers see?
 #
 # This error has a name: **coordinated omission**. The test leaves out exactly the bad moments, because it is
 # coordinated with the server. Many load generators do that.
 #
 # **Exercise 9.4.** Write `load_test(service, due)`, which returns a list with the latency of each card, in seconds,
-# **as its customer sees it**. `due` has the moments when the cards arrive. The loop is fine; the clock is not.
+# **as its customer sees it**. `due` contains the times at which the cards arrive. The loop is fine, but the clock is
+# not.
 
 
 # %% answer 9.4
 def load_test(service, due):
-    """Latencies as customers see them, in seconds."""
+    """Return the latencies as customers see them, in seconds."""
     ### BEGIN SOLUTION
     found = []
     for moment in due:
@@ -314,31 +317,33 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# Customers saw a p99 of 19 s, not of 0.1 s: compare that with your prediction. Tom's test has a single slow card, the
-# circle at 20 s. In fact, that one stall delays a fifth of all cards. The triangle is 40 s long: the stall lasts for 20
-# s, and then the server needs 20 s more to work off the cards that came in the meantime. `perfnb.latency` counts from
-# when a request was due, as your test does.
+# Customers saw a p99 of 19 s rather than 0.1 s. Compare this with your prediction. Tom's test has a single slow card,
+# the circle at 20 s. In fact, that one stall delays a fifth of all cards. The triangle is 40 s long, because the stall
+# lasts for 20 s, and the server then needs another 20 s to work through the cards that came in the meantime. Like your
+# test, `perfnb.latency` measures latency from the time at which a request was due.
 #
 # ## 9.5 Prefill, decode, and a cache
 #
 # Now to the model. The Reader below is small and complete: a linear layer for the images (`stem`), three blocks with
-# attention and an MLP, and ten scores for each position (`head`). It reads all 128 images of a card and gives the
-# scores of the first character. Then it needs to know the characters that it has written so far. Therefore there is one
-# *printed image* of each character: the mean of all its handwritten images. The printed image of the first character
-# becomes the 129th image, the Reader gives the scores of the next character, and so on. Language models write their
-# answers in the same way, one *token* (a word or a part of one) at a time; here, a token is a character.
+# attention and an MLP, and ten scores for each position (`head`). It reads all 128 images on a card and returns the
+# scores for the first character. For the next character, it needs to know the characters that it has written so far.
+# For this purpose, there is one *printed image* of each character, which is the mean of all its handwritten images. The
+# printed image of the first character becomes the 129th image, the Reader returns the scores for the next character,
+# and so on. Language models write their answers in the same way, one *token* (a word or a part of a word) at a time.
+# Here, a token is a character.
 #
-# (Its weights are random, because training would take too long here. So it reads nonsense. The time, the bytes and the
-# number of passes are those of a trained model.)
+# (Its weights are random, because training would take too long here, so its answers are nonsense. The time, the bytes
+# and the number of passes are the same as for a trained model.)
 #
 # In attention, each position compares its **query** with the **keys** of all positions up to its own, and takes the
 # mean of their **values**, weighted by how well they match. `qkv` computes all three in one linear layer. They are then
-# split into `heads`: groups of `width / heads` numbers, for each of which attention runs separately. `visible` is the
-# mask that hides later positions.
+# split into `heads`, which are groups of `width / heads` numbers, and attention runs separately for each head.
+# `visible` is the mask that hides later positions.
 #
-# Keys and values of a position never change, because no position sees a later one. So you can pass the Reader those
-# that it has already computed, as `cache`, and then it computes only the new images. It returns the scores and the
-# cache, which now includes the new images. Read `Attention.forward`: where does the cache grow?
+# The keys and values of a position never change, because no position sees a later one. You can therefore pass the
+# Reader the keys and values that it has already computed, as `cache`, and it then computes only the new images. It
+# returns the scores and the cache, which now includes the new images. Read `Attention.forward`: where does the cache
+# grow?
 
 
 # %%
@@ -371,7 +376,7 @@ class Block(nn.Module):
 
 
 class Reader(nn.Module):
-    """Scores of ten characters for each image, and the cache."""
+    """Return the scores of ten characters for each image, and the cache."""
 
     def __init__(self, printed, width=128, heads=4, blocks=3):
         super().__init__()
@@ -400,7 +405,7 @@ cards = list(images[: 14 * 128].reshape(14, 1, 128, 64))  # 14 cards of 128 imag
 
 @torch.inference_mode()
 def answer_slow(reader, card, count):
-    """The characters of a card, as Maya wrote it: each pass computes everything."""
+    """Yield the characters of a card as in Maya's code, where each pass computes everything."""
     seen = card
     for _ in range(count):
         scores, _ = reader(seen)
@@ -414,17 +419,17 @@ print(list(answer_slow(reader, cards[0], 16)))
 # %% [markdown]
 # (The cache grows in the line with `torch.cat`: the new keys and values are appended to those of the earlier passes.)
 #
-# The pass over the whole card is called **prefill**, each later one **decode**. The cache is what makes decode cheap,
-# and it costs memory. How much? Each block keeps, for each position of each card, one key and one value; each of them
-# has `width` numbers, all heads together, in float32.
+# The pass over the whole card is called **prefill**, and each later pass is called **decode**. The cache makes decode
+# cheap, but it costs memory. How much? For each position of each card, each block keeps one key and one value. Each of
+# them has `width` numbers for all heads together, in float32.
 #
-# **Exercise 9.5.** Write `cache_bytes(blocks, width, length, cards)`: the size of the cache in bytes when `length`
-# positions of `cards` cards are in it.
+# **Exercise 9.5.** Write `cache_bytes(blocks, width, length, cards)`, which returns the size of the cache in bytes when
+# it contains `length` positions of `cards` cards.
 
 
 # %% answer 9.5
 def cache_bytes(blocks, width, length, cards):
-    """Bytes of the keys and values of so many positions."""
+    """Return the bytes of the keys and values for this number of positions."""
     ### BEGIN SOLUTION
     return 2 * blocks * width * length * cards * 4
     ### END SOLUTION
@@ -434,9 +439,9 @@ def cache_bytes(blocks, width, length, cards):
 labs.check("9.5", cache_bytes)
 
 # %% [markdown]
-# Is that true? The next cell lets the Reader read one card and adds up the bytes of the tensors in its cache. Then it
-# uses your function for the same card, and for a large model: 32 blocks of width 4,096 that serve 16 requests of 8,192
-# tokens each. The weights of that model take about 26 GB in float32.
+# Is your result right? The next cell lets the Reader read one card and adds up the bytes of the tensors in its cache.
+# Then it uses your function for the same card, and for a large model: 32 blocks of width 4,096 that serve 16 requests
+# of 8,192 tokens each. The weights of that model take about 26 GB in float32.
 
 # %%
 with torch.inference_mode():
@@ -447,15 +452,16 @@ if (computed := cache_bytes(3, 128, 128, 1)) is not None:
     print(f"computed: {computed:,} bytes; for the large model {cache_bytes(32, 4096, 8192, 16) / 1e9:.0f} GB")
 
 # %% [markdown]
-# That is five times as much as its weights. In serving, the cache decides how many requests fit, not the model.
+# This is five times as much as its weights. When serving, the cache rather than the model determines how many requests
+# fit.
 #
 # ## 9.6 One character at a time
 #
-# **Exercise 9.6.** Write `answer(reader, card, count)`, which yields the same characters as `answer_slow`, but no pass
-# computes an image again. The first pass gets the whole card. Each later one gets the printed image of the character
-# just written, and the cache that the pass before returned: `reader(new, cache)`. The Reader takes images as a tensor
-# of the shape (cards, images, pixels), so a single one has the shape (1, 1, 64). Yield each character as soon as you
-# have it, because somebody is waiting for it. The check counts the passes, and what each of them computes.
+# **Exercise 9.6.** Write `answer(reader, card, count)`, which yields the same characters as `answer_slow`, but never
+# computes an image twice. The first pass gets the whole card. Each later pass gets the printed image of the character
+# that was just written, and the cache that the previous pass returned: `reader(new, cache)`. The Reader takes images as
+# a tensor with the shape (cards, images, pixels), so a single image has the shape (1, 1, 64). Yield each character as
+# soon as you have it, because somebody is waiting for it. The check counts the passes, and what each of them computes.
 
 
 # %% answer 9.6
@@ -477,10 +483,10 @@ labs.check("9.6", answer, reader=reader)
 
 # %% [markdown]
 # Now measure both on your computer. `perfnb.latency` calls the function with one card after the other. For the quick
-# version, it also sends cards at random, at a rate of five per second. With `tokens=True` it notes when each character
-# comes:
+# version, it also sends cards at random, at a rate of five per second. With `tokens=True`, it records when each
+# character arrives:
 #
-# - **time to first token** (TTFT): how long somebody waits for the first character;
+# - **time to first token** (TTFT): how long a customer waits for the first character;
 # - **time between tokens**: how long each further character takes.
 #
 # **Predict:** the cache makes an answer several times as fast. By what factor does it shorten the time to the *first*
@@ -513,10 +519,10 @@ if answer(reader, cards[0], 1) is not None:
     print("with a cache:   ", line)
 
 # %% [markdown]
-# The whole answer is several times as fast: compare that with your prediction. But the cache does not shorten the time
-# to the *first* token, because both versions run the same prefill. If your two figures for it differ, in whichever
-# direction, that is noise: another program needed the processor during one of the two measurements. Run the cell again,
-# and the difference will be another one, while the gain of the later tokens stays.
+# The whole answer is several times as fast. Compare this with your prediction. However, the cache does not shorten the
+# time to the *first* token, because both versions run the same prefill. If your two figures for it differ in either
+# direction, the difference is noise, because another program needed the processor during one of the two measurements.
+# If you run the cell again, the difference will change, but the gain for the later tokens will stay.
 #
 # Here is the report of the version with a cache:
 
@@ -525,8 +531,8 @@ report
 
 # %% [markdown]
 # **Look at** the long bar in the middle of the report, which belongs to *The request of median latency in the run at a
-# rate, until its last token*: its caption is below it. The bar is divided into waiting, prefill and decode. Below that,
-# there is a point for each of its tokens. Some words in the report:
+# rate, until its last token*. Its caption is below it. The bar is divided into waiting, prefill and decode. Below the
+# bar, there is a point for each of the request's tokens. These are some of the terms in the report:
 #
 # | the report has | it means |
 # |---|---|
@@ -537,17 +543,18 @@ report
 # | 28.0 ms [26.7, 28.6] | the measured value, and the interval that contains the true one with a confidence of 95 % |
 # | n/a | the value was not measured: a p99, for example, takes 299 requests |
 #
-# The table *Latency by rate* has p99 at any load, where the report has enough requests for it: that is your red curve
-# for this model on this computer. If your computer was busy, a note in the report explains it, and the verdict is
-# *undecided*. That does not matter in this lab.
+# The table *Latency by rate* shows p99 at any load with enough requests in the report. This is your red curve for this
+# model on this computer. If your computer was busy, a note in the report explains it, and the verdict is *undecided*.
+# That does not matter in this lab.
 #
-# If somebody complains about the first token, a cache is not the cure. A shorter prompt is. (Under load the cache does
-# help: a card also waits for the answers before it, and these are shorter now.)
+# If somebody complains about the first token, a cache is not the cure. A shorter prompt is. (Under load, the cache does
+# help, because a card also waits for the answers before it, which take less time now.)
 #
 # ## 9.7 Batches within a bound
 #
-# A server that reads several cards in one pass may serve more of them. **Predict** for batches of 1 to 16 cards: how
-# does the time *per card* change for a prefill? And for a decode pass, where each card adds one image?
+# A server that reads several cards in one pass may be able to serve more cards. **Predict** for batches of 1 to 16
+# cards: how does the time *per card* change for a prefill? And how does it change for a decode pass, where each card
+# adds one image?
 
 # %%
 sizes = (1, 2, 4, 8, 16)
@@ -557,7 +564,7 @@ clock = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-4
 
 @torch.inference_mode()
 def quickest_ms(passes, rounds=15):
-    """The shortest time of each pass of the Reader. They take turns, so that no disturbance hits only one of them."""
+    """Return the shortest time of each pass of the Reader. Passes take turns, so disturbances affect all of them."""
     times = {name: [] for name in passes}
     for _ in range(rounds):
         for name, given in passes.items():
@@ -591,25 +598,25 @@ plt.show()
 # (If the picture contradicts the next lines, your computer was busy: run the cell again.)
 #
 # The time per card falls a lot for a decode pass, and little or not at all for a prefill. A prefill already has 128
-# images to multiply with each weight. It is **compute-bound**: twice the cards take about twice as long, so the time
-# per card stays about the same. (It can fall a little at first, and rise where the cards no longer fit into the
-# processor's caches.) A decode pass has one image per card. Starting its operators and fetching its weights takes most
-# of its time, and both are shared by all cards of a batch. That is why servers of language models batch their decode
-# passes.
+# images to multiply with each weight. It is **compute-bound**, which means that twice as many cards take about twice as
+# long, so the time per card stays about the same. (It can fall a little at first, and rise when the cards no longer fit
+# into the processor's caches.) A decode pass has one image per card. Starting its operators and fetching its weights
+# takes most of its time, and both are shared by all cards of a batch. This is why servers for language models batch
+# their decode passes.
 #
-# Batches have a price. A **dynamic batcher** takes what is waiting whenever the server is free. At full load, the
+# Batches have a price. A **dynamic batcher** takes the waiting cards whenever the server is free. At full load, the
 # server always has a full batch. A card that arrives just *after* a batch has started waits for all of that batch, and
-# then for its own. So in the worst case its latency is **two** times the time of a batch.
+# then for its own. In the worst case, its latency is therefore **two** times the time of a batch.
 #
 # **Exercise 9.7.** Write `highest_rate(batch_ms, bound_ms)`. `batch_ms` is a dictionary with the time of a batch for
 # each size, such as `{1: 10.0, 2: 11.0, 4: 14.0}`. A size is allowed if even its worst latency at full load is at most
-# `bound_ms`. Return the highest rate, in cards per second, that an allowed size serves. If no size is allowed, return
-# 0.
+# `bound_ms`. Return the highest rate, in cards per second, that you can serve with an allowed size. If no size is
+# allowed, return 0.
 
 
 # %% answer 9.7
 def highest_rate(batch_ms, bound_ms):
-    """Cards per second at full load, with the best batch size within the bound."""
+    """Return the cards per second at full load, with the best batch size within the bound."""
     ### BEGIN SOLUTION
     return max((1000 * size / ms for size, ms in batch_ms.items() if 2 * ms <= bound_ms), default=0)
     ### END SOLUTION
@@ -620,7 +627,7 @@ labs.check("9.7", highest_rate)
 
 # %% [markdown]
 # Real arrivals are not that regular. `perfnb.latency` with `batch=` measures batches of your model and simulates the
-# batcher at any rate; its report names the best size within a bound.
+# batcher at any rate. Its report names the best size within a bound.
 #
 # ## 9.8 Guesses
 #
@@ -634,23 +641,24 @@ ms = quickest_ms({1: (cards[0][:, :1], cache), 8: (cards[0][:, :8], cache)})
 print(f"one pass over eight images {ms[8]:.2f} ms, eight passes over one image {8 * ms[1]:.2f} ms")
 
 # %% [markdown]
-# It is the same effect: the operators are started and the weights fetched once for all eight images. **Speculative
-# decoding** uses that. A small, quick model, the *draft*, guesses the next characters. The large one checks all of them
-# in *one* pass, because it gives the scores after each of them at the same time. It keeps the guesses up to the first
-# wrong one. There it knows the right character itself, so every pass gives at least one. If all guesses are right, it
-# adds one more. The answer is exactly the one that the large model would have written alone.
+# It is the same effect: the operators are started and the weights are fetched only once for all eight images.
+# **Speculative decoding** makes use of this. A small, quick model, the *draft*, guesses the next characters. The large
+# model checks all of them in *one* pass, because it returns the scores after each of them at the same time. It keeps
+# the guesses up to the first wrong one. At that point, its own scores provide the right character, so every pass yields
+# at least one character. If all guesses are right, it adds one more. The answer is exactly the same as the large model
+# would have written alone.
 #
-# Suppose that each guess is right with the same probability, the *acceptance*. With four guesses: a pass gives at least
-# one character for sure, at least two with a probability of `acceptance`, at least three only if the first two guesses
-# are right, and so on.
+# Suppose that each guess is right with the same probability, the *acceptance*. With four guesses, a pass always yields
+# at least one character. It yields at least two with a probability of `acceptance`, at least three only if the first
+# two guesses are right, and so on.
 #
-# **Exercise 9.8.** Write `expected_tokens(acceptance, guesses)`: how many characters does one pass of the large model
-# give on average? (It is tested with an acceptance of 0 and of 1, too.)
+# **Exercise 9.8.** Write `expected_tokens(acceptance, guesses)`, which returns the mean number of characters that one
+# pass of the large model yields. (It is also tested with an acceptance of 0 and of 1.)
 
 
 # %% answer 9.8
 def expected_tokens(acceptance, guesses):
-    """Mean number of characters per pass of the large model."""
+    """Return the mean number of characters per pass of the large model."""
     ### BEGIN SOLUTION
     return sum(acceptance**right for right in range(guesses + 1))
     ### END SOLUTION
@@ -660,7 +668,7 @@ def expected_tokens(acceptance, guesses):
 labs.check("9.8", expected_tokens)
 
 # %% [markdown]
-# Does the formula hold? The cell lets the Reader check the guesses of a **toy draft**: it knows the answer, and spoils
+# Is the formula right? The cell lets the Reader check the guesses of a **toy draft**, which knows the answer and spoils
 # each character with a fixed probability. We count the passes of the Reader. Read `speculative`: which line keeps the
 # guesses up to the first wrong one?
 
@@ -668,7 +676,7 @@ labs.check("9.8", expected_tokens)
 # %%
 @torch.inference_mode()
 def speculative(reader, draft, card, count, guesses):
-    """The characters of a card, and how many passes of the Reader they took."""
+    """Return the characters of a card, and the number of Reader passes that they took."""
     written, passes = [], 0
     while len(written) < count:
         guessed = draft(len(written), guesses)
@@ -716,30 +724,31 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# (The Reader keeps the guesses in `written += own[: right + 1]`. `own` has what it would write itself, and `right`
-# counts the guesses that agree with it, so the slice ends with the Reader's own character after the last right guess.)
+# (The Reader keeps the guesses in `written += own[: right + 1]`. `own` contains the characters that it would write
+# itself, and `right` counts the guesses that agree with them, so the slice ends with the Reader's own character after
+# the last right guess.)
 #
-# The lines are your formula, the marks are counted; chance moves them a little. **Look at** the lowest line: with an
-# acceptance of 0.5, eight guesses give hardly more than four, and no number of guesses gives more than two characters
-# per pass on average. The draft's time is not in this picture. If a guess takes a fifth of a pass, eight guesses take
-# 1.6 passes, and with an acceptance of 0.5 the whole becomes slower than no guesses at all: 2.0 characters in 2.6
-# passes.
+# The lines are your formula, and the marks are counts, which vary a little by chance. **Look at** the lowest line. With
+# an acceptance of 0.5, eight guesses yield hardly more than four guesses do, and no number of guesses yields more than
+# two characters per pass on average. The draft's time is not in this picture. If a guess takes a fifth of a pass, eight
+# guesses take 1.6 passes, and with an acceptance of 0.5, this is slower than not guessing at all: 2.0 characters take
+# 2.6 passes.
 #
 # ## 9.9 The same answers
 #
 # Two faster ways to run the Reader are on offer: 16-bit numbers (`bfloat16`), and an export to **ONNX**, a file format
-# for models that other engines run, such as ONNX Runtime. Neither gives exactly the same numbers. Before you measure
-# how fast something is, find out whether it is still the same.
+# for models that other engines run, such as ONNX Runtime. Neither of them returns exactly the same numbers. Before you
+# measure how fast something is, find out whether its results are still the same.
 #
-# **Exercise 9.9.** Write `largest_difference(model, other, inputs)`. Both are functions of one input that return a
-# tensor. Over all `inputs`, find the largest distance between two corresponding numbers, and divide it by the largest
-# absolute output of `model`, over all inputs. The result is 0 if nothing differs. If one of the outputs is NaN ("not a
-# number"), the result must be NaN or infinite, so that the fault is noticed.
+# **Exercise 9.9.** Write `largest_difference(model, other, inputs)`. Both models are functions that take one input and
+# return a tensor. Find the largest distance between two corresponding numbers over all `inputs`, and divide it by the
+# largest absolute output of `model` over all inputs. The result is 0 if nothing differs. If one of the outputs is NaN
+# ("not a number"), the result must be NaN or infinite, because the fault must not go unnoticed.
 
 
 # %% answer 9.9
 def largest_difference(model, other, inputs):
-    """The largest distance of two outputs, relative to the largest output."""
+    """Return the largest distance between two outputs, relative to the largest output."""
     ### BEGIN SOLUTION
     before = torch.stack([model(x) for x in inputs])
     after = torch.stack([other(x) for x in inputs])
@@ -751,14 +760,14 @@ def largest_difference(model, other, inputs):
 labs.check("9.9", largest_difference)
 
 # %% [markdown]
-# Exporting takes a few seconds, and needs the packages onnx, onnxscript and onnxruntime. Where one of them is missing,
-# the cell skips it and tells you. **Predict:** does the exported Reader differ more from the original than the one in
-# `bfloat16`, or less?
+# Exporting takes a few seconds and requires the packages onnx, onnxscript and onnxruntime. If one of them is missing,
+# the cell skips the export and tells you. **Predict:** does the exported Reader differ more or less from the original
+# than the Reader in `bfloat16`?
 
 
 # %%
 class Scores(nn.Module):
-    """The Reader's scores for a whole card, without its cache."""
+    """Return the Reader's scores for a whole card, without its cache."""
 
     def __init__(self, reader):
         super().__init__()
@@ -795,12 +804,13 @@ with torch.inference_mode():
 
 # %% [markdown]
 # ONNX Runtime differs by rounding in the seventh digit, and no character changes. `bfloat16` has three digits, and some
-# characters change: those whose two best scores were almost equal. Whether that is acceptable is a question for Maya
-# and for the cards that she kept out of the training (*held-out* cards), not for a stopwatch.
-# `perfnb.compare_inference` measures such backends side by side. It accepts none in lower precision before you have
-# defined what is good enough.
+# characters change, namely those whose two best scores were almost equal. You cannot decide with a stopwatch whether
+# this is acceptable. Ask Maya, and use the cards that she kept out of the training (*held-out* cards).
+# `perfnb.compare_inference` measures such backends side by side. It does not accept a backend with lower precision
+# before you have defined what is good enough.
 #
-# An exported model takes inputs of the shape that it was exported with. Give it a card of 96 images, and it refuses:
+# An exported model takes inputs of the shape that it was exported with. If you pass it a card with 96 images, it raises
+# an error:
 
 # %%
 if "ONNX Runtime" in others:
@@ -814,18 +824,18 @@ else:
 # %% [markdown]
 # ## Monday again
 #
-# Tom puts your `answer` on the server. The first pass over a card still takes 6.25 ms, as before, but each later one
-# now takes 0.9 ms. Here is the same Monday, with the same cards and the same axes.
+# Tom puts your `answer` on the server. The first pass over a card still takes 6.25 ms, as before, but each later pass
+# now takes only 0.9 ms. Here is the same Monday, with the same cards and the same axes.
 
 
 # %%
 def with_cache_s(characters):
-    """Seconds for one card of so many characters."""
+    """Return the seconds that one card with this number of characters takes."""
     return 0.00625 + 0.0009 * (characters - 1)
 
 
 def answered(log, services):
-    """The same cards with other service times, by your queue."""
+    """Return the log of the same cards with other service times, computed with your queue."""
     times = latencies(log["arrived_s"].tolist(), list(services))
     return None if times is None else log.assign(answered_s=log["arrived_s"] + times)
 
@@ -838,16 +848,16 @@ else:
 
 # %% [markdown]
 # The promise is kept with room to spare, on the same server. In the fifth minute, the worst one, the server was busy
-# for 0.98 of the time. Now it is busy for 0.19 of it: far left of the knee.
+# for 0.98 of the time. Now it is busy for 0.19 of the time, which is far to the left of the knee.
 #
-# In spring the neighbouring towns join, with six times as many cards. Is the cache enough? And what does a batcher add
-# that takes up to eight waiting cards whenever the server is free? For eight cards, the prefill takes eight times as
-# long as for one, and a decode pass three times.
+# In spring, the neighbouring towns will join, with six times as many cards. Will the cache be enough? And what will you
+# gain from a batcher that takes up to eight waiting cards whenever the server is free? For eight cards, the prefill
+# takes eight times as long as for one, and a decode pass takes three times as long.
 
 
 # %%
 def batched(log, most):
-    """The same cards, answered in batches of up to `most`."""
+    """Return the log of the same cards, answered in batches of up to `most`."""
     arrived, characters = log["arrived_s"].to_numpy(), log["characters"].to_numpy()
     answered_s, free, first = np.zeros(len(log)), 0.0, 0
     while first < len(log):
@@ -868,17 +878,18 @@ full = batched(spring.assign(arrived_s=0.0), 8)  # all cards at once, so every b
 picture(batched(spring, 8), "Batches of up to 8", benchmark=len(full) / full["answered_s"].max(), most_per_s=90)
 
 # %% [markdown]
-# One at a time, the office falls 21 s behind, because for three minutes more cards arrive than it can answer. In
-# batches, the slowest card takes 0.3 s. A card that waits becomes part of the next batch, so the server is most
-# efficient exactly when it is busiest.
+# If it answers one card at a time, the office falls 21 s behind, because more cards arrive than it can answer for three
+# minutes. With batches, the slowest card takes 0.3 s. A card that waits becomes part of the next batch, so the server
+# is most efficient exactly when it is busiest.
 #
 # ## Takeaways
 #
-# - A mean service time promises nothing. What counts is p99 at the rate of your worst minute, and it has a knee.
-# - A load test that waits for its answers hides the tail. Count from when a request was due.
-# - Prefill decides the time to the first token, decode the time per token. A cache makes decode passes shorter. Batches
-#   let each pass serve more cards, as long as two of them take no longer than the bound.
-# - A faster model is one whose answers were compared first.
+# - You cannot promise anything based on a mean service time. What counts is p99 at the rate of your worst minute, and
+#   its curve has a knee.
+# - A load test that waits for its answers hides the tail. Measure from the time at which a request was due.
+# - Prefill determines the time to the first token, and decode determines the time per token. A cache makes decode
+#   passes shorter. Batches let each pass serve more cards, as long as two of them take no longer than the bound.
+# - Compare the answers of a model before you call it faster.
 #
 # `labs.export("lab_09.json")` writes your answers and their measurements to a file for your teacher.
 

@@ -1,21 +1,22 @@
 # %% [markdown]
 # # Lab 10 · More than one process
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 70 to 90 minutes; the cells themselves take
-# one to two minutes, because they start nine processes. You should know what a gradient, a training step and a median
-# are. It helps to have done [lab 1](01_measuring_honestly.ipynb).
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 70 to 90 minutes, of which the cells
+# themselves take one to two minutes, because they start nine processes. You should know what a gradient, a training
+# step and a median are. It helps to have done [lab 1](01_measuring_honestly.ipynb).
 #
 # **Afterwards you can**
 #
-# - start a job of several processes from a notebook, and state how well it scales, with an interval;
+# - start a job with several processes from a notebook, and state how well it scales, with an interval;
 # - compute how many bytes each process sends per step, in how many transfers, and in what order;
 # - accumulate gradients and send them once, without changing the result;
-# - tell communication that costs time from communication that is hidden, and find the process that the others wait for;
-# - state what perfect overlap of communication and computation could save, and what it could not.
+# - distinguish communication that costs time from communication that is hidden, and find the process that the others
+#   wait for;
+# - state what a perfect overlap of communication and computation could save, and what it could not.
 #
-# **Predict** before you measure, on paper or in your head. `labs.check` tests your answers. It names the mistake, never
-# the answer, and you can try as often as you like. Nothing that it judges depends on how fast or how busy your computer
-# is.
+# **Predict** before you measure, on paper or in your head. `labs.check` tests your answers. It tells you what is wrong
+# without giving the answer away, and you can try as often as you like. Nothing that it judges depends on how fast or
+# how busy your computer is.
 
 # %%
 import tempfile
@@ -43,9 +44,9 @@ folder = tempfile.TemporaryDirectory()  # vanishes with the notebook's process
 # model, the *Reader*, turns them into characters. Maya's script trains the Reader every night, and it is not done by
 # the morning.
 #
-# A step of the script learns from 24 cards. They do not fit into memory at once, so the script takes four **parts** of
-# six cards. It runs the forward and the backward pass for each part, lets the gradients add up, and then updates the
-# weights once. This is called **gradient accumulation**.
+# Each step of the script learns from 24 cards. They do not fit into memory at the same time, so the script divides them
+# into four **parts** of six cards. It runs the forward and the backward pass for each part, lets the gradients add up,
+# and then updates the weights once. This is called **gradient accumulation**.
 #
 # The office computer has two cores, and the script uses one. So Tom starts it twice, with PyTorch's
 # `DistributedDataParallel` (**DDP**). Each of the two processes, the **ranks** of the job, has a copy of the Reader and
@@ -61,7 +62,7 @@ BYTES = 2_417_704  # of all gradients of the Reader
 
 
 def picture(two, title):
-    """One step on one process, and on two ranks."""
+    """Plot one step on one process and on two ranks."""
     alone = planted_step(cards=[6])
     lanes = {"one process": alone, "rank 0": two[two["rank"] == 0], "rank 1": two[two["rank"] == 1]}
     _, ax = plt.subplots(figsize=(9, 2.6), layout="constrained")
@@ -88,28 +89,28 @@ def picture(two, title):
 picture(planted_step(cards=[2, 4], buckets=[BYTES]), "Tom's two processes")
 
 # %% [markdown]
-# Two cores are busy, and the night is hardly shorter. Yet each rank only does what Tom's script asks for. **Look at**
-# the picture: rank 0 has little to compute, and then it waits. After each part, both ranks send their gradients. The
-# short blue block at the end is the update of the weights. Which of these pieces are necessary, and which could be
-# avoided?
+# Two cores are busy, but the night is hardly shorter, although each rank only does what Tom's script tells it to do.
+# **Look at** the picture. Rank 0 has little to compute, and then it waits. After each part, both ranks send their
+# gradients. The short blue block at the end is the update of the weights. Which of these pieces are necessary, and
+# which could be avoided?
 #
-# (The times in this picture are **planted**: perfnb makes them up, the same on every computer. Later in the lab you
-# start real processes.)
+# (The times in this picture are **planted**, which means that perfnb makes them up and that they are the same on every
+# computer. Later in the lab, you will start real processes.)
 #
 # ## 10.1 A prediction
 #
-# Let us fix some words. The **speed-up** of a job is how many times as much work per second it does as one process. The
-# **efficiency** is the speed-up divided by the number of ranks: 1 is perfect. An exchange between all ranks is a
-# **collective**. The one that DDP uses is an **all-reduce**: every rank contributes its gradients, and every rank gets
-# their sum (DDP then divides it by the number of ranks).
+# Let us define some terms. A job's **speed-up** is the work that it does per second divided by the work that one
+# process does per second. The **efficiency** is the speed-up divided by the number of ranks, and an efficiency of 1 is
+# perfect. An exchange between all ranks is a **collective**. The one that DDP uses is an **all-reduce**: every rank
+# contributes its gradients, and every rank gets their sum (DDP then divides it by the number of ranks).
 #
-# **Exercise 10.1.** Three predictions. Only their form is checked.
+# **Exercise 10.1.** Make three predictions. Only their form is checked.
 #
 # - `speedup`: you start a training step without accumulation on one rank, and then on two ranks that share the same
 #   batch. How many times as fast will the second job be on your computer?
 # - `transfers`: in Tom's job, a step has four parts, and the Reader has 40 tensors of parameters. How many times per
 #   step does a rank send gradients?
-# - `overlap`: eight GPUs train a larger Reader. Suppose that they did all their sending while they compute. What
+# - `overlap`: eight GPUs train a larger Reader. Suppose that all of their sending took place while they compute. What
 #   fraction of the step would that save, from 0 to 1?
 
 # %% answer 10.1
@@ -132,10 +133,10 @@ labs.check("10.1", prediction)
 #   step become? Ideally, not at all.
 #
 # A step time is measured several times, and its median is reported. Another series of steps would give another median.
-# So perfnb adds an interval that contains the true median with a confidence of 95 %: 80 ms [76, 84], for example. An
-# efficiency is computed from two such times, so it has an interval as well. Its low end is the efficiency in the worst
-# case for both times, and its high end the one in the best case for both. (That is cautious. Both at their worst at
-# once is unlikely.)
+# This is why perfnb adds an interval that contains the true median with a confidence of 95 %, for example 80 ms [76,
+# 84]. An efficiency is computed from two such times, so it has an interval as well. Its low end is the efficiency in
+# the worst case for both times, and its high end is the efficiency in the best case for both. (This is a cautious
+# interval, because it is unlikely that both times are at their worst.)
 #
 # **Exercise 10.2.** Write `efficiency(one, several, ranks, mode)`. `one` and `several` are the step of one rank and
 # that of a job with `ranks` ranks, each as three numbers: median, low end and high end, in ms. `mode` is `"strong"` or
@@ -144,7 +145,7 @@ labs.check("10.1", prediction)
 
 # %% answer 10.2
 def efficiency(one, several, ranks, mode):
-    """Efficiency of a job, and the low and high end of its interval."""
+    """Return the efficiency of a job, and the low and high end of its interval."""
     ### BEGIN SOLUTION
     divisor = ranks if mode == "strong" else 1
     (median, low, high), (of_several, shortest, longest) = one, several
@@ -156,11 +157,11 @@ def efficiency(one, several, ranks, mode):
 labs.check("10.2", efficiency)
 
 # %% [markdown]
-# Now on your computer. This is the Reader: a linear layer for the images (`stem`), three blocks with attention and an
-# MLP, and ten scores for each image (`head`). The function `one_batch` is what each rank runs once: it makes the model,
-# the optimizer and the batches, and returns the step. perfnb starts new Python processes, sends them the function with
-# everything that it needs, and has all ranks run their steps at the same time. They exchange data through **gloo**, the
-# library that PyTorch has for collectives between CPUs.
+# Now try this on your computer. This is the Reader: a linear layer for the images (`stem`), three blocks with attention
+# and an MLP, and ten scores for each image (`head`). The function `one_batch` is what each rank runs once: it makes the
+# model, the optimizer and the batches, and returns the step. perfnb starts new Python processes, sends them the
+# function with everything that it needs, and has all ranks run their steps at the same time. They exchange data through
+# **gloo**, which is PyTorch's library for collectives between CPUs.
 
 
 # %%
@@ -188,7 +189,7 @@ class Block(nn.Module):
 
 
 class Reader(nn.Module):
-    """Scores of ten characters for each image."""
+    """Return the scores of ten characters for each image."""
 
     def __init__(self, width=128, heads=4, blocks=3):
         super().__init__()
@@ -209,7 +210,7 @@ targets = torch.tensor(digits.target[: 14 * 128]).reshape(14, 128)
 
 
 def cards(count, first=0):
-    """The images of so many cards, and what they show."""
+    """Return the images on this number of cards, and the characters that they show."""
     chosen = torch.arange(first, first + count) % 14
     return images[chosen], targets[chosen]
 
@@ -219,7 +220,7 @@ def loss_of(model, images, targets):
 
 
 def one_batch():
-    """What each rank runs once: it returns the step and its batches."""
+    """Return the step and its batches. Each rank calls this function once."""
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Reader())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -241,7 +242,7 @@ weak = perfnb.profile_ranks(one_batch, ranks=2, threads=1, **briefly)  # a whole
 
 
 def step_of(job):
-    """Median and interval of the slowest rank's step in ms."""
+    """Return the median and interval of the slowest rank's step in milliseconds."""
     slowest = max((rank.timing for rank in job), key=lambda timing: timing.median_ms)
     return (slowest.median_ms, *(slowest.ci_ms or (np.nan, np.nan)))
 
@@ -259,14 +260,14 @@ for mode, job in (("strong", strong), ("weak", weak)):
 
 # %% [markdown]
 # The speed-up in strong scaling is twice its efficiency. If the interval is wide, or the efficiency is near one half,
-# other programs probably need a core, and the second rank has none of its own. An efficiency above 1 is rarely real:
-# usually, another program disturbed the run on *one* rank. In both cases, run the last two cells again when your
+# other programs probably need a core, so the second rank does not have one to itself. An efficiency above 1 is rarely
+# real: usually, another program disturbed the run on *one* rank. In both cases, run the last two cells again when your
 # computer is idle. (An interval of `nan` means that your computer was too slow for enough steps within the budget.)
 #
 # `perfnb.rank_scaling` does all of this in one call. It also runs the competitor that is easily forgotten: *one*
 # process whose operators use both cores. That process sends nothing, and on one computer without a GPU it is often as
-# fast as two ranks. Two ranks pay off where one process cannot use more: on a second GPU, or on a second computer. The
-# study takes half a minute more. Set `STUDY` to `True` if you want to see it.
+# fast as two ranks. Two ranks pay off where a single process cannot use the additional hardware, such as a second GPU
+# or a second computer. The study takes another half a minute. Set `STUDY` to `True` if you want to see it.
 
 # %%
 STUDY = False
@@ -278,20 +279,20 @@ perfnb.rank_scaling(one_batch, ranks=(1, 2), mode="strong", rounds=1, steps=12, 
 # What does a rank send? An all-reduce is usually done in a **ring**. Each rank cuts its gradients into as many equal
 # pieces as there are ranks. Two rounds follow:
 #
-# 1. Each rank passes a piece to its neighbour, who adds its own and passes the result on. After `ranks - 1` such
-#    passes, each rank has *one* piece with the sum of all.
-# 2. The finished pieces go around in the same way, `ranks - 1` passes again, until everybody has all of them.
+# 1. Each rank passes a piece to its neighbour, which adds its own piece and passes the result on. After `ranks - 1`
+#    such passes, each rank has *one* piece with the sum over all ranks.
+# 2. The finished pieces go around in the same way, again in `ranks - 1` passes, until every rank has all of them.
 #
-# On paper: draw three ranks and three pieces, and count how many pieces rank 0 sends in each round.
+# Draw three ranks and three pieces on paper, and count how many pieces rank 0 sends in each round.
 #
-# **Exercise 10.3.** Write `sent_bytes(parameters, ranks, times)`: the bytes that *one* rank sends per step. The model
-# has `parameters` parameters, each with a gradient in float32. All of these gradients are exchanged several times in a
-# step, and `times` is how often.
+# **Exercise 10.3.** Write `sent_bytes(parameters, ranks, times)`, which returns the bytes that *one* rank sends per
+# step. The model has `parameters` parameters, each with a gradient in float32. `times` is the number of times that all
+# of these gradients are exchanged in a step.
 
 
 # %% answer 10.3
 def sent_bytes(parameters, ranks, times):
-    """Bytes that one rank sends per step."""
+    """Return the bytes that one rank sends per step."""
     ### BEGIN SOLUTION
     pieces = 2 * (ranks - 1)
     return times * pieces * 4 * parameters / ranks
@@ -308,7 +309,7 @@ labs.check("10.3", sent_bytes)
 
 # %%
 def toms_job():
-    """What each rank of Tom's job runs."""
+    """Return the step and batches for each rank of Tom's job."""
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Reader(), bucket_cap_mb=25)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -324,7 +325,7 @@ def toms_job():
 
 
 def transfers(job):
-    """Bytes of each all-reduce of a step on rank 0, ordered by their start."""
+    """Return the bytes of each all-reduce in a step on rank 0, ordered by start."""
     of_rank = job.collectives[job.collectives["rank"] == 0].dropna(subset="bytes").sort_values("bucket")
     return [int(size) for size in of_rank["bytes"]]
 
@@ -338,17 +339,17 @@ for ranks in (2, 8, 64):
         print(f"With {ranks:2} ranks, each of them sends {size / 1e6:.1f} MB per step.")
 
 # %% [markdown]
-# Not 160 transfers, not 40, but four: one per part, and each has all gradients. (perfnb lists the bytes of the
-# *gradients*. With two ranks, a rank sends exactly as many, because 2 × (2 - 1) / 2 is 1.) From 2 ranks to 64, the
-# bytes of each rank do not even double. That is why the ring is popular: the time of a large transfer depends little on
-# the number of ranks. What grows is the number of passes, and each has a **latency**: the time that even an empty
-# transfer takes.
+# There are neither 160 transfers nor 40, but only four: one per part, each with all gradients. (perfnb lists the bytes
+# of the *gradients*. With two ranks, a rank sends exactly as many, because 2 × (2 - 1) / 2 is 1.) Between 2 and 64
+# ranks, the bytes that each rank sends do not even double. This is why the ring is popular: the time of a large
+# transfer hardly depends on the number of ranks. What grows is the number of passes, and each pass has a **latency**,
+# which is the time that even an empty transfer takes.
 #
 # ## 10.4 Buckets
 #
-# DDP does not send each gradient alone, because of the latency. It collects them in **buckets** and sends a bucket when
-# it is full. It need not wait for the end of the backward pass: while the first bucket is on its way, the backward pass
-# computes the gradients of the next.
+# Because of the latency, DDP does not send each gradient separately. It collects them in **buckets** and sends a bucket
+# when it is full. It does not have to wait for the end of the backward pass: while the first bucket is on its way, the
+# backward pass computes the gradients of the next.
 #
 # The rules are short:
 #
@@ -357,17 +358,17 @@ for ranks in (2, 8, 64):
 #   the next gradient starts a new one.
 # - What is left at the end of the backward pass is sent, too.
 #
-# On paper: gradients of 4, 3, 2, 6 and 1 bytes, in the order of the model, and a bucket is full at 5 bytes. Which
-# buckets are sent, and which comes first?
+# Try it on paper with gradients of 4, 3, 2, 6 and 1 bytes, in the order of the model, and buckets that are full at 5
+# bytes. Which buckets are sent, and which one comes first?
 #
-# **Exercise 10.4.** Write `buckets(sizes, full)`. `sizes` has the bytes of each gradient, in the order of the model,
-# and a bucket is full as soon as it has at least `full` bytes. Return a list with the bytes of each bucket, the first
-# one sent first.
+# **Exercise 10.4.** Write `buckets(sizes, full)`. `sizes` contains the size of each gradient in bytes, in the order of
+# the model, and a bucket is full as soon as it has at least `full` bytes. Return a list with the size of each bucket in
+# bytes, in the order of sending.
 
 
 # %% answer 10.4
 def buckets(sizes, full):
-    """Bytes of the buckets, the first one sent first."""
+    """Return the sizes of the buckets in bytes, in the order of sending."""
     ### BEGIN SOLUTION
     sent, held = [], 0
     for size in reversed(sizes):
@@ -383,9 +384,10 @@ def buckets(sizes, full):
 labs.check("10.4", buckets)
 
 # %% [markdown]
-# Tom's buckets are full at 25 MB (DDP counts in MiB: 25 × 2²⁰ bytes), and the whole Reader has 2.4 MB of gradients. So
-# his only bucket is never full, and it is sent when the backward pass is over: nothing can hide it. **Predict:** how
-# many buckets are there with `bucket_cap_mb=0.5`, and how large is the last one, which nothing can hide?
+# Tom's buckets are full at 25 MB (DDP counts in MiB: 25 × 2²⁰ bytes), and the whole Reader has 2.4 MB of gradients. His
+# only bucket is therefore never full, and it is sent when the backward pass is over, so nothing can hide it.
+# **Predict:** how many buckets are there with `bucket_cap_mb=0.5`, and how large is the last one, which nothing can
+# hide?
 
 # %%
 sizes = [4 * each.numel() for each in Reader().parameters()]
@@ -397,26 +399,26 @@ for mib, sent in planned.items():
     print(f"{mib:4} MiB: number of buckets {len(sent):2}, bytes of the last one {sent[-1]:9,}")
 
 # %% [markdown]
-# Smaller buckets start earlier, but each has its latency. The rest for the end is always smaller than a full bucket.
-# How much smaller depends on where the last full bucket happens to end: with 1 MiB and with 0.5 MiB, it ends at the
-# same gradient. In this Reader, a bucket of 0.5 MiB holds about a fifth of all gradients.
+# Smaller buckets start earlier, but each of them has its latency. The last bucket is always smaller than a full one.
+# How much smaller it is depends on where the last full bucket happens to end. With 1 MiB and with 0.5 MiB, it ends at
+# the same gradient. In this Reader, a bucket of 0.5 MiB contains about a fifth of all gradients.
 #
 # ## 10.5 Once per step
 #
 # Tom's job sends all gradients four times per step, although only the sum of the four parts is used. DDP cannot know
-# that a part is not the last. You can let it know: inside `with model.no_sync():`, gradients just add up on each rank,
-# and nothing is sent.
+# that a part is not the last one, so you have to tell it. Inside `with model.no_sync():`, gradients just add up on each
+# rank, and nothing is sent.
 #
 # There is one trap. DDP prepares its transfers in the *forward* pass. A backward pass sends if the forward pass before
 # it ran outside `no_sync`, wherever the backward pass itself runs.
 #
-# **Exercise 10.5.** Write `night_step(model, optimizer, parts)`: one step of the script. `parts` is a list of pairs
-# `(images, targets)`. Run a forward and a backward pass for each part, send the gradients once, and update the weights
-# once. The result is the same as with all parts in one batch, so divide each loss by the number of parts (all of them
-# have equally many cards). Use `loss_of(model, images, targets)` for the loss.
+# **Exercise 10.5.** Write `night_step(model, optimizer, parts)`, which runs one step of the script. `parts` is a list
+# of pairs `(images, targets)`. Run a forward and a backward pass for each part, send the gradients once, and update the
+# weights once. The result is the same as with all parts in one batch, so divide each loss by the number of parts (all
+# of them have equally many cards). Use `loss_of(model, images, targets)` for the loss.
 #
-# To try it out, wrap a Reader in `CountedModel`. It behaves as DDP does, without a second process, and notes in
-# `synced` for each backward pass whether it would have sent. For example:
+# To try it out, wrap a Reader in `CountedModel`. It behaves like DDP but without a second process, and records in
+# `synced` for each backward pass whether it would have sent the gradients. For example:
 #
 # ```python
 # counted = CountedModel(Reader())
@@ -427,7 +429,7 @@ for mib, sent in planned.items():
 
 # %% answer 10.5
 def night_step(model, optimizer, parts):
-    """Forward and backward for each part, one exchange of the gradients, and one update."""
+    """Run forward and backward for each part, exchange the gradients once, and update the weights once."""
     ### BEGIN SOLUTION
     optimizer.zero_grad()
     with model.no_sync():
@@ -449,7 +451,7 @@ labs.check("10.5", night_step)
 
 # %%
 def evenly():
-    """The repaired job: the same 24 cards per step, shared evenly. (14 of them are different; then they repeat.)"""
+    """Return the repaired step with 24 evenly shared cards. (14 of them are different, and then they repeat.)"""
     rank = torch.distributed.get_rank()
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Reader(), bucket_cap_mb=0.5)
@@ -474,8 +476,8 @@ else:
     print(f"bytes per step:  {sum(transfers(tom)):,} before, {sum(transfers(repaired)):,} now")
 
 # %% [markdown]
-# A quarter of the bytes, and the buckets are the ones that you computed. Next is perfnb's report on **Tom's** job. Some
-# words in it:
+# The job sends a quarter of the bytes, in the buckets that you computed. Next is perfnb's report on **Tom's** job.
+# These are some of the terms in it:
 #
 # | the report has | it means |
 # |---|---|
@@ -491,10 +493,10 @@ tom
 
 # %% [markdown]
 # **Look at** the timeline of one step: four times forward, backward and communication. Rank 0, which has fewer cards,
-# communicates for longer than rank 1. It does not send for all that time. A collective ends when the last rank has
-# arrived, and whoever comes first waits *inside* it. The column *waiting* of the last table has this part.
+# communicates for longer than rank 1. It does not send data all of that time. A collective ends when the last rank has
+# arrived, and the ranks that arrive earlier wait *inside* it. The column *waiting* in the last table shows this part.
 #
-# And now **your** job. A lane of the timeline shows communication only where nothing is computed, so transfers that the
+# And now **your** job. A lane in the timeline only shows communication while nothing is computed, so transfers that the
 # backward pass hides are not visible there. Compare the columns *communicating* and *alone* instead. (On a busy
 # computer, a report may name a rank that just had to wait for a core. The bytes and the counts do not depend on that.)
 
@@ -504,19 +506,20 @@ repaired if repaired is not None else print("Write night_step first, exercise 10
 # %% [markdown]
 # ## 10.6 Exposed
 #
-# Of all communication, only a part costs time. While a bucket is sent *and* something is computed, the sending is
-# **hidden**. While a bucket is sent and nothing is computed, it is **exposed**, and the step gets longer.
+# Only part of the communication costs time. While a bucket is sent *and* something is computed, the sending is
+# **hidden**. While a bucket is sent and nothing is computed, the sending is **exposed**, and the step takes longer.
 #
-# On paper: a rank computes from 0 to 4 ms and from 6 to 9 ms. It sends from 3 to 5 ms and from 8 to 12 ms. How much of
-# the sending is exposed?
+# Try it on paper. A rank computes from 0 to 4 ms and from 6 to 9 ms, and it sends from 3 to 5 ms and from 8 to 12 ms.
+# How much of the sending is exposed?
 #
-# **Exercise 10.6.** Write `exposed_ms(computing, sending)`. Both are lists of pairs `(start, end)` in ms. Within each
-# list, no two of them overlap. Return for how many ms something is sent and nothing is computed.
+# **Exercise 10.6.** Write `exposed_ms(computing, sending)`. Both arguments are lists of pairs `(start, end)` in
+# milliseconds. Within each list, no two pairs overlap. Return the number of milliseconds during which something is sent
+# and nothing is computed.
 
 
 # %% answer 10.6
 def exposed_ms(computing, sending):
-    """How many ms something is sent while nothing is computed."""
+    """Return the number of milliseconds during which something is sent while nothing is computed."""
     ### BEGIN SOLUTION
     sent = sum(end - start for start, end in sending)
     hidden = sum(max(0, min(end, until) - max(start, since)) for start, end in computing for since, until in sending)
@@ -528,8 +531,8 @@ def exposed_ms(computing, sending):
 labs.check("10.6", exposed_ms)
 
 # %% [markdown]
-# Apply it to the planted step of the opening picture, with one change after the other. Each transfer has a latency of
-# 0.5 ms there. **Predict:** what will happen if the same bytes are sent in fifty buckets instead of five?
+# Apply your function to the planted step in the opening picture, making one change after the other. Each transfer in it
+# has a latency of 0.5 ms. **Predict:** what will happen if the same bytes are sent in fifty buckets instead of five?
 
 # %%
 ONCE, ALWAYS = (False, False, False, True), (True, True, True, True)
@@ -557,19 +560,20 @@ for name, (shares, sent, synced) in plans.items():
     print(f"{name:25} step {work['end_ms'].max():5.1f} ms, sending {total:4.1f} ms, exposed {exposed:4.1f} ms")
 
 # %% [markdown]
-# **Look at** the column *exposed*. Even shares remove the waiting, but no sending. `no_sync` removes three transfers of
-# four. Five buckets send for *longer* than one, and expose less than half as much. Fifty buckets expose more than one
-# did: now the latency of each transfer is what you wait for.
+# **Look at** the column *exposed*. Even shares remove the waiting but none of the sending. `no_sync` removes three of
+# four transfers. Five buckets take *longer* to send than one, but less than half as much of the sending is exposed.
+# With fifty buckets, more is exposed than with a single one, because you now wait for the latency of each transfer.
 #
 # What about your real ranks? A CPU has no separate engine for communication. gloo needs the cores to add and to copy,
-# and the backward pass needs them at the same time. So overlap hides less here than in the planted step, where the
-# network does the work, or on GPUs. `no_sync`, on the other hand, saves three transfers of four on any hardware.
+# and the backward pass needs them at the same time. Overlap therefore hides less on a CPU than in the planted step,
+# where the network does the work, or on GPUs. `no_sync`, on the other hand, saves three of four transfers on any
+# hardware.
 #
 # In the next table, the first row is the slowest rank's median over the *timed* steps. The other rows are means over
-# both ranks and the *traced* steps, which take longer. So compare numbers only within a row. If your job is not faster
-# than Tom's, look at `computation_ms`: both jobs compute for 24 cards, and if yours took longer for that, another
-# program needed one of the cores. Tom's job suffers less from this, because his rank 0 waits a lot, and then its core
-# is free.
+# both ranks and the *traced* steps, which take longer. You should therefore only compare numbers within a row. If your
+# job is not faster than Tom's, look at `computation_ms`. Both jobs process 24 cards, so if yours took longer, another
+# program needed one of the cores. Tom's job suffers less from this, because his rank 0 often waits and leaves its core
+# free.
 
 # %%
 measured = {"Tom's": tom, "yours": repaired}
@@ -585,25 +589,26 @@ pd.DataFrame(
 # %% [markdown]
 # ## 10.7 The straggler
 #
-# Tom's supplier rents out computers with eight GPUs. For an offer, they trained a larger Reader for eight steps and
-# sent a **trace** of each rank: a file with the start and the end of each operation. (These traces are **synthetic**:
-# perfnb writes them, the same on every computer, and what you are to find is planted.)
+# Tom's supplier rents out computers with eight GPUs. To make an offer, the supplier trained a larger Reader for eight
+# steps and sent a **trace** of each rank, which is a file with the start and the end of each operation. (These traces
+# are **synthetic**. perfnb writes the same files on every computer, and the problem that you should find is planted.)
 #
 # With two ranks you can see who waits for whom. With eight, it helps to have a table. A rank that is late in every step
-# is a **straggler**: it has more work than the others, or slower hardware. A rank that is late *once* is not: something
-# disturbed it. And the rank that spends most time in collectives is not the one to blame. On the contrary.
+# is a **straggler**: it has more work than the others, or slower hardware. A rank that is late only *once* is not a
+# straggler, because something disturbed it. And the rank that spends the most time in collectives is not to blame. On
+# the contrary, it is waiting for the others.
 
 # %%
 rented = perfnb.load(write_job(folder.name))
 rented.times.pivot(index="step", columns="rank", values="waiting_ms").astype(float).round(1)
 
 # %% [markdown]
-# The table has the ms that each rank (columns) waits in collectives in each step (rows) until the last rank has
-# arrived. `rented.times` has a row for each rank and step, and `rented.times.groupby("rank")["waiting_ms"].mean()` has
-# the mean of each rank over all steps.
+# The table shows how many milliseconds each rank (columns) waits in collectives in each step (rows) until the last rank
+# has arrived. `rented.times` has a row for each rank and step, and `rented.times.groupby("rank")["waiting_ms"].mean()`
+# returns the mean of each rank over all steps.
 #
-# **Exercise 10.7.** Give the number of the straggling `rank`, and for how many ms per step the *other seven* wait in
-# collectives on average (`waits_ms`).
+# **Exercise 10.7.** Give the number of the straggling `rank`, and `waits_ms`, the number of milliseconds per step for
+# which the *other seven* ranks wait in collectives on average.
 
 # %% answer 10.7
 straggler = ...
@@ -618,18 +623,18 @@ waits_ms = waiting.drop(straggler).mean()
 labs.check("10.7", {"rank": straggler, "waits_ms": waits_ms}, ranks=rented)
 
 # %% [markdown]
-# What does it do that the others do not? An operation on a GPU runs as one or more **kernels**, functions that the GPU
-# executes. Here are those of each rank, in ms per step. (`gemm` is a matrix product. `nccl` is NVIDIA's library for
-# collectives, and `RING` is the ring of 10.3.)
+# What does this rank do that the others do not? An operation on a GPU runs as one or more **kernels**, functions that
+# the GPU executes. Here are the kernels of each rank, in milliseconds per step. (`gemm` is a matrix product. `nccl` is
+# NVIDIA's library for collectives, and `RING` is the ring of 10.3.)
 
 # %%
 kernels = pd.DataFrame({rank: rented[rank].kernels["total_ms"].astype(float) for rank in rented.ranks}).fillna(0)
 kernels.rename(lambda name: name[:40]).round(2)
 
 # %% [markdown]
-# Somebody forgot a line that was meant for debugging: rank 5 computes a histogram of its weights in every step, and
-# seven others wait for it. Rank 2 did so once. Look for such work first when a job has a straggler: what *one* rank
-# does for all of them, such as logging, writing a checkpoint, or testing the model.
+# Somebody forgot a line that was meant for debugging: rank 5 computes a histogram of its weights in every step, and the
+# seven other ranks wait for it. Rank 2 did so once. If a job has a straggler, first look for work of this kind, which
+# *one* rank does for all of them, such as logging, writing a checkpoint, or testing the model.
 #
 # ## 10.8 Perfect overlap
 #
@@ -641,24 +646,24 @@ mean = rented.times.groupby("rank")[[*COLUMNS, "overlap_ms"]].mean().astype(floa
 mean.round(1)
 
 # %% [markdown]
-# `overlap_ms` is the time when a rank computes and communicates at once, and `exposed_ms` the time when it only
-# communicates. So `communication_ms` is the sum of these two. `waiting_ms` is a part of `exposed_ms`, because here
-# hardly any rank computes while it waits.
+# `overlap_ms` is the time when a rank computes and communicates at the same time, and `exposed_ms` is the time when it
+# only communicates. `communication_ms` is therefore the sum of these two. `waiting_ms` is a part of `exposed_ms`,
+# because hardly any rank computes while it waits in this job.
 #
-# Perfect overlap would move exposed sending to moments when the rank computes. It has two limits:
+# Perfect overlap would move exposed sending to times when the rank computes. It has two limits:
 #
 # - Waiting for a late rank is not sending. No overlap makes that rank come earlier.
-# - Sending hides behind computing, and each ms of computing can hide only one ms of sending. Computing that hides
-#   something already has no room for more.
+# - Sending is hidden behind computing, and each millisecond of computing can only hide one millisecond of sending.
+#   Computing that already hides something cannot hide anything else.
 #
 # Everything else, such as copies, stays.
 #
-# On paper: a step takes 20 ms. The rank computes for 10 ms and communicates for 13 ms. For 5 ms it does both at once,
-# and for 2 ms it waits for another rank. How many ms of sending are exposed, how many ms of computing are free to hide
-# them, and how long is the step then?
+# Try it on paper. A step takes 20 ms. The rank computes for 10 ms and communicates for 13 ms. For 5 ms it does both at
+# the same time, and for 2 ms it waits for another rank. How many milliseconds of sending are exposed, how many
+# milliseconds of computing are free to hide them, and how long would the step take with perfect overlap?
 #
-# **Exercise 10.8.** Write `best_ms(step, computing, sending, both, waiting)`: how many ms does the step of a rank take
-# with perfect overlap? All arguments are ms of the step as measured now:
+# **Exercise 10.8.** Write `best_ms(step, computing, sending, both, waiting)`, which returns how many milliseconds a
+# rank's step takes with perfect overlap. All arguments are in milliseconds and describe the measured step:
 #
 # | argument | time of the rank |
 # |---|---|
@@ -671,7 +676,7 @@ mean.round(1)
 
 # %% answer 10.8
 def best_ms(step, computing, sending, both, waiting):
-    """Milliseconds of a step with perfect overlap."""
+    """Return the milliseconds that a step takes with perfect overlap."""
     ### BEGIN SOLUTION
     exposed = sending - both - waiting
     free = computing - both
@@ -683,7 +688,7 @@ def best_ms(step, computing, sending, both, waiting):
 labs.check("10.8", best_ms)
 
 # %% [markdown]
-# **Look at** what each cure could give to rank 0: perfect balance (nobody waits for another rank), perfect overlap, and
+# **Look at** what each cure could do for rank 0: perfect balance (no rank waits for another one), perfect overlap, and
 # both.
 
 # %%
@@ -708,13 +713,14 @@ else:
     print(f"Perfect overlap saves {1 - best / now:.2f} of the step; you predicted {prediction['overlap']}")
 
 # %% [markdown]
-# Not half, but about a quarter. These GPUs compute for 16 ms and send for more than 24. There is not enough computing
-# to hide the sending, and beyond the dashed line no overlap can help: only fewer bytes (gradients in lower precision),
-# fewer exchanges (accumulation with `no_sync`), or a faster network.
+# Perfect overlap would not save half of the step, but only about a quarter. These GPUs compute for 16 ms and send for
+# more than 24 ms. There is not enough computing to hide the sending, and beyond the dashed line no overlap can help.
+# The only remedies are fewer bytes (gradients in lower precision), fewer exchanges (accumulation with `no_sync`), or a
+# faster network.
 #
-# Here is perfnb's own report on the job. Its verdict has a bound of 17 ms, almost twice what your function found. Read
-# on to see why: it is for hiding the communication *or* sending less. **Look at** the timeline, too. Thin lines join
-# the moments when the ranks arrive at a collective, and one rank stands out.
+# Here is perfnb's own report on the job. Its verdict has a bound of 17 ms, almost twice what your function found. The
+# reason is given in the report: the bound is for hiding the communication *or* sending less. **Look at** the timeline,
+# too. Thin lines connect the times at which the ranks arrive at a collective, and one rank stands out.
 
 # %%
 rented
@@ -722,8 +728,8 @@ rented
 # %% [markdown]
 # ## The second core again
 #
-# Back to the office. Here is the step of the opening picture with your changes: cards shared evenly, the gradients sent
-# once, and the buckets that your function computes.
+# Back to the office. Here is the step from the opening picture with your changes: the cards are shared evenly, the
+# gradients are sent once, and the buckets are those that your function computes.
 
 # %%
 if not any(counted.synced) or planned[0.5] is None:
@@ -732,17 +738,18 @@ else:
     picture(planted_step(cards=[3, 3], buckets=planned[0.5], synced=counted.synced), "Two processes, repaired")
 
 # %% [markdown]
-# The night is now little more than half as long, on the same two cores. What is left to gain is the orange tail of the
-# last bucket, and the optimizer's update, which both ranks do in full.
+# The night is now little more than half as long, on the same two cores. All that is left to gain is the orange tail of
+# the last bucket, and the optimizer's update, which both ranks do in full.
 #
-# (Tom's job had another fault, which no clock shows. DDP takes the mean over the *ranks*, so a card of the village
-# counted twice as much as one of the town. Ranks with equally many cards have no such difference.)
+# (Tom's job had another fault, which no clock shows. DDP takes the mean over the *ranks*, so a card from the village
+# counted twice as much as a card from the town. If all ranks have the same number of cards, there is no such
+# difference.)
 #
 # ## An extra: a real trace
 #
-# The authors of Holistic Trace Analysis (HTA), a tool that analyses such traces, publish those of a real job: eight
-# ranks that train a vision transformer. If you have a network connection and some gigabytes of memory, set `REAL` to
-# `True`, and let your function work on them. Nothing else in this lab needs them.
+# The authors of Holistic Trace Analysis (HTA), a tool that analyses such traces, publish the traces of a real job with
+# eight ranks that train a vision transformer. If you have a network connection and a few gigabytes of memory, set
+# `REAL` to `True` to apply your function to these traces. Nothing else in this lab needs them.
 
 # %%
 REAL = False
@@ -763,11 +770,12 @@ if REAL:
 # %% [markdown]
 # ## Takeaways
 #
-# - Ask which scaling is meant, strong or weak, and give the efficiency with an interval.
-# - First reduce *how often* and *how much* is sent. Those are counts, and you can compute them before you measure.
-# - Small buckets start early, large ones save latency. Only the exposed part of their time matters.
-# - Whoever communicates longest usually waits. Look for the rank that waits least.
-# - Perfect overlap is a bound with two limits: it moves no late rank, and it hides no more than there is computing.
+# - Ask whether strong or weak scaling is meant, and state the efficiency with an interval.
+# - First reduce *how often* and *how much* the ranks send. Both are counts that you can compute before you measure.
+# - Small buckets start early, and large buckets save latency. Only the exposed part of their time matters.
+# - The rank that communicates longest is usually waiting. Look for the rank that waits least.
+# - Perfect overlap is a bound with two limits: it does not make a late rank arrive earlier, and it cannot hide more
+#   sending than there is computing.
 #
 # `labs.export("lab_10.json")` writes your answers and their measurements to a file for your teacher.
 

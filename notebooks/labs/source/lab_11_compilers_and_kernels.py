@@ -2,20 +2,20 @@
 # # Lab 11 · Compilers and kernels
 #
 # **Runs on** any computer with a C++ compiler, such as g++: two CPU cores, 2 GB of memory, no GPU. **Takes** 50 to 70
-# minutes; the cells themselves take two or three minutes, because compiling is the subject. It helps to have done [lab
-# 2](02_where_does_a_step_go.ipynb) or [lab 3](03_counting.ipynb), but neither is required.
+# minutes, of which the cells themselves take two or three minutes, because compiling is the subject. It helps to have
+# done [lab 2](02_where_does_a_step_go.ipynb) or [lab 3](03_counting.ipynb), but neither is required.
 #
 # **Afterwards you can**
 #
 # - bound the gain of `torch.compile` before you compile anything, and read its result layer by layer;
-# - find a graph break, give its price, and remove it;
+# - find a graph break, determine its cost, and remove it;
 # - predict how often torch compiles when shapes change;
 # - count the bytes that fusing saves, and the memory of attention, to the byte;
 # - train with `float16` gradients that do not vanish, and choose a number of threads.
 #
-# **Predict** before you measure, on paper or in your head. `labs.check` tests your answers. It names the mistake, never
-# the answer, and you can try as often as you like. It counts and compares values: how fast or how busy your computer is
-# does not matter.
+# **Predict** before you measure, on paper or in your head. `labs.check` tests your answers. It tells you what is wrong
+# without giving the answer away, and you can try as often as you like. It counts and compares values, so it does not
+# matter how fast or how busy your computer is.
 
 # %%
 import math
@@ -41,9 +41,9 @@ torch.set_num_threads(1)  # several threads wait for each other when other progr
 # characters. Maya trained it, and Tom runs it on a server, which restarts every morning at eight, when 1,200 cards are
 # waiting.
 #
-# This is the Reader. Maya wrote the normalisation (`norm`) and the activation (`act`) in small operators, as they stand
-# in the papers. `Checked` is what runs in the office: once, the numbers inside became so large that the Reader wrote
-# nonsense, and since then it checks them.
+# This is the Reader. Maya wrote the normalisation (`norm`) and the activation (`act`) in small operators, as they
+# appear in the papers. The office runs `Checked`. The numbers inside the Reader once became so large that it wrote
+# nonsense, and it has checked them ever since.
 
 
 # %%
@@ -72,7 +72,7 @@ class Block(nn.Module):
 
 
 class Reader(nn.Module):
-    """Ten scores for each image."""
+    """Return ten scores for each image."""
 
     def __init__(self, width=128):
         super().__init__()
@@ -97,19 +97,20 @@ class Checked(Reader):
 
 
 # %% [markdown]
-# Tom had read that one line, `torch.compile`, makes a model twice as fast. He tried it with one card: 12 ms in place of
-# 20 ms. In a blog he had found that fixed sizes make the fastest code, so he wrote `dynamic=False`. On Tuesday the
-# compiled Reader started work. The office serves twelve villages, and each has a form of its own: its cards have
-# between 97 and 128 boxes. The cards come village by village, 100 of each.
+# Tom had read that a single line, `torch.compile`, makes a model twice as fast. He tried it with one card, and it took
+# 12 ms instead of 20 ms. According to a blog, fixed sizes result in the fastest code, so he wrote `dynamic=False`. On
+# Tuesday, the compiled Reader started work. The office serves twelve villages, and each of them has its own form, with
+# between 97 and 128 boxes. The cards come village by village, 100 from each.
 #
-# You need not read the next cell now; we come back to it. It runs the morning and draws it.
+# You do not need to read the next cell now, because we will come back to it. It runs the morning and draws a picture of
+# it.
 
 # %%
 lengths = np.repeat([112, 97, 120, 104, 128, 100, 116, 108, 99, 124, 110, 106], 100)  # images on each card
 
 
 class Counting:
-    """A backend turns graphs into code. This one only counts them, and runs their operators one by one."""
+    """Count graphs and run their operators one by one. (A real backend turns graphs into code.)"""
 
     def __init__(self):
         self.compiled = self.ran = 0
@@ -126,7 +127,7 @@ class Counting:
 
 @torch.inference_mode()
 def morning(model, dynamic, lengths=lengths):
-    """A row per card: how many graphs torch compiled when it came, and how many compiled graphs ran."""
+    """Return, for each card, how many graphs torch compiled when it arrived, and how many compiled graphs ran."""
     torch.compiler.reset()  # forget all compiled code, as after a restart
     backend, rows = Counting(), []
     compiled = torch.compile(model.eval(), backend=backend, dynamic=dynamic)
@@ -139,7 +140,7 @@ def morning(model, dynamic, lengths=lengths):
 
 
 def picture(counts, title):
-    """When each card is done. The counts are real, and the times of one card and one compilation are planted."""
+    """Plot when each card is done. The counts are real, and the times per card and per compilation are planted."""
     card_s = np.where(counts["ran"] == 0, 0.020, 0.012 + 0.002 * (counts["ran"] - 1))
     done_s = (2.5 * counts["compiled"] + card_s).cumsum()
     cards, compiling = np.arange(1, len(counts) + 1), counts["compiled"] > 0
@@ -157,27 +158,28 @@ tuesday = morning(Checked(), dynamic=False)
 picture(tuesday, "Tuesday")
 
 # %% [markdown]
-# The compiled Reader needed more than twice as long as the uncompiled one. Tom's measurement was right, and still this
-# happened. Two things went wrong. Can you guess from the picture what they are?
+# The compiled Reader took more than twice as long as the uncompiled one, although Tom's measurement was right. Two
+# things went wrong. Can you guess from the picture what they are?
 #
-# (The *numbers* of compilations and of compiled graphs are counted, with the torch on your computer. The *times* are
-# **planted**, the same on every computer: 20 ms for a card, 12 ms compiled, and 2.5 s to compile a graph. The red lines
-# are torch's own; on Tom's server they were in a log that nobody read. In 11.4 you will understand them.)
+# (The *numbers* of compilations and of compiled graphs are counted with the torch version on your computer. The *times*
+# are **planted**, so they are the same on every computer: 20 ms for an uncompiled card, 12 ms for a compiled one, and
+# 2.5 s to compile a graph. The red lines are messages from torch. On Tom's server, they were in a log that nobody read.
+# You will understand them in 11.4.)
 #
 # ## 11.1 A prediction
 #
-# Some words first. An **operator** is one call into torch, such as `x * x`. Uncompiled, or **eager**, torch runs one
-# operator after the other, each with a function of its own that works on whole tensors. Such a function is a
-# **kernel**. `torch.compile` records the operators of a function as a **graph**, and generates kernels from it. One of
-# them often does the work of several operators: they are **fused**.
+# Let us define some terms first. An **operator** is one call into torch, such as `x * x`. If the code is uncompiled, or
+# **eager**, torch runs one operator after the other, and each of them has its own function that works on whole tensors.
+# Such a function is called a **kernel**. `torch.compile` records a function's operators as a **graph**, and generates
+# kernels from it. One such kernel often does the work of several operators, which are then said to be **fused**.
 #
 # **Exercise 11.1.** What do you expect?
 #
 # - `gain`: how many times as fast does the compiled Reader compute a large batch?
-# - `compilations`: for 1,200 cards of twelve different lengths, how many versions of the code does torch compile if it
-#   may do what it wants (without `dynamic=False`)?
+# - `compilations`: for 1,200 cards of twelve different lengths, how many versions of the code does torch compile if you
+#   leave the choice to torch (without `dynamic=False`)?
 # - `memory`: attention compares every image of a card with every other one. How many times as much memory does it need
-#   for a card of 1,024 images as for one of 64?
+#   for a card with 1,024 images as for a card with 64?
 #
 # Only the form is checked.
 
@@ -197,7 +199,7 @@ labs.check("11.1", prediction)
 # tuned for years, and the compiled Reader calls the same library. What can become faster is everything else: `norm`,
 # `act` and the additions.
 #
-# So you can compute the most that compiling could gain *before* you compile. Below is a profile of the uncompiled
+# You can therefore compute the most that you could gain *before* you compile. Below is a profile of the uncompiled
 # Reader on eight cards at once (1,024 images). **Look at** the tab *Layers*: which layers take most of the time?
 
 # %%
@@ -219,13 +221,13 @@ eager
 
 # %% [markdown]
 # **Exercise 11.2.** Write `at_most(ms, kept)`. `ms` is a dictionary with the time of each kind of layer, such as
-# `{"up": 3.0, "act": 6.0, "down": 2.0, "norm": 1.0}`. `kept` lists those that keep their time, such as `["up",
-# "down"]`. Return how many times as fast the whole would be if all others took no time at all.
+# `{"up": 3.0, "act": 6.0, "down": 2.0, "norm": 1.0}`. `kept` lists the layers that keep their time, such as `["up",
+# "down"]`. Return how many times as fast the whole model would be if all other layers took no time at all.
 
 
 # %% answer 11.2
 def at_most(ms, kept):
-    """The largest gain: how many times as fast."""
+    """Return how many times as fast the model becomes at most."""
     ### BEGIN SOLUTION
     return sum(ms.values()) / sum(ms[name] for name in kept)
     ### END SOLUTION
@@ -236,12 +238,12 @@ labs.check("11.2", at_most)
 
 
 # %% [markdown]
-# Now the same for your profile: how many times as fast can the Reader become at most?
+# Now apply it to your profile. How many times as fast can the Reader become at most?
 
 
 # %%
 def by_kind(profile):
-    """Milliseconds of each kind of layer, over all three blocks."""
+    """Return the milliseconds of each kind of layer, over all three blocks."""
     own = profile.layers["self_ms"]
     kinds = own.index.str.extract(r"\.(stem|norm|up|act|down|head)$", expand=False)
     return own.groupby(kinds.fillna("other").to_numpy()).sum().astype(float)
@@ -254,8 +256,9 @@ if at_most({"up": 1.0, "act": 1.0}, ["up"]) is not None:
 uncompiled_ms.round(2)
 
 # %% [markdown]
-# And now compile it. The first call compiles, and takes a few seconds to half a minute. `compile_for_profiling` has
-# torch keep a record of which layers each kernel computes, so that perfnb can show layers inside compiled code.
+# And now compile it. The first call compiles the model, which takes between a few seconds and half a minute.
+# `compile_for_profiling` makes torch record which layers each kernel computes, which allows perfnb to show layers
+# inside compiled code.
 
 # %%
 torch.compiler.reset()
@@ -268,7 +271,8 @@ fused = perfnb.profile_step(lambda: read(batch, reader), name="compiled", budget
 eager.compare(fused)
 
 # %% [markdown]
-# **Look at** the layers in this comparison, and at the bars below. Which kinds became faster, and which did not?
+# **Look at** the layers in this comparison, and at the bars below. Which kinds of layers became faster, and which did
+# not?
 
 # %%
 if fused.compiled.empty:
@@ -286,21 +290,22 @@ else:
 fused.compiled[["kernel", "layers", "ms"]].round(3).head(6)
 
 # %% [markdown]
-# `act` (orange) gained most, `norm` as well. `up` and `down` (blue) kept their times. (If another program interfered,
-# they may differ in either direction; run the cells again if you want to be sure.) In the table of kernels they are
-# `extern_kernels.addmm`, a call into the library. Generated kernels have names that start with `cpp_fused`. `other` now
-# includes the time to enter the compiled code.
+# `act` (orange) gained most, and `norm` gained as well. `up` and `down` (blue) kept their times. (If another program
+# interfered, they may differ in either direction. Run the cells again if you want to be sure.) In the table of kernels
+# they are `extern_kernels.addmm`, a call into the library. Generated kernels have names that start with `cpp_fused`.
+# `other` now includes the time to enter the compiled code.
 #
 # A model that consists of large products gains little, however long it takes to compile. Compare the gain with your
-# prediction, and with the most that was possible.
+# prediction, and with the largest possible gain.
 #
 # ## 11.3 A graph that breaks
 #
-# To record a graph, torch goes through `forward` *before* it has any numbers. At `if x.abs().max() > 1e4` it would need
-# one, to know whether to raise. So it ends the graph there: a **graph break**. It compiles what comes before, lets
-# Python run the `if`, and compiles what comes after as a second graph.
+# To record a graph, torch goes through `forward` *before* it has any numbers. At `if x.abs().max() > 1e4`, it would
+# need a number to know whether to raise the error. It therefore ends the graph there, which is called a **graph
+# break**. It compiles the code before the `if`, lets Python run the `if`, and compiles the code after it as a second
+# graph.
 #
-# Here is the price for a single card. The profile's finding names the line and the most that the break can cost. In the
+# Here is the cost for a single card. The profile's finding names the line and the most that the break can cost. In the
 # table, `ms` is the time in each compiled **region** (the code that was generated for one graph), `overhead_ms` the
 # part of it that no kernel used, and `gap_ms` the time in Python until the next region.
 
@@ -316,11 +321,12 @@ for finding in broken.findings.query("bottleneck == 'graph breaks'").itertuples(
 broken.compiled_regions[["function", "ms", "overhead_ms", "gap_ms", "broke"]].round(3)
 
 # %% [markdown]
-# Only some percent for each card, because there is one break. But there is a second price. Every version of `forward`
-# now consists of two graphs, and both have to be compiled: twice the jumps in Tom's picture.
+# The cost is only a few percent for each card, because there is just one break. However, there is a second cost. Every
+# version of `forward` now consists of two graphs, and both have to be compiled, which doubles the jumps in Tom's
+# picture.
 #
-# What the check needs is a number, and the number may come *out* of the graph. Then the caller can look at it, outside
-# the compiled code:
+# The check needs a number, but the graph can return this number. The caller can then look at it outside the compiled
+# code:
 
 
 # %%
@@ -340,7 +346,7 @@ def read_safely(model, images):
 # %% answer 11.3
 class Whole(Reader):
     def forward(self, images):
-        """The scores, and the largest absolute number before the head."""
+        """Return the scores and the largest absolute number before the head."""
         ### BEGIN SOLUTION
         x = self.stem(images)
         for block in self.blocks:
@@ -353,28 +359,29 @@ class Whole(Reader):
 labs.check("11.3", Whole, checked=Checked)
 
 # %% [markdown]
-# (`torch.compile(model, fullgraph=True)` refuses to compile a function with a break, and names the line. Set it when
-# you think that there is none.)
+# (`torch.compile(model, fullgraph=True)` refuses to compile a function with a graph break, and names the line. Use this
+# option when you think that there is no break.)
 #
 # ## 11.4 Other lengths, other code
 #
-# Compiled code holds under conditions, its **guards**: for example, that the input has 64 columns. Before each call,
-# torch tests the guards of all versions that it has. If none fits, it compiles one more. Whether the *number of images*
-# is part of the guards is up to `dynamic`:
+# Compiled code is only valid under certain conditions, its **guards**, for example that the input has 64 columns.
+# Before each call, torch tests the guards of all versions that it has. If no version fits, it compiles another one. The
+# option `dynamic` determines whether the *number of images* is part of the guards:
 #
-# - `dynamic=False`: always. Each version is for one length only. After **eight** versions of a function, torch gives up
-#   (that is what the red lines said): it compiles no more, and cards of any other length run uncompiled.
+# - `dynamic=False`: it always is. Each version is for one length only. After **eight** versions of a function, torch
+#   gives up (which is what the red lines said). It does not compile any more versions, and cards of any other length
+#   run uncompiled.
 # - `dynamic=None`, the default: the first version is for one length only. As soon as there is a second length, torch
 #   assumes that there will be more, and compiles one version for all lengths.
 # - `dynamic=True`: the first version is for all lengths.
 #
-# **Exercise 11.4.** Write `compilations(lengths, dynamic)`: how many versions does torch compile for cards of these
-# lengths, in this order? `dynamic` is `False`, `None` or `True`.
+# **Exercise 11.4.** Write `compilations(lengths, dynamic)`, which returns how many versions torch compiles for cards of
+# these lengths, in this order. `dynamic` is `False`, `None` or `True`.
 
 
 # %% answer 11.4
 def compilations(lengths, dynamic):
-    """How many versions torch compiles."""
+    """Return how many versions torch compiles."""
     ### BEGIN SOLUTION
     different = len(set(lengths))
     if dynamic is False:
@@ -387,7 +394,8 @@ def compilations(lengths, dynamic):
 labs.check("11.4", compilations)
 
 # %% [markdown]
-# Does your torch do that? The cell counts for five cards of each village, with the Reader without checks:
+# Does your torch do the same? The cell counts the versions for five cards from each village, using the Reader without
+# checks:
 
 # %%
 some = [int(length) for length in lengths[::20]]
@@ -402,13 +410,13 @@ for dynamic in (False, None, True):
 
 # %% [markdown]
 # With `dynamic=False`, the last four villages ran uncompiled, *after* the office had waited for eight versions. That is
-# the second mistake. Where lengths must be fixed, as for some accelerators, one fills up (*pads*) each card to one of a
-# few lengths: more arithmetic, but few versions.
+# the second mistake. If lengths must be fixed, as for some accelerators, you fill up (*pad*) each card to one of a few
+# lengths. This means more arithmetic, but only a few versions.
 #
 # ## 11.5 Nine operators, one kernel
 #
-# Why does fusing help? Before the Reader sees an image, its brightness is corrected. Each pixel of the scanner has a
-# gain and an offset of its own:
+# Why does fusing help? Before the Reader sees an image, its brightness is corrected. Each pixel of the scanner has its
+# own gain and offset:
 
 # %%
 N = 4_000_000
@@ -420,8 +428,8 @@ def correct(pixels, gains, offsets):
 
 
 # %% [markdown]
-# Such operators do hardly any arithmetic. Their time is that of moving numbers between memory and processor. So count
-# what moves, in tensors of `N` numbers:
+# Such operators do hardly any arithmetic. They spend their time moving numbers between memory and processor. To
+# estimate it, count the tensors of `N` numbers that are moved:
 #
 # | operator | reads | writes |
 # |---|---|---|
@@ -431,9 +439,9 @@ def correct(pixels, gains, offsets):
 # | **eager, together** | **5** | **3** |
 # | **as one kernel** | **3** (the inputs, once) | **1** (the result) |
 #
-# In one kernel, the results in between stay in the processor's **registers** (the few places that it computes with) and
-# never go to memory. So 8 tensors become 4.
-# **Predict:** how many times as fast is it? And how do the gigabytes per second change?
+# In one kernel, the intermediate results stay in the processor's **registers** (the few places that it computes with)
+# and never go to memory. 8 tensors therefore become 4. **Predict:** how many times as fast is it? And how do the
+# gigabytes per second change?
 
 # %%
 torch.compiler.reset()
@@ -464,20 +472,21 @@ plt.show()
 
 # %% [markdown]
 # The time falls about as much as the bytes, or more, because the operating system must also provide memory for each
-# result in between. The GB per second change less: the kernel is not much *quicker at moving*, it has *less to move*.
+# intermediate result. The GB per second change less, because the kernel does not *move data* much *faster*. It just has
+# *less data to move*.
 #
-# Now the Reader's activation. Python computes it from left to right, with brackets first:
+# Now consider the Reader's activation. Python computes it from left to right, starting with the parentheses:
 #
 # `0.5 * x * (1 + torch.tanh(0.79788 * (x + 0.044715 * x * x * x)))`
 #
 # **Exercise 11.5.** Write `moved_bytes(n)` for a tensor `x` of `n` numbers in `float32`. Return two numbers: the bytes
-# that move as nine operators, and the bytes that move as one kernel. (Numbers such as 0.5 are no tensors. In `x * x`,
-# count both.)
+# that nine operators move, and the bytes that one kernel moves. (Numbers such as 0.5 are not tensors. In `x * x`, count
+# both operands.)
 
 
 # %% answer 11.5
 def moved_bytes(n):
-    """Bytes read and written: as nine operators, and as one kernel."""
+    """Return the bytes that are read and written by nine operators and by one kernel."""
     ### BEGIN SOLUTION
     reads, writes = 13, 9  # five operators read one tensor, and four read two
     return 4 * n * (reads + writes), 4 * n * (1 + 1)
@@ -503,18 +512,18 @@ for place, (name, (moved, ms)) in enumerate(rows.items()):
     print(f"{name:9} {moved:>12,} bytes (yours: {yours}), {ms:.2f} ms, {moved / ms / 1e6:.1f} GB per s")
 
 # %% [markdown]
-# A surprise: eleven times fewer bytes, but not nearly eleven times as fast, and the GB per second *fell*. The fused
-# kernel no longer waits for memory. It computes half a million times `tanh`, and that takes time wherever the numbers
-# come from. A low rate of bytes is not a fault: ask what limits the kernel now. (If your torch shows no compiled row,
-# it is too old to tell.)
+# The result may surprise you: there are eleven times fewer bytes, but the kernel is not nearly eleven times as fast,
+# and the GB per second *fell*. The fused kernel no longer waits for memory. It computes `tanh` half a million times,
+# which takes time no matter where the numbers come from. A low byte rate is not a fault. Ask what limits the kernel
+# now. (If there is no compiled row, your version of torch is too old to report it.)
 #
 # ## 11.6 The memory of attention
 #
-# Once a year the office reads whole meter books with up to 1,024 boxes on a page. For these, the Reader has
-# *attention*: each image looks at all others. For each pair of images there is a **score**, the product of a *query* of
-# one and a *key* of the other, and each image then takes a mean of all *values*, weighted by its scores. Several
-# **heads** do this side by side, each with vectors of `width` numbers. Blank boxes are not looked at. Maya wrote it in
-# plain operators:
+# Once a year, the office reads whole meter books with up to 1,024 boxes on a page. For these, the Reader uses
+# *attention*, where each image looks at all others. For each pair of images there is a **score**, the product of a
+# *query* of one and a *key* of the other, and each image then takes a mean of all *values*, weighted by its scores.
+# Several **heads** do this side by side, each with vectors of `width` numbers. Blank boxes are ignored. Maya wrote it
+# in plain operators:
 
 
 # %%
@@ -527,17 +536,18 @@ def plain(q, k, v, blank):
 
 # %% [markdown]
 # How much memory does it need? `q @ k.transpose(-2, -1)` has a number for each pair of images, in each head of each
-# card: call that a *square*. `/`, `masked_fill` and `softmax` each make a new square. A tensor is freed as soon as no
-# name and no running operator needs it. So go through the lines: after each operator, which squares are there? The last
-# product makes a tensor of the shape of `v`. (`transpose` and `blank[:, None, None, :]` allocate nothing.)
+# card. Let us call this a *square*. `/`, `masked_fill` and `softmax` each make a new square. A tensor is freed as soon
+# as no name and no running operator needs it. Go through the lines and find out which squares exist after each
+# operator. The last product makes a tensor with the shape of `v`. (`transpose` and `blank[:, None, None, :]` allocate
+# nothing.)
 #
-# **Exercise 11.6.** Write `plain_bytes(cards, heads, length, width)`: the most bytes that `plain` has allocated at any
-# moment, in `float32`. `q`, `k`, `v` and `blank` were there before and do not count.
+# **Exercise 11.6.** Write `plain_bytes(cards, heads, length, width)`, which returns the largest number of bytes that
+# `plain` has allocated at any time, in `float32`. Do not count `q`, `k`, `v` and `blank`, because they existed before.
 
 
 # %% answer 11.6
 def plain_bytes(cards, heads, length, width):
-    """Most bytes allocated at any moment."""
+    """Return the largest number of bytes allocated at any time."""
     ### BEGIN SOLUTION
     square = 4 * cards * heads * length * length
     output = 4 * cards * heads * length * width
@@ -549,9 +559,9 @@ def plain_bytes(cards, heads, length, width):
 labs.check("11.6", plain_bytes)
 
 # %% [markdown]
-# Now measure. `p.memory` follows the bytes that are allocated during a step. We begin with 256 images and **predict**
-# from them the times for 64 and for 1,024: all squares are 16 times smaller or larger. Write your two numbers down, and
-# look at both sides.
+# Now measure it. `p.memory` records the bytes that are allocated during a step. We begin with 256 images. Use this
+# result to **predict** the times for 64 and for 1,024 images, where all squares are 16 times smaller or larger. Write
+# down your two numbers, and compare them with the measurements.
 
 
 # %%
@@ -563,7 +573,7 @@ def inputs(length):
 
 @torch.inference_mode()
 def measured(function, length):
-    """The most bytes that the function has allocated, and the shortest of its times in ms."""
+    """Return the peak bytes that the function has allocated, and its shortest time in milliseconds."""
     given, times = inputs(length), []
     memory = perfnb.profile_step(lambda: function(*given), name=f"{length} images", budget_s=1).memory["total"]
     for _ in range(10):
@@ -581,17 +591,18 @@ for length, (allocated, ms) in plain_found.items():
     print(f"{length:5} images: {allocated:>12,} bytes (yours: {yours}), {ms:6.2f} ms ({expected_ms:.2f} from 256)")
 
 # %% [markdown]
-# The bytes are exact. Between 64 and 1,024 images they grow by a factor of 208, and not 256: the output grows only 16
-# times. The law for the time is rougher. A short card spends part of its time on starting operators. A long one has
-# squares that no longer fit into the processor's caches, so they come from memory, and it may take much longer than
-# predicted. (If other programs are busy, a time may be out of place. Run the cell again.)
+# The bytes are exact. Between 64 and 1,024 images, they grow by a factor of 208 rather than 256, because the output
+# grows only 16 times. The law is less accurate for the time. A short card spends part of its time on starting
+# operators. The squares of a long card no longer fit into the processor's caches, so they come from memory, and the
+# card may take much longer than predicted. (If other programs are busy, a time may be out of place. Run the cell
+# again.)
 #
 # ## 11.7 Attention in one kernel
 #
-# Softmax seems to need the whole row of scores. It does not: one can go through the keys in pieces, and keep only a
-# running maximum, a running sum and a running result. Then no square is ever in memory. torch has such a kernel:
-# `nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=...)`, SDPA for short. Read `attn_mask` in its
-# documentation (`help` shows it) before you use it: which images does `True` stand for?
+# Softmax seems to need the whole row of scores, but it does not. You can go through the keys piece by piece and only
+# keep a running maximum, a running sum and a running result. This way, there is never a square in memory. torch has
+# such a kernel: `nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=...)`, SDPA for short. Before you use
+# it, read about `attn_mask` in its documentation (which `help` shows). Which images does `True` mark?
 #
 # **Exercise 11.7.** Write `attention(q, k, v, blank)`, which returns the same as `plain`, but never makes a square. The
 # check compares the values, and looks at the size of every tensor that your function makes.
@@ -599,7 +610,7 @@ for length, (allocated, ms) in plain_found.items():
 
 # %% answer 11.7
 def attention(q, k, v, blank):
-    """The same as plain, in one kernel."""
+    """Return the same as plain, using one kernel."""
     ### BEGIN SOLUTION
     return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=~blank[:, None, None, :])
     ### END SOLUTION
@@ -609,7 +620,8 @@ def attention(q, k, v, blank):
 labs.check("11.7", attention)
 
 # %% [markdown]
-# **Predict:** how many bytes does it allocate for 1,024 images? Is it also faster, and is that so for 64?
+# **Predict:** how many bytes does it allocate for 1,024 images? Is it also faster, and is it faster for 64 images as
+# well?
 
 # %%
 found = {"plain": plain_found}
@@ -631,15 +643,16 @@ for ax, title in ((left, "MB allocated at the peak"), (right, "ms")):
 plt.show()
 
 # %% [markdown]
-# Memory now grows with the length and not with its square: fifty times less at 1,024. The arithmetic is the same, so
-# the time still grows with the square, but it is shorter, because the scores stay in the caches.
+# Memory now grows with the length and not with its square. At 1,024 images, it needs fifty times less. The arithmetic
+# is the same, so the time still grows with the square, but it is shorter, because the scores stay in the caches.
 #
 # ## 11.8 Gradients that vanish
 #
-# Another way to move fewer bytes is to make the numbers smaller. `float16` has 16 bits. It also has a narrow **range**:
-# the smallest number above zero is about 6e-8, the largest 65,504. Whatever is closer to zero becomes zero: it
-# **underflows**. Outputs of layers are rarely that small. Gradients are, because a mean over many images divides them.
-# **Look at** them: the cell trains a Reader for some seconds, and draws the gradients that come back into its blocks.
+# Another way to move fewer bytes is to use smaller number formats. `float16` has 16 bits. It also has a narrow
+# **range**: the smallest number above zero is about 6e-8, and the largest is 65,504. Numbers that are closer to zero
+# become zero, which is called **underflow**. The outputs of layers are rarely that small. Gradients often are, because
+# a mean over many images divides them. **Look at** them: the cell trains a Reader for a few seconds, and draws the
+# gradients that arrive at its blocks.
 
 # %%
 torch.manual_seed(0)
@@ -652,7 +665,7 @@ for start in [*range(0, 1700, 100)] * 12:
 
 
 def gradients(scale, dtype):
-    """All gradients that reach a block of the Reader for one batch, with a loss that is `scale` times as large."""
+    """Return all gradients that reach the Reader's blocks for one batch, with the loss multiplied by `scale`."""
     kept = []
     handles = [block.register_full_backward_hook(lambda _, into, out: kept.append(out[0])) for block in trained.blocks]
     # autocast computes the products in this format; the weights and their gradients stay in float32
@@ -679,23 +692,24 @@ ax.legend(loc="upper right", fontsize="small")
 plt.show()
 
 # %% [markdown]
-# Large numbers have plenty of room: the range is fine, the gradients are just in the wrong place. **Loss scaling**
-# moves them. Multiply the loss by a large number, and by the chain rule all gradients become larger by that factor.
-# After the backward pass, divide the gradients of the weights (which are kept in `float32`) by it again.
+# There is plenty of room for large numbers. The range is wide enough, but the gradients are in the wrong part of it.
+# **Loss scaling** moves them. If you multiply the loss by a large number, the chain rule makes all gradients larger by
+# the same factor. After the backward pass, divide the gradients of the weights (which are kept in `float32`) by it
+# again.
 #
-# With too large a scale some gradients become infinite. Such a step must be skipped, or the weights are lost. A
-# training loop then continues with half the scale, and doubles it again after a while; `torch.amp.GradScaler` does
-# that.
+# If the scale is too large, some gradients become infinite. Such a step must be skipped, because the weights would be
+# lost otherwise. A training loop then continues with half the scale, and doubles it again after a while.
+# `torch.amp.GradScaler` does this.
 #
-# **Exercise 11.8.** Write `scaled_step(loss_of, optimizer, scale)`, one step of training. `loss_of()` computes the
-# loss. Clear the gradients of the step before, and take care that small ones survive. The weights
-# (`optimizer.param_groups[0]["params"]`) must then move as they would in `float32`. Return `True`; or, if a gradient is
-# not finite, leave the weights alone and return `False`.
+# **Exercise 11.8.** Write `scaled_step(loss_of, optimizer, scale)`, which runs one training step. `loss_of()` computes
+# the loss. Clear the gradients from the previous step, and make sure that small gradients survive. The weights
+# (`optimizer.param_groups[0]["params"]`) must then move as they would in `float32`. Return `True`. If a gradient is not
+# finite, leave the weights alone and return `False`.
 
 
 # %% answer 11.8
 def scaled_step(loss_of, optimizer, scale):
-    """One step; True if it was taken, and False if it was skipped."""
+    """Run one step. Return True if it was taken, and False if it was skipped."""
     ### BEGIN SOLUTION
     optimizer.zero_grad()
     (scale * loss_of()).backward()
@@ -713,14 +727,14 @@ def scaled_step(loss_of, optimizer, scale):
 labs.check("11.8", scaled_step)
 
 # %% [markdown]
-# `bfloat16` has the range of `float32` and fewer digits. It needs no scale, and that is why most people now train with
-# it where the hardware has it.
+# `bfloat16` has the range of `float32` but fewer digits. It does not need a scale, which is why most people now use it
+# for training if their hardware supports it.
 #
 # ## 11.9 Threads
 #
-# The last way to make a kernel faster is to divide it among threads. torch does that for large tensors only: below some
-# ten thousand numbers, waking the other thread takes longer than the work. **Predict:** for how many numbers do two
-# threads begin to pay? And can they ever be slower than one?
+# The last way to make a kernel faster is to divide it among threads. torch only does this for large tensors. Below a
+# few tens of thousands of numbers, waking the other thread takes longer than the work itself. **Predict:** at how many
+# numbers do two threads begin to pay off? And can they ever be slower than one?
 
 # %%
 tensors = [torch.rand(2**power) for power in range(10, 21, 2)]
@@ -744,22 +758,22 @@ ax.set_title("tanh with two threads, compared with one")
 plt.show()
 
 # %% [markdown]
-# On an idle computer the curve starts at or below 1 and approaches 2. On a busy one it may stay far below 1: the second
-# thread waits for a core, and the first one waits for the second. That is why a server that answers two cards at once
-# gives each of them one thread, as this lab does.
+# On an idle computer, the curve starts at or below 1 and approaches 2. On a busy computer, it may stay far below 1,
+# because the second thread waits for a core, and the first one waits for the second. This is why a server that answers
+# two cards at the same time uses one thread for each, as this lab does.
 #
-# A simple model has three parts: `serial_ms` cannot be divided. `divisible_ms` is divided by the number of threads.
-# Each thread after the first costs `start_ms`.
+# A simple model has three parts: `serial_ms` cannot be divided, `divisible_ms` is divided by the number of threads, and
+# each thread after the first costs `start_ms`.
 #
 # > ms = serial + divisible / threads + start × (threads − 1)
 #
-# **Exercise 11.9.** Write `best_threads(serial_ms, divisible_ms, start_ms, cores)`: the number of threads, from 1 to
-# `cores`, with the shortest time.
+# **Exercise 11.9.** Write `best_threads(serial_ms, divisible_ms, start_ms, cores)`, which returns the number of
+# threads, from 1 to `cores`, with the shortest time.
 
 
 # %% answer 11.9
 def best_threads(serial_ms, divisible_ms, start_ms, cores):
-    """The number of threads with the shortest time."""
+    """Return the number of threads with the shortest time."""
     ### BEGIN SOLUTION
     return min(range(1, cores + 1), key=lambda n: serial_ms + divisible_ms / n + start_ms * (n - 1))
     ### END SOLUTION
@@ -781,18 +795,19 @@ else:
     picture(morning(Whole(), dynamic=None), "Wednesday")
 
 # %% [markdown]
-# Two jumps in place of eight, each half as high, and after them every card takes 12 ms. The lines cross after some 600
-# cards: 5 s of compiling, divided by the 8 ms that each card saves. On a morning with 300 cards, the uncompiled Reader
-# would win. (With `dynamic=True` there is only one jump. And torch keeps generated code on disk, so compiling again
-# after a restart is faster than the first time.)
+# There are two jumps instead of eight, each of them half as high, and after them every card takes 12 ms. The lines
+# cross after about 600 cards, which is 5 s of compiling divided by the 8 ms that each card saves. On a morning with 300
+# cards, the uncompiled Reader would win. (With `dynamic=True` there is only one jump. And torch keeps generated code on
+# disk, so compiling again after a restart is faster than the first time.)
 #
 # ## Takeaways
 #
-# - Before you compile, bound the gain: products of matrices keep their time.
-# - Compiling pays only after a number of calls. Count the versions: graphs × shapes.
-# - Fusing saves bytes, not arithmetic. Count them; then ask what limits the kernel now.
-# - Attention needs no square of scores. SDPA gives the same values with memory that grows with the length.
-# - Small gradients vanish in `float16` without a scale. More threads help only where there is enough to divide.
+# - Before you compile, compute a bound on the gain, because matrix products keep their time.
+# - Compiling only pays off after a number of calls. Count the versions: graphs × shapes.
+# - Fusing saves bytes, not arithmetic. Count the bytes, and then ask what limits the kernel now.
+# - Attention does not need to store a square of scores. SDPA returns the same values with memory that grows with the
+#   length.
+# - Small gradients vanish in `float16` without a scale. More threads only help if there is enough work to divide.
 #
 # `labs.export("lab_11.json")` writes your answers and their measurements to a file for your teacher.
 

@@ -1,20 +1,21 @@
 # %% [markdown]
 # # Lab 12 · Capstone
 #
-# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes; the cells themselves take
-# about a minute. You should have done [lab 2](02_where_does_a_step_go.ipynb), [lab 3](03_counting.ipynb) and [lab
-# 7](07_the_optimisation_loop.ipynb), or know how to read a profile, how to count FLOPs and what an A/B test is.
+# **Runs on** any computer: two CPU cores, 2 GB of memory, no GPU. **Takes** 75 to 90 minutes, of which the cells
+# themselves take about a minute. You should have done [lab 2](02_where_does_a_step_go.ipynb), [lab
+# 3](03_counting.ipynb) and [lab 7](07_the_optimisation_loop.ipynb), or know how to read a profile, how to count FLOPs
+# and what an A/B test is.
 #
 # **Afterwards you can**
 #
-# - take over a slow script that nobody explains to you, and find what is wrong with it;
-# - tell the waste that a profiler names from the waste that only you can see;
+# - take over a slow script that nobody explains to you, and find out what is wrong with it;
+# - distinguish the waste that a profiler names from the waste that only you can see;
 # - cure one fault at a time without changing a result, and prove each cure in a journal;
 # - write the report that your team needs.
 #
-# This is the last lab, and nobody guides you. The exercises name what to hand in, not how to get there. `labs.check`
-# counts what your script does, compares its values with those of the original, and reads your journal. Nothing that it
-# judges depends on how fast or how busy your computer is.
+# This is the last lab, and you are on your own. The exercises tell you what to hand in, but not how to get there.
+# `labs.check` counts what your script does, compares its values with those of the original, and reads your journal.
+# Nothing that it judges depends on how fast or how busy your computer is.
 
 # %%
 import tempfile
@@ -43,7 +44,7 @@ journal = perfnb.journal(Path(folder.name) / "journal")
 # into characters. Maya has just written a new script that trains the Reader every night, from ten in the evening until
 # six in the morning. The office wants **3.3 million cards** per night. Now Maya is on holiday.
 #
-# This is the first night of her script. The line shows how many cards it has trained on.
+# This is the first night of her script. The line shows how many cards the script has trained on.
 
 # %%
 WANTED = 3.3e6  # cards per night
@@ -51,7 +52,7 @@ CARDS = 2  # in a batch
 
 
 def picture(work, title):
-    """How many cards a script has trained on, hour by hour, if each of its steps does so much work."""
+    """Plot how many cards a script has trained on, hour by hour, given the work per step."""
     hours = np.linspace(0, 8, 100)
     cards = 3600 * hours / work.step_s * CARDS
     _, ax = plt.subplots(figsize=(8, 3), layout="constrained")
@@ -70,12 +71,12 @@ def picture(work, title):
 picture(MAYAS, "The first night")
 
 # %% [markdown]
-# (The times in this picture are **planted**: so much for each card that is read, and so much for each pass of the
-# Reader, the same on every computer. How often the script reads and computes is counted.)
+# (The times in this picture are **planted**. The time per card that is read and the time per pass of the Reader are the
+# same on every computer. How often the script reads and computes is counted.)
 #
 # Tom shrugs: "It needs a faster computer." Maya cannot be reached. This is her script. `archive.read(number)` unpacks
-# one scanned card, and `archive.reads` counts the cards that were read. A `step` trains on one batch and writes a row
-# into the log: the loss, and how many boxes were read right.
+# one scanned card, and `archive.reads` counts the cards that were read. A `step` trains on one batch and appends a row
+# to the log, with the loss and the number of boxes that were read correctly.
 
 
 # %%
@@ -96,7 +97,7 @@ class Block(nn.Module):
 
 
 class Reader(nn.Module):
-    """Scores of ten characters for each box of each card; `written` is true for the boxes on the card."""
+    """Return the scores of ten characters for each box of each card. `written` is true for the boxes on the card."""
 
     def __init__(self, width=128, blocks=3):
         super().__init__()
@@ -112,7 +113,7 @@ class Reader(nn.Module):
 
 
 class Nightly:
-    """Trains the Reader on the cards of an archive. Maya"""
+    """Trains the Reader on the cards in an archive. Maya"""
 
     def __init__(self, archive, seed=0):
         torch.manual_seed(seed)
@@ -125,23 +126,23 @@ class Nightly:
         return Reader().double()  # else: RuntimeError, mat1 and mat2 must have the same dtype
 
     def brightness(self):
-        """Mean and spread of the pixels of all cards."""
+        """Return the mean and spread of the pixels of all cards."""
         pixels = np.stack([self.archive.read(number)[0] for number in range(len(self.archive))])
         return pixels.mean(), pixels.std()
 
     def cards(self):
-        """A random batch: pixels that do not depend on the lamp of the scanner, and the right characters."""
+        """Return a random batch: pixels that do not depend on the scanner's lamp, and the right characters."""
         numbers = torch.randint(len(self.archive), (CARDS,), generator=self.generator)
         mean, spread = self.brightness()
         pixels, characters = zip(*[self.archive.read(number) for number in numbers.tolist()], strict=True)
         return torch.from_numpy((np.stack(pixels) - mean) / spread), torch.from_numpy(np.stack(characters))
 
     def flickering(self, pixels):
-        """Each card a little brighter or darker, so that the Reader learns to ignore that."""
+        """Make each card a little brighter or darker, because the Reader should learn to ignore that."""
         return pixels * (1 + 0.1 * torch.randn(len(pixels), 1, 1, generator=self.generator))
 
     def padded(self, pixels, characters):
-        """Room for longer cards."""
+        """Make room for longer cards."""
         boxes = torch.zeros(len(pixels), 256, 64, dtype=pixels.dtype)
         wanted = torch.full((len(pixels), 256), -100)  # cross entropy ignores -100
         boxes[:, : pixels.shape[1]], wanted[:, : pixels.shape[1]] = pixels, characters
@@ -153,7 +154,7 @@ class Nightly:
 
     @torch.no_grad()
     def right(self, boxes, wanted):
-        """How many boxes are read right."""
+        """Return how many boxes are read correctly."""
         scores = self.reader(boxes, wanted >= 0)
         return int((scores.argmax(-1) == wanted).sum())
 
@@ -177,13 +178,15 @@ for _ in range(5):
 night.log
 
 # %% [markdown]
-# It trains, and its values are right. Nothing in it is silly: each line has a reason. And still the night is too short.
+# The script trains the Reader, and its values are right. Nothing in it is silly, and there is a reason for each line.
+# And yet the night is too short.
 #
 # ## 12.1 A prediction
 #
-# **Exercise 12.1.** Read the script, and measure nothing yet. Which share of a step is spent in the model, forward and
-# backward (`model`, from 0 to 1)? How many times as many FLOPs as the task needs does a step compute (`waste`)? And how
-# many times as fast can a step become, with the same results (`faster`)? Only the form is checked.
+# **Exercise 12.1.** Read the script, but do not measure anything yet. What share of a step is spent in the model's
+# forward and backward pass (`model`, from 0 to 1)? How many times as many FLOPs as the task needs does a step compute
+# (`waste`)? And how many times as fast can a step become with the same results (`faster`)? Only the form of your answer
+# is checked.
 
 # %% answer 12.1
 prediction = {"model": ..., "waste": ..., "faster": ...}
@@ -197,7 +200,7 @@ labs.check("12.1", prediction)
 # %% [markdown]
 # ## 12.2 Record
 #
-# Everything that you hand in is in the `journal`. These are the calls that you need:
+# Everything that you hand in is stored in the `journal`. These are the calls that you need:
 #
 # | call | result |
 # |---|---|
@@ -205,8 +208,8 @@ labs.check("12.1", prediction)
 # | `perfnb.ab_test(before.step, after.step, check=1e-4, change="...")` | an A/B test, also of the losses |
 # | `journal.add(result, hypothesis="...", name="nightly")` | adds either of them to the journal |
 #
-# **Exercise 12.2.** Profile Maya's unchanged script, and add the profile to the journal. Its `hypothesis` is what you
-# expect to find: a sentence, written before you read the report.
+# **Exercise 12.2.** Profile Maya's unchanged script, and add the profile to the journal. Its `hypothesis` is a sentence
+# about what you expect to find, written before you read the report.
 
 # %% answer 12.2
 p = ...
@@ -224,13 +227,14 @@ p
 # %% [markdown]
 # ## 12.3 Diagnose
 #
-# The report has tabs for findings, layers, memory, a timeline and a flame graph. Not all that a finding names is waste,
-# and not all waste has a finding.
+# The report has tabs for findings, layers, memory, a timeline and a flame graph. Not everything that a finding names is
+# waste, and not all waste has a finding.
 #
-# **Exercise 12.3.** Which methods of `Nightly` waste work, and by what factor? `waste` is a dictionary: the name of the
-# method where you would cure the waste, and the work it causes divided by the work that the task needs. Each factor is
-# a ratio of two things that you can **count** in a step; none is a ratio of times. For instance, `{"flickering": 3.0}`
-# would mean that each batch flickers three times and should do so once.
+# **Exercise 12.3.** Which methods of `Nightly` waste work, and by what factor? `waste` is a dictionary. Its keys are
+# the names of the methods where you would cure the waste, and its values are the work that each method causes divided
+# by the work that the task needs. Each factor is a ratio of two things that you can **count** in a step. None of them
+# is a ratio of times. For instance, `{"flickering": 3.0}` would mean that each batch flickers three times although it
+# should do so once.
 
 # %% answer 12.3
 waste = {}
@@ -244,10 +248,11 @@ labs.check("12.3", waste, script=Nightly)
 # %% [markdown]
 # ## 12.4 Bound
 #
-# Before you cure something, find out what that could save **at most**. If it is little, do something else.
+# Before you cure something, find out what the cure could save **at most**. If it cannot save much, do something else.
 #
-# **Exercise 12.4.** `bounds` is a dictionary with the methods of `waste`, and for each of them how many ms per step its
-# cure saves at most, from your profile. Where no finding has that number, compute it from the tables of the profile.
+# **Exercise 12.4.** `bounds` is a dictionary with the methods in `waste`. For each method, use your profile to state
+# how many milliseconds per step its cure saves at most. If no finding contains that number, compute it from the tables
+# in the profile.
 
 # %% answer 12.4
 bounds = {}
@@ -271,17 +276,19 @@ if bounds:
     print(f"together     {sum(bounds.values()):5.1f} ms, of a step of {p.timing.median_ms:.1f} ms")
 
 # %% [markdown]
-# Bounds overlap, so they may add up to more than a step: a pass that no longer runs is not made faster by shorter
-# numbers. Only a measurement tells you what the cures save together.
+# Bounds overlap, so they may add up to more than a step. For example, using shorter numbers cannot speed up a pass that
+# no longer runs. Only a measurement tells you how much the cures save together.
 #
 # ## 12.5 Cure
 #
-# A cure must not change a result: the same cards, in the same order, with the same losses and counts in the log, and
-# the same weights afterwards, up to rounding. Whatever Maya's script computes for a reason, yours computes, too.
+# A cure must not change a result. Your script must use the same cards in the same order, write the same losses and
+# counts to the log, and end with the same weights, up to rounding. Everything that Maya's script computes for a reason,
+# yours must compute, too.
 #
-# **Exercise 12.5.** Write a class that is made and called like `Nightly`, and let `Cured` be that class. The simplest
-# way is a chain of classes, each of which cures one thing and inherits the rest. You need them for the next exercise,
-# so you may solve both together. The check runs `Cured` on an archive that you have not seen, and counts its work.
+# **Exercise 12.5.** Write a class that is created and called like `Nightly`, and assign it to `Cured`. The simplest way
+# is a chain of classes, each of which cures one thing and inherits the rest. You will need these classes for the next
+# exercise, so you may solve both together. The check runs `Cured` on an archive that you have not seen, and counts its
+# work.
 
 # %% answer 12.5
 Cured = Nightly  # your class
@@ -289,7 +296,7 @@ Cured = Nightly  # your class
 
 ### BEGIN SOLUTION
 class Once(Nightly):
-    """The brightness of all cards does not change."""
+    """Measure the brightness only once, because it does not change."""
 
     def __init__(self, archive, seed=0):
         super().__init__(archive, seed)
@@ -300,7 +307,7 @@ class Once(Nightly):
 
 
 class Single(Once):
-    """Float32 from the cards to the weights."""
+    """Use float32 from the cards to the weights."""
 
     def new_reader(self):
         return Reader()
@@ -311,7 +318,7 @@ class Single(Once):
 
 
 class OnePass(Single):
-    """The scores of the loss are those that are counted."""
+    """Count from the scores that the loss is computed from."""
 
     def loss(self, boxes, wanted):
         self.scores = self.reader(boxes, wanted >= 0)
@@ -322,7 +329,7 @@ class OnePass(Single):
 
 
 class Tight(OnePass):
-    """No boxes that are not on the card."""
+    """Leave out the boxes that are not on the card."""
 
     def padded(self, pixels, characters):
         return pixels, characters
@@ -337,10 +344,10 @@ labs.check("12.5", Cured, script=Nightly)
 # %% [markdown]
 # ## 12.6 Prove
 #
-# **Exercise 12.6.** For each cure, run an A/B test of this one change, and add it to the journal with your hypothesis:
-# which saving do you expect, and why? The test compares the losses (`check`) and decides. A test that is rejected or
-# inconclusive stays in the journal, too, because it is part of the evidence. Make new scripts for each test: both sides
-# train.
+# **Exercise 12.6.** For each cure, run an A/B test of this one change, and add it to the journal with your hypothesis.
+# How much do you expect to save, and why? The test compares the losses (`check`) and decides. A rejected or
+# inconclusive test also stays in the journal, because it is part of the evidence. Create new scripts for each test,
+# because both sides train.
 
 # %% answer 12.6
 ### BEGIN SOLUTION
@@ -364,10 +371,10 @@ journal
 # %% [markdown]
 # ## 12.7 Report
 #
-# Tests of single changes do not tell you what all of them save together.
+# Tests of single changes do not tell you how much all of them save together.
 #
-# **Exercise 12.7.** Test `Nightly` against `Cured`, as `whole`, and add the test to the journal. Then write the report
-# for Maya:
+# **Exercise 12.7.** Test `Nightly` against `Cured`, bind the result to `whole`, and add the test to the journal. Then
+# write the report for Maya:
 #
 # - `ratio`, `low`, `high`: the time of the candidate divided by that of the baseline, with its interval;
 # - `unnamed`: the method whose waste no finding of your profile names;
@@ -396,16 +403,17 @@ whole
 # %% [markdown]
 # ## The next night
 #
-# The same picture, on the same axes, with the same planted times, and with what **your** script reads and computes.
+# This is the same picture, on the same axes and with the same planted times, but it shows what **your** script reads
+# and computes.
 
 # %%
 picture(work_of(Cured, Archive(400)), "The next night")
 
 # %% [markdown]
-# If the line still ends too low, some waste is left. Without any single one of the four cures, the night is too short:
-# the three faults that perfnb names are not enough.
+# If the line still ends too low, some waste is left. The night is too short if any one of the four cures is missing, so
+# it is not enough to fix the three faults that perfnb names.
 #
-# Now look at the profile of the cured script. What does the verdict name now? Is it waste?
+# Now look at the profile of the cured script. What does the verdict name this time? Is it waste?
 
 # %%
 cured = Cured(archive)
@@ -413,17 +421,18 @@ after = perfnb.profile_step(cured.step, model=cured.reader, budget_s=4)
 after
 
 # %% [markdown]
-# A step is never without a bottleneck: something always takes most of the time. What is left is work that the task
-# needs. **Look at** your journal once more: which hypothesis was off the most, and which count would have corrected it?
+# A step always has a bottleneck, because something always takes most of the time. What is left is work that the task
+# needs. **Look at** your journal once more. Which hypothesis was the furthest off, and which count would have corrected
+# it?
 #
-# And the computer that Tom wanted to buy? The old one is now busy for a part of the night only.
+# And what about the computer that Tom wanted to buy? The old one is now busy for only part of the night.
 #
 # ## Takeaways
 #
-# - A profiler sees what a step *does*. What it *should* do, you have to know: count what the task needs, and compare.
+# - A profiler sees what a step *does*. You have to know what it *should* do. Count what the task needs, and compare.
 # - Work that is avoided beats work that is made faster. Ask "why at all?" before "how fast?".
-# - One change, one test, one line in the journal, with what you expected before you knew.
-# - A cure that changes a result is another script. Compare values before times.
+# - Test one change at a time, and add each test to the journal, with what you expected before you knew the result.
+# - A cure that changes a result is a different script. Compare values before you compare times.
 #
 # `labs.export("lab_12.json")` writes your answers and their measurements to a file for your teacher. `labs.progress()`
 # shows all labs that you solved in this notebook.
