@@ -39,7 +39,7 @@ def float64(facts: Facts) -> Iterator[Finding]:
     layers = points[(points["kind"] == "layer") & (points["dtype"] == "float64").fillna(False)]
     names = [str(name) for name in layers.sort_values("ms", ascending=False, kind="stable")["name"].head(3)]
     model = facts.variable(names[0]) if names else None
-    where = "" if names else " None of these ops are in the model."
+    where = "" if names else " All of these ops are outside the model."
     takes = facts.applicable("float32") and not facts.optimizers
     yield Finding(
         f"Ops in float64 take {facts.of_step(float(ops['ms'].sum()))}. {_rates(double, single)} Other ops would move "
