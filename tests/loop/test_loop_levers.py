@@ -60,7 +60,7 @@ def test_the_answer_is_in_the_summary_the_saved_run_and_a_line(
             True,
             40,
         )
-        saved = "worth keeping: it would have saved about 160 ms in the 40 steps that were left, 40 % of their time; "
+        saved = "worth keeping: it would have saved about 160 ms over the remaining 40 steps, 40 % of their time; "
         assert f"{saved}values unchecked here" in " ".join(str(run).split())
         assert run.profiled == 4 + 1 + EACH
         assert run.median_ms == pytest.approx(10.0, rel=0.1)
