@@ -187,5 +187,7 @@ def test_memory_may_grow_where_every_watched_step_left_something(left: int | Non
         [("memory may grow", left, "low")] if noted else []
     )
     if noted:
-        assert "left behind 5.00 MiB that was never freed, most of it allocated by encoder, aten::mm" in found[0].evidence
+        assert (
+            "left behind 5.00 MiB that was never freed, most of it allocated by encoder, aten::mm" in found[0].evidence
+        )
         assert "perfnb.find_leaks" in found[0].advice

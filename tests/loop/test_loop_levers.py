@@ -145,7 +145,7 @@ def test_several_ranks_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_lever_that_a_loop_does_not_allow_is_refused_before_it_starts() -> None:
-    with pytest.raises(ValueError, match="Others lower precision, or need a step that can be called again"):
+    with pytest.raises(ValueError, match="Other levers lower precision or require a step that can be called again"):
         perfnb.profiled([1], try_levers=["autocast"])
 
 
@@ -156,7 +156,7 @@ def test_a_failure_of_perfnb_ends_the_trial_and_not_the_loop(monkeypatch: pytest
     monkeypatch.setattr("perfnb.profile.places.users_files", fails)
     training = Training(batches=30)
     loop = perfnb.profiled(training.batches, try_levers=["gc_freeze"], **WINDOW)
-    with pytest.warns(RuntimeWarning, match=r"^perfnb: no further lever is tried: RuntimeError: perfnb's own$"):
+    with pytest.warns(RuntimeWarning, match=r"^perfnb: no more levers are tried: RuntimeError: perfnb's own$"):
         assert len(train(loop, training)) == 30
     with warnings.catch_warnings():
         warnings.simplefilter("error")
