@@ -140,7 +140,7 @@ def answer(trials: Sequence[BlockTrial]) -> str:
             parts.append(f"{one.lever} is faster by {fmt.with_interval(fmt.share(less), less, ends)}")
     if not any(one.on_ms for one in trials):
         reasons = [one.why_not for one in trials]
-        return f"no lever was tried: {reasons[0] if reasons else 'none applies to this loop'}"
+        return f"no levers were tried: {reasons[0] if reasons else 'none applies to this loop'}"
     if not parts:
         return "none of the levers was proven to make the loop faster"
     return f"{', '.join(parts)}; {UNCHECKED_HERE}"

@@ -298,7 +298,7 @@ def begin_trial(
 
     if (place_in_job() or {}).get("world_size", 1) > 1:
         reason = "the job has several ranks, which would have to switch levers together"
-        warnings.warn(f"perfnb: no lever was tried: {reason}.", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"perfnb: no levers were tried: {reason}.", RuntimeWarning, stacklevel=4)
         return None
     modules, steps = profile._recording.modules, profile.steps
     step_ms, wait_ms = steps.loc[steps["pass"] == "timed", ["wall_ms", "data_ms"]].median().fillna(0.0)

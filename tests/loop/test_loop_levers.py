@@ -138,7 +138,7 @@ def test_several_ranks_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch
     training = Training(batches=30)
     loop = perfnb.profiled(training.batches, try_levers=True, **WINDOW)
     with pytest.warns(
-        RuntimeWarning, match=r"^perfnb: no lever was tried: the job has several ranks, which would have"
+        RuntimeWarning, match=r"^perfnb: no levers were tried: the job has several ranks, which would have"
     ):
         assert set(train(loop, training)) == {10.0}
     assert loop.run.tried == []

@@ -229,7 +229,7 @@ def test_attention_that_a_model_chose_for_good_is_refused_in_silence(caplog: pyt
     subject = subject_of(names)
     with untouched(subject):
         why = by_name()["attention"].refuses(subject)
-    assert "when it is made" in why
+    assert "when it is created" in why
     assert 'BertModel.from_pretrained(..., attn_implementation="sdpa")' in why
     assert not caplog.records
 
@@ -284,7 +284,7 @@ def test_an_optimizer_in_a_dict_has_its_lines() -> None:
 def test_an_optimizer_without_a_name_has_a_line_that_says_where() -> None:
     subject = subject_of(world())
     subject.optimizers = {"AdamW": subject.optimizers["opt"]}
-    assert by_name()["fused_optimizer"].code(subject) == ["# where the AdamW is made: fused=True"]
+    assert by_name()["fused_optimizer"].code(subject) == ["# where the AdamW is created: fused=True"]
 
 
 def test_what_the_step_does_not_use_is_refused() -> None:
