@@ -127,7 +127,7 @@ class Facts:
     def records_python(self) -> bool:
         """Whether all Python calls were recorded, not only those of modules.
 
-        A trace may contain only the calls of modules.
+        A trace may contain module calls but no other Python calls.
         """
         events = self.recording.events
         names = events["name"].iloc[python_calls(events)]

@@ -96,7 +96,7 @@ class Rule:
     words: Callable[[Any], tuple[str, str]] | None = None
     #: Whether the bound on a GPU comprises all of the work, which no change can remove completely.
     ceiling: bool = False
-    #: Whether the bottleneck is visible only in timed steps, in which case traced steps cannot refute it.
+    #: Whether the bottleneck is visible only in timed steps. Traced steps then cannot refute it.
     timed_only: bool = False
     #: The cause in `GpuFacts.idle_by` that the rule explains, if any.
     idle_cause: str = ""

@@ -202,7 +202,7 @@ class GpuFacts:
         return intersection(self.late, inside).length * self.per_step
 
     def in_step_of(self, ms: float) -> GpuFacts:
-        """Return the same facts for a step of this duration, in which the GPU is idle for less time than when traced.
+        """Return the same facts for a step of this duration, where the GPU is idle for less time than in a traced step.
 
         If the GPU's work took longer than this duration, tracing must have slowed down its work as well.
         """

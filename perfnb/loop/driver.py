@@ -79,7 +79,7 @@ class LoopProfiler:
         A function that returns the number of steps that are certain to follow, or ``None`` if it is unknown. If a
         window would not fit, it times fewer steps or is postponed until after these steps.
     trainer : str
-        ``"transformers"`` or ``"lightning"``, in which case findings use this trainer's names for settings.
+        ``"transformers"`` or ``"lightning"``. Findings then use this trainer's names for settings.
     try_levers : bool, str or list of str
         The levers to try on the loop's own steps after the first window; see `profiled`.
 

@@ -31,7 +31,7 @@ class KeptRun:
     driver : LoopProfiler
         The object that profiles the loop and records its run.
     asked : bool
-        Whether the run or its profiles have been accessed, in which case no report is needed.
+        Whether the run or its profiles have been accessed. If so, no report is needed.
     """
 
     def __init__(self, driver: LoopProfiler, *, asked: bool) -> None:

@@ -238,7 +238,7 @@ class RunComparison(RunChanges, Documented):
 
 
 def summarise(recorder: RunRecorder) -> RunSummary | None:
-    """Summarise what a run has recorded; return ``None`` before the first step."""
+    """Summarise the run so far; return ``None`` before the first step."""
     recorded = recorder.recorded()
     return RunSummary(recorded) if recorded.facts["steps"] else None
 

@@ -37,8 +37,8 @@ class ArchitectureComparison(Documented):
     Attributes
     ----------
     table : DataFrame
-        Each model's cost, with one row per name (the index) in the order in which they were passed. Times are medians
-        with 95 % intervals, and ``intensity`` is in FLOP/byte. Any value may be NA.
+        Each model's cost, with one row per name (the index), in the order of `models`. Times are medians with 95 %
+        intervals, and ``intensity`` is in FLOP/byte. Any value may be NA.
     shares : DataFrame
         Where the time goes: ``name``, ``by`` (kind of layer, or phase), ``part``, ``ms``, ``share``. For each name and
         ``by`` the shares add up to 1, and the times to the median.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: The meaning of the checks' verdicts, problems first.
 RESULTS = {"attention": "needs attention", "unknown": "not known", "info": "for information", "ok": "as expected"}
-#: Test durations, in seconds, for which the smallest detectable difference is shown.
+#: The smallest detectable difference is shown for tests of these durations, in seconds.
 _SECONDS = (10, 60)
 
 

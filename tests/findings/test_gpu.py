@@ -131,7 +131,7 @@ def test_host_work_says_where_the_host_was_seen(place: str, name: str, said: str
 def test_host_work_of_which_nothing_is_on_record_is_less_sure_and_asks_for_stacks() -> None:
     work = Profile(two_kernels(5000).recording()).findings.set_index("bottleneck").loc["host work"]
 
-    assert "The trace does not show what it did." in work["evidence"]
+    assert "The trace does not show its work." in work["evidence"]
     assert work["confidence"] == "medium"
     assert "stacks=True" in work["advice"]
 

@@ -183,7 +183,7 @@ def test_a_host_that_does_other_things_is_told_from_one_that_launches(
     assert found["bottleneck"] == "host work"
     steps = len(steps_of(name))
     assert float(str(found["bound_ms"])) * steps >= held_ms
-    assert ("The trace does not show what it did." in str(found["evidence"])) == (held is None)
+    assert ("The trace does not show its work." in str(found["evidence"])) == (held is None)
     assert found["confidence"] == ("medium" if held is None or steps == 1 else "high")
     if held is not None:
         assert f"most in {held}" in str(found["evidence"])

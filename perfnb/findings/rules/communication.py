@@ -14,7 +14,7 @@ from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import NONE
 
-#: Minimum share of the step for which a finding about sending gradients is worthwhile.
+#: A finding about sending gradients is worthwhile above this share of the step.
 _LITTLE = 0.02
 #: The size below which buckets are small, the number from which they are many, and DDP's default bucket size.
 _SMALL_BYTES, _MANY, _USUAL_BYTES = 2**20, 6, 25 * 2**20

@@ -311,7 +311,7 @@ def _seen(gpu: GpuFacts) -> str:
         if doing.shares[place] >= 0.01
     ]
     if not parts:
-        return "The trace does not show what it did."
+        return "The trace does not show its work."
     rest = 1 - doing.seen
     left = f"; for {fmt.duration(rest * bound)}, the trace does not show its work" if rest >= 0.01 else ""
     return f"It spent {', '.join(parts)}{left}."

@@ -41,7 +41,7 @@ def host_device_copies(facts: Facts) -> Iterator[Finding]:
         "The host was certainly blocked, but the GPU may have been idle for another reason, because the copy itself "
         "may have been waiting."
         if unsure
-        else "Idle time is attributed to what the host did at that time. Part of a copy may already be hidden.",
+        else "Idle time is attributed to the host's work at that time. Part of a copy may already be hidden.",
         "Whether a copy waited for earlier work on its stream"
         + (", such as work launched before the trace began or by another process." if unsure else "."),
         rows("phase", ["host_to_device"]),
