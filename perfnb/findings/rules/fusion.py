@@ -242,7 +242,7 @@ def elementwise_chains(facts: Facts) -> Iterator[Finding]:
         f"Fuse each chain into one pass over the data: compile {what} with torch.compile. Alternatively, "
         f"write into existing tensors (out=, in-place), which at least avoids allocating new memory.{note}",
         "medium",
-        "One pass remains: the longest op of each chain.",
+        "A fused chain still needs one pass, which takes as long as its longest op.",
         "Whether each op needs the result of the previous one, and whether the tensors fit into a cache.",
         rows("layer", layers) + rows("op", by_op),
         code=code,
