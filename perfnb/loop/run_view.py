@@ -355,7 +355,7 @@ def ranks_document(ranks: RankFigures) -> Document:
         fmt.counted(len(times), "rank"),
         verdict=_rank_verdict(ranks),
         sections=(
-            Bars("Where each rank's mean step is spent", "ms", tuple(bars)),
+            Bars("Where each rank's mean step time goes", "ms", tuple(bars)),
             Table(
                 "How much longer per step than the rank in the middle (mean, 95 % interval)",
                 heads,

@@ -247,7 +247,7 @@ def test_longer_warm_up_is_not_the_remedy_for_steps_that_all_compile() -> None:
     ("guard", "cure"),
     [
         ("0/0: tensor 'x' size mismatch at index 0. expected 32, actual 7", "same shape"),
-        ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "one mode"),
+        ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "same mode"),
         ("0/1: self.calls == 3 # self.calls += 1 # a.py:1 in f", "in a tensor"),
         ("0/1: ___check_obj_id(f, 12)", "the same in every step"),
     ],

@@ -103,7 +103,7 @@ def test_a_steady_run_is_not_said_to_have_nothing_to_gain() -> None:
     verdict = run(usual(N))._document().verdict
     assert verdict.sentence.startswith("Steady: ")
     assert verdict.sentence.endswith("; only faster steps can shorten the run")
-    assert "profile one" in verdict.next
+    assert "profile some of them" in verdict.next
 
 
 def test_stalls_when_how_often_and_what_they_cost() -> None:

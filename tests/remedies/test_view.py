@@ -85,7 +85,7 @@ def test_a_lever_that_may_save_much_is_named_as_undecided(
     trial = LeverTrial("workers", "inconclusive", ratio, ends, 1.0, why_not=why_not)
     said = str(lever_trials([trial], None, goal=goal))
     assert ("proven to make the step faster, but workers may: give it more time" in said) == is_open
-    assert ("Nothing that was tried" in said) == (not is_open)
+    assert ("None of the levers that were tried" in said) == (not is_open)
 
 
 def test_what_was_not_tried_takes_a_line() -> None:
