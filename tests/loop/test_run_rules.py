@@ -67,7 +67,7 @@ def test_waits_for_data(wait: Centre, verdict: str) -> None:
 def test_what_is_said_of_waits() -> None:
     wait = Centre(0.9, 0.8, 1.2)
     plain = only(wait=wait)
-    assert plain["evidence"] == "Steps wait 9.00 ms for their batch on average, 90.0 % [80.0, 100.0] of their time."
+    assert plain["evidence"] == "Steps wait 9.00 ms for their batch on average, or 90.0 % [80.0, 100.0] of their time."
     assert (plain["bound_ms"], plain["confidence"]) == (9.0, "high")
     unsure = [only(wait=Centre(0.06, low, 0.12))["confidence"] for low in (0.0, 0.001)]
     assert unsure == ["low", "high"]
@@ -106,7 +106,7 @@ def test_stalls_matter_from_two_percent() -> None:
 
 def test_time_between_steps_matters_from_five_percent() -> None:
     between = only(mean_ms=9.5, between_ms=0.5)
-    assert between["evidence"].startswith("50.0 ms passed between steps, 5.0 % of the time: ")
+    assert between["evidence"].startswith("50.0 ms passed between steps, or 5.0 % of the time: ")
     assert between["bound_ms"] == 0.5
     assert found(mean_ms=9.5, between_ms=0.49).table.empty
 

@@ -83,7 +83,7 @@ def test_too_few_pairs_give_no_verdict(levers: int) -> None:
     assert half(fewest).verdict == "faster"
     few = half(fewest - 1)
     assert (few.verdict, few.ratio) == ("not timed", None)
-    assert few.why_not == f"too few pairs of blocks before the loop ended: {fewest - 1}, and {fewest} are needed"
+    assert few.why_not == f"too few pairs of blocks before the loop ended: {fewest - 1}, but {fewest} are needed"
     assert not few.helps("time")
 
 

@@ -300,8 +300,8 @@ def test_the_backend_of_attention_in_use_is_not_tried() -> None:
     names = world(Attention)
     levers, subject = by_name(), subject_of(names)
     assert "already" in levers["sdpa_flash"].refuses(subject)
-    assert "not for cpu" in levers["sdpa_cudnn"].refuses(subject)
-    assert "not for cpu" in levers["sdpa_efficient"].refuses(subject)
+    assert "not available for cpu" in levers["sdpa_cudnn"].refuses(subject)
+    assert "not available for cpu" in levers["sdpa_efficient"].refuses(subject)
     with sdpa_kernel(SDPBackend.MATH):
         subject.chosen.clear()
         assert "already" in levers["sdpa_math"].refuses(subject)

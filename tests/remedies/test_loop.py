@@ -542,7 +542,7 @@ def test_without_memory_for_float64_the_yardstick_is_the_steps_own_noise(monkeyp
     step, _ = training()
     monkeypatch.setattr("perfnb.remedies.values.free_bytes", lambda kind: 10)
     found = perfnb.try_levers(step, levers=["gc_freeze"], budget_s=60, confirm=False)
-    assert "there is not enough memory for float64" in str(found)
+    assert "there is not enough memory for" in str(found)
     assert found.table.loc["gc_freeze", "values"] == SAME
 
 
