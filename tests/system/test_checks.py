@@ -253,7 +253,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "12.4 or older); torch was built with CUDA 13.0",
     ),
     ("GPU driver", {"torch": TORCH | {"cuda": "12.8"}}, "info", "12.8"),
-    ("GPU driver", {"torch": TORCH | {"cuda": None}}, "attention", "this torch has no CUDA"),
+    ("GPU driver", {"torch": TORCH | {"cuda": None}}, "attention", "this torch build has no CUDA"),
     ("GPU driver", {"gpus": GOOD["gpus"] | {"driver_cuda": Unread("Not Found")}}, "unknown", "Not Found"),
     ("GPU driver", {"gpus": GOOD["gpus"] | {"driver": Unread("Not Found")}}, "ok", "Not Found"),
     ("GPU persistence", gpus(persistent=False), "attention", "GPU 0: on; GPU 1: off"),
@@ -292,7 +292,7 @@ def test_the_advice_names_the_number_of_threads() -> None:
 def test_the_advice_fits_what_was_found() -> None:
     never, madvise = (rows(huge_pages=chosen)["huge pages"]["how"] for chosen in ("never", "madvise"))
     assert never.startswith("As root, write always")  # where they are forbidden torch asks in vain
-    assert madvise.startswith("THP_MEM_ALLOC_ENABLE=1")
+    assert madvise.startswith("To make torch request them, set THP_MEM_ALLOC_ENABLE=1")
     assert "ATEN_CPU_CAPABILITY" in rows(torch=TORCH | {"capability": "DEFAULT"})["torch"]["how"]
     assert "ATEN_CPU_CAPABILITY" not in rows(torch=TORCH | {"onednn": False})["torch"]["how"]
 
@@ -300,7 +300,7 @@ def test_the_advice_fits_what_was_found() -> None:
 def test_a_narrow_link_is_to_be_looked_at_while_a_step_runs() -> None:
     row = rows(**gpus(pcie_width=8))["GPU PCIe link"]
     assert "idle" in row["found"]
-    assert row["how"].startswith("Check again while a step runs")
+    assert row["how"].startswith("Check again while a step is running")
 
 
 def test_without_a_gpu_its_checks_say_so() -> None:
