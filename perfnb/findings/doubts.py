@@ -14,27 +14,26 @@ if TYPE_CHECKING:
     from perfnb.findings.facts import Facts
 
 _LOW = "Low confidence: "
-#: How many times longer timed steps may take than traced ones, or the reverse. Tracing only adds time, and that time
-#: has been subtracted.
+#: The factor by which timed and traced steps may differ. Tracing only adds time, which has already been subtracted.
 _APART = 1.5
-#: From here on, the timed steps are no evidence about the step.
+#: From this factor on, the timed steps are no longer evidence about the step.
 _HELD_UP = 2.5
 #: Ratio of the longest to the shortest traced step above which they disagree.
 _DISAGREE = 1.5
-#: Batches that exist already: nothing makes them in the background.
+#: Types of batches that exist already, and are therefore not made in the background.
 _AT_HAND = ("list", "tuple", "range", "dict", "Tensor", "ndarray")
-#: If batches were prefetched, traced steps wait at least this many times less than explained, and this is the least
-#: share of a timed step that is a wait.
+#: Batches were prefetched if timed steps wait this many times as long as expected from the traced steps, and if waits
+#: are at least this share of a timed step.
 _LESS, _WAITS = 2.0, 0.05
 
 
 def held_up(facts: Facts) -> bool:
-    """Return whether the timed steps were held up.
+    """Return whether other work held up the timed steps.
 
-    In this case, they took far longer than the traced steps, which do at least the same work. If batches are made in
-    the background, this may have slowed the timed steps.
+    If so, they took far longer than the traced steps, which do at least as much work. This does not apply if batches
+    are made in the background, because that may also slow down the timed steps.
     """
-    compiled = bool(facts.compiling_ms.any())  # which explains it
+    compiled = bool(facts.compiling_ms.any())  # compilation would explain the difference
     return facts.live and facts.gpu is None and facts.scale > _HELD_UP and not _works_ahead(facts) and not compiled
 
 
@@ -51,7 +50,7 @@ def too_few_steps(facts: Facts) -> str:
 
 
 def doubt_of(facts: Facts) -> str:
-    """Return sentences with the reason why bounds may be far off, and a recommendation.
+    """Return sentences that explain why bounds may be far off, with a recommendation.
 
     The result is empty if there is no reason for doubt.
     """
@@ -74,18 +73,18 @@ def doubt_of(facts: Facts) -> str:
         reasons.append(few.removeprefix(_LOW).rstrip("."))
     doubt = f"{_LOW}{'; '.join(reasons)}. Bounds can be off by half or more."
     if (facts.busy or facts.scale > _APART) and (facts.environment.get("threads") or 1) > 1:
-        doubt += " Threads wait for the one that got no core: try torch.set_num_threads(1)."
+        doubt += " If one thread has no core, all others wait for it: try torch.set_num_threads(1)."
     return doubt
 
 
 def _disturbances(facts: Facts) -> list[str]:
     """Return evidence that timed and traced steps differed, or that other work ran on the machine."""
     reasons = []
-    # The test leaves out waits and the cost of tracing; the sentence gives the ratio that the report shows.
+    # The test excludes waits and the cost of tracing, but the sentence contains the ratio that the report shows.
     ratio = facts.figures.slowdown or 0.0
     if facts.scale > _APART and not _works_ahead(facts):
         reasons.append(
-            f"timed steps took {fmt.significant(1 / ratio, trim=True)} times as long as traced ones, which do more"
+            f"timed steps took {fmt.significant(1 / ratio, trim=True)} times as long as traced ones, which do more work"
             if 0 < ratio < 1
             else "timed steps took longer than traced ones minus tracing overhead"
         )
@@ -106,9 +105,9 @@ def _disturbances(facts: Facts) -> list[str]:
 def _works_ahead(facts: Facts) -> bool:
     """Return whether batches are made in the background, by workers or a thread.
 
-    These compete with the timed steps for cores, while the traced steps find prefetched batches. It is not known how
-    other kinds of iterables work. They are recognised if traced steps waited much less than the rest of the work
-    explains.
+    Workers and threads compete with the timed steps for cores, while the traced steps find prefetched batches. It is
+    not known how other kinds of iterables work. They count as working ahead if timed steps waited much longer than the
+    traced steps explain.
     """
     kind, workers = facts.loader.get("class"), facts.loader.get("num_workers")
     if isinstance(workers, int) and (workers > 0 or kind == "DataLoader"):
@@ -118,7 +117,7 @@ def _works_ahead(facts: Facts) -> bool:
 
 
 def disagree(traced: pd.Series) -> bool:
-    """Return whether the longest traced step is so long that the mean is not meaningful."""
+    """Return whether the traced steps differ so much that their mean is not meaningful."""
     return bool(traced.max() > _DISAGREE * traced.min())
 
 

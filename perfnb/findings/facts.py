@@ -1,8 +1,8 @@
-"""Compute the figures of a step that several rules need, once.
+"""Compute the figures of a step that several rules need.
 
-Times from the traced pass are corrected for tracing overhead, and scaled so that all parts of the step except the wait
-for data add up to a timed step. A bound therefore refers to the duration without tracing. If all traced steps did the
-same work, each part is the median over them, so that a single disturbed step has little effect.
+Times from the traced pass are corrected for tracing overhead. They are also scaled to make all parts of the step except
+the wait for data add up to a timed step, which means that bounds refer to the duration without tracing. If all traced
+steps did the same work, each part is the median over these steps, and a single disturbed step has little effect.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from perfnb.trace_names import stepped_optimizer
 
 #: Names of events of compiled code.
 COMPILED = re.compile(r"Torch-Compiled Region|CompiledFunction|TorchDynamo|## Call CompiledFxGraph")
-#: Nanoseconds below which an operator is all overhead if its cost was not measured, and the least and most of that.
+#: Nanoseconds below which an operator is pure overhead if the cost of operators was not measured, and the limits of
+#: this value otherwise.
 _TINY_NS, _LEAST_TINY_NS, _MOST_TINY_NS = 10_000.0, 8_000.0, 30_000.0
-#: The same in multiples of an operator that does nothing.
+#: The same threshold as a multiple of an operator that does nothing.
 _TINY = 15.0
 
 
@@ -54,13 +55,13 @@ class StepFigures:
     phases: pd.DataFrame
     #: Traced step time divided by the timed one.
     slowdown: float | None = None
-    #: Filled if arithmetic was counted.
+    #: Not ``None`` if arithmetic was counted.
     roofline: RooflineLevels | None = None
-    #: Filled if memory was watched.
+    #: Not ``None`` if memory was recorded.
     memory: MemorySummary | None = None
 
 
-#: The highest ratio of the mean of the timed steps' own work to its median.
+#: The mean of the timed steps' own work is far from its median if it exceeds the median by more than this factor.
 _FAR = 1.5
 
 Known = TypeVar("Known")
@@ -74,18 +75,18 @@ class Facts:
     recording: Recording
     attribution: Attribution
     figures: StepFigures
-    #: A timed step: the median without waits for data and pauses of the garbage collector, plus the mean of these. For
-    #: a loaded trace the mean of the traced steps, or the GPU's time if that is longer.
+    #: The duration of a timed step: the median without waits for data and garbage collection pauses, plus the mean of
+    #: these. For a loaded trace, it is the mean of the traced steps, or the GPU's time if that is longer.
     step_ms: float
-    #: For each timed step: its time, the wait for a batch in it, and the garbage collector's pauses.
+    #: For each timed step: its duration, how long it waited for a batch, and the garbage collector's pauses.
     timed_ms: Floats
     waits_ms: Floats
     pauses_ms: Floats
     #: Typical time of each cell, corrected for the cost of tracing.
     cells_ns: Floats
-    #: Factor from this time to timed time.
+    #: Factor that converts this time to timed time.
     scale: float
-    #: Filled if a GPU worked.
+    #: Not ``None`` if a GPU did any work.
     gpu: GpuFacts | None
 
     @property
@@ -95,7 +96,7 @@ class Facts:
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """Versions, device, threads."""
+        """Versions, the device and the number of threads."""
         return dict(self.meta.get("environment", {}))
 
     @property
@@ -110,7 +111,7 @@ class Facts:
 
     @cached_property
     def known(self) -> dict[Callable[[Facts], Any], Any]:
-        """The results of rules' `shared` functions so far, by function."""
+        """The results of the rules' `shared` functions that have been called so far."""
         return {}
 
     @cached_property
@@ -119,14 +120,14 @@ class Facts:
         return self.recording.uses_torch
 
     def for_torch(self, words: str) -> str:
-        """Return advice that mentions torch, or an empty text if PyTorch did not run."""
+        """Return these words if PyTorch ran in the step, and an empty text otherwise."""
         return words if self.uses_torch else ""
 
     @cached_property
     def records_python(self) -> bool:
         """Whether all Python calls were recorded, not only those of modules.
 
-        A trace may contain module calls without all other calls.
+        A trace may contain module calls but no other Python calls.
         """
         events = self.recording.events
         names = events["name"].iloc[python_calls(events)]
@@ -140,7 +141,10 @@ class Facts:
 
     @property
     def step_words(self) -> str:
-        """The step that bounds refer to; it is called a mean step if it differs from the headline's median."""
+        """The duration of the step that bounds refer to, in words.
+
+        It is called a mean step if it differs from the median in the headline.
+        """
         whole, median = fmt.duration(self.step_ms), self.figures.timing.median_ms
         return whole if median is None or fmt.duration(median) == whole else f"a mean step of {whole}"
 
@@ -151,7 +155,7 @@ class Facts:
 
     @cached_property
     def uneven(self) -> str:
-        """Whether the mean of the timed steps' own work is far from its median, in words; empty if it is not.
+        """A warning that the mean of the timed steps' own work is far from its median; empty if it is not.
 
         `step_ms` is based on the median, so waits and pauses have a larger share of it than of the mean step.
         """
@@ -163,13 +167,13 @@ class Facts:
 
     @cached_property
     def compilations(self) -> pd.DataFrame:
-        """All compilations in timed steps: ``step``, ``function``, ``line``, the failed ``guard``, and ``ms``."""
+        """One row per compilation in timed steps: ``step``, ``function``, ``line``, the failed ``guard`` and ``ms``."""
         known = pd.DataFrame(self.meta.get("compilations") or [], columns=["step", "function", "line", "guard", "ms"])
         return known[known["step"].isin(range(len(self.timed_ms)))].astype({"step": "int64", "ms": "float64"})
 
     @cached_property
     def compiling_ms(self) -> Floats:
-        """For each timed step, torch.compile's compile time or, if it is longer, the additional time of the step."""
+        """For each timed step, the time that torch.compile took, or the step's additional time if that is longer."""
         ms = np.bincount(self.compilations["step"], self.compilations["ms"], len(self.timed_ms))
         own, without = self.timed_ms - self.waits_ms - self.pauses_ms, ms == 0
         usual = float(np.median(own[without])) if without.any() else np.inf
@@ -180,19 +184,19 @@ class Facts:
         return ms / self.step_ms if self.step_ms > 0 else 0.0
 
     def of_step(self, ms: float) -> str:
-        """Describe a time, at most the whole step: ``2.00 ms (16 % of the step)``."""
+        """Describe a time as part of the step, for example ``2.00 ms (16 % of the step)``."""
         ms = min(ms, self.step_ms)
         return f"{fmt.duration(ms)} ({fmt.share(self.share(ms))} of the step)"
 
     def per_step(self, ns: float) -> float:
-        """Convert typical nanoseconds over all traced steps to milliseconds of a timed step."""
+        """Convert typical nanoseconds over all traced steps to milliseconds in a timed step."""
         return ns / 1e6 / self.steps * self.scale
 
     @cached_property
     def phases_ms(self) -> dict[str, float]:
-        """Time by phase in a timed step; the wait for data is the mean over the timed pass.
+        """The time of each phase in a timed step; the wait for data is the mean over the timed pass.
 
-        It never exceeds the phase's time in the report, which is a mean.
+        The times never exceed those in the report, which are means.
         """
         waited_ms = float(self.waits_ms.mean()) if self.live and self.waits_ms.any() else self.shown_ms("data")
         return {name: min(self.typical_ms(name), self.shown_ms(name)) for name in PHASES} | {"data": waited_ms}
@@ -206,7 +210,7 @@ class Facts:
         return fmt.known(self.figures.phases["share"].get(phase)) or 0.0
 
     def shown_ms(self, phase: str) -> float:
-        """Return the time of a phase in a timed step by its share in the report, at most its time there."""
+        """Return a phase's time in a timed step according to its share in the report, but at most its time there."""
         ms, by_share = fmt.known(self.figures.phases["ms"].get(phase)), self.shown_share(phase) * self.step_ms
         return by_share if ms is None else min(by_share, ms)
 
@@ -220,7 +224,7 @@ class Facts:
         corrected time, including the operators inside; the sum never exceeds the block's time in the step's thread).
         """
         host, cells = self.attribution.host, self.attribution.cells
-        # Parallel work of other threads takes no time from the step.
+        # Work that other threads do in parallel does not add to the step's time.
         chosen = np.flatnonzero(host.is_op & (np.append(self.lines, NONE)[host.block] != NONE))
         chosen = chosen[np.lexsort((-host.ends[chosen], host.starts[chosen]))]
         start, end, block = host.starts[chosen], host.ends[chosen], host.block[chosen]
@@ -255,7 +259,7 @@ class Facts:
 
     @cached_property
     def lines(self) -> Ints:
-        """For each block, the innermost block of the step's thread around it, or itself; -1 on other threads."""
+        """For each block, the innermost enclosing block on the step's thread (possibly itself); -1 on other threads."""
         host = self.attribution.host
         main = host.blocks["main"].to_numpy(dtype=bool)
         return np.where(main, np.arange(len(main)), innermost(host.forest, main))
@@ -269,7 +273,7 @@ class Facts:
         return np.maximum(self.cells_ns - inside, 0.0)
 
     def in_compiled(self, thread: Ints, start: Ints) -> Bools:
-        """Return which events start on a thread inside compiled code, including its backward pass and its lookup."""
+        """Return which events on a thread start inside compiled code, including its backward pass and its lookup."""
         host = self.attribution.host
         compiled = found(self.recording.events["name"], COMPILED.search)[host.rows]
         inside = np.zeros(len(start), dtype=bool)
@@ -282,10 +286,10 @@ class Facts:
         return inside
 
     def between_ops_ms(self, ns: float) -> float:
-        """Convert nanoseconds between operators over all traced steps to milliseconds of a timed step.
+        """Convert nanoseconds between operators over all traced steps to milliseconds in a timed step.
 
-        Tracing slows operators but not the Python code between them. If this code takes longer than a timed step,
-        tracing must have slowed both, for example because Python calls were recorded.
+        Tracing slows down operators but not the Python code between them. If this code takes longer than a timed step,
+        tracing must have slowed down both, for example because Python calls were recorded.
         """
         fits = float(self.left_ns.sum()) / 1e6 / self.steps <= self.per_step(float(self.cells_ns.sum()))
         return ns / 1e6 / self.steps if self.scale < 1 and fits else self.per_step(ns)
@@ -303,7 +307,7 @@ class Facts:
         return pd.Series(self.cells_ns).groupby(self.owners).sum().map(self.per_step)
 
     def layers_on_gpu_ms(self, layers: Collection[str]) -> float:
-        """Return the time per step when at least one of these layers runs on the GPU, excluding layers inside them."""
+        """Return the time per step during which any of these layers, excluding nested ones, runs on the GPU."""
         assert self.gpu is not None
         events = self.recording.events
         block = blocks_of_events(events, self.attribution.host)[rows_of_trace(events)]
@@ -313,7 +317,7 @@ class Facts:
 
     @cached_property
     def owners(self) -> npt.NDArray[np.object_]:
-        """The row in the layers' table that owns each cell; empty if there is none."""
+        """The name of the layer that each cell belongs to; empty if there is none."""
         return owner_names(self.recording, self.attribution)
 
     @cached_property
@@ -330,7 +334,7 @@ class Facts:
 
     @property
     def bare_op_ns(self) -> float:
-        """Nanoseconds that an empty operator takes without the profiler; 0 if this was not measured."""
+        """Nanoseconds that an empty operator takes without the profiler; 0 if they were not measured."""
         return float(self.meta.get("bare_cost", {}).get("op_ns", 0.0))
 
     @property
@@ -341,7 +345,7 @@ class Facts:
 
     @property
     def busy(self) -> bool:
-        """Whether there was work for more CPUs than the machine has during the timed steps."""
+        """Whether more programs wanted to run during the timed steps than the machine has CPUs."""
         noise = self.meta.get("noise", {})
         load = max(noise.get("load_before", 0.0), noise.get("load_after", 0.0))
         return bool(noise.get("cpus")) and load > noise["cpus"]
@@ -359,7 +363,7 @@ class Facts:
 
     @property
     def parallel(self) -> list[Mapping[str, Any]]:
-        """The models under DistributedDataParallel: ``name``, and the settings that were noted."""
+        """The models wrapped in DistributedDataParallel: the ``name`` and the recorded settings of each."""
         return list(self._parts.get("parallel") or ())
 
     @cached_property
@@ -376,7 +380,7 @@ class Facts:
     def applicable(self, lever: str) -> str:
         """Return the lever, or an empty text if it does not apply to the step.
 
-        For traces, whose step is not known, all levers apply.
+        For traces, where the step is not known, all levers apply.
         """
         return "" if self.live and lever in (self._parts.get("refused") or ()) else lever
 
@@ -393,7 +397,7 @@ class Facts:
         return max((name for name in names if f"{layer}.".startswith(f"{name}.")), key=len, default=None)
 
     def variable(self, layer: str | None = None) -> str | None:
-        """Return the user's name for the model that a layer belongs to; ``None`` if it is not in a known variable."""
+        """Return the variable of the model that a layer belongs to; ``None`` if the variable is unknown."""
         root = self.root(layer)
         return root if root in self._models else None
 
@@ -413,16 +417,18 @@ class Facts:
 
     @property
     def optimizers(self) -> list[Mapping[str, Any]]:
-        """Names and settings of the known optimizers or, if the trace contains optimizer steps, of these optimizers."""
+        """Names and settings of the known optimizers.
+
+        If the trace contains optimizer steps, only these optimizers are included.
+        """
         known = [_named(part) for part in self._parts.get("optimizers") or ()]
         return [part for part in known if not self.optimizer_classes or part["class"] in self.optimizer_classes]
 
     @property
     def trainer(self) -> str:
-        """The name of the trainer; empty for a plain loop.
+        """The name of the trainer for `perfnb.findings.proposed_code.setting`; empty for a plain loop.
 
-        See `perfnb.findings.proposed_code.setting`. Optimizers that an ``Accelerator`` has prepared have their own
-        class.
+        Optimizers prepared by an ``Accelerator`` are recognised by their class.
         """
         prepared = any(part["class"] == "AcceleratedOptimizer" for part in self._parts.get("optimizers") or ())
         return str(self.meta.get("loop", {}).get("trainer") or "accelerate" * prepared)
@@ -440,7 +446,7 @@ class Facts:
 
     @cached_property
     def updates(self) -> float:
-        """How often each optimizer steps per profiled step, which is more than once if the step contains a loop."""
+        """How many times each optimizer steps per profiled step, which is more than once if the step has a loop."""
         blocks = self.attribution.host.blocks
         steps = blocks[blocks["kind"] == Kind.STEP]
         starts = self.recording.events["start_ns"][self.optimizer_steps]
@@ -464,7 +470,7 @@ class Facts:
 
 
 def shared(find: Callable[[Facts], Known]) -> Callable[[Facts], Known]:
-    """Make a function compute its result only once per step; the rules that share it must not modify it."""
+    """Cache a function's result for each step. The rules that share the result must not modify it."""
 
     @wraps(find)
     def known(facts: Facts) -> Known:
@@ -500,7 +506,7 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
         pauses_ms = np.where(pauses_ms > timed_ms - waits_ms, 0.0, pauses_ms)
         usual = float(np.median(timed_ms - waits_ms - pauses_ms))
         step_ms = usual + float(waits_ms.mean()) + float(pauses_ms.mean())
-        # Waits inside the step's own code were not timed separately: they are part of its time.
+        # Waits inside the step's own code were not timed separately and count as part of its time.
         timed_apart = (cells["phase"] == "data").to_numpy() & bool(waits_ms.any())
         rest = float(cells_ns[~timed_apart].sum()) / 1e6 / count
         scale = usual / rest if rest > 0 < usual else 1.0
@@ -508,14 +514,14 @@ def facts_of(recording: Recording, attribution: Attribution, figures: StepFigure
     else:
         wall = float(steps.loc[steps["pass"] == "traced", "wall_ms"].mean())
         step_ms = max(wall, 0.0 if gpu is None else gpu.span_ms)
-        # Medians of parts can add up to more than the mean of the whole.
+        # The medians of the parts can add up to more than the mean of the whole.
         whole = float(cells_ns.sum()) / 1e6 / count
         scale = min(wall / whole, 1.0) if whole > 0 else 1.0
     return Facts(recording, attribution, figures, step_ms, timed_ms, waits_ms, pauses_ms, cells_ns, scale, gpu)
 
 
 def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the known facts of a part, which may end up in a line of code.
+    """Return the known facts about an object that proposed code may refer to.
 
     Names and classes that are not plain Python identifiers are omitted.
     """
@@ -524,7 +530,7 @@ def _named(part: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _cells_ns(attribution: Attribution) -> Floats:
-    """Return the corrected time of each cell, which is the median over steps that did the same work."""
+    """Return the corrected time of each cell: the median over the steps if they all did the same work."""
     cells, blocks = attribution.cells, attribution.host.blocks
     order = np.lexsort((attribution.host.forest.depth, blocks["start"].to_numpy()))
     result = np.empty(len(cells))
@@ -534,7 +540,10 @@ def _cells_ns(attribution: Attribution) -> Floats:
 
 
 def typical(values: Floats, step: Ints, kind: npt.NDArray[Any]) -> Floats:
-    """Return values in order of time, replaced by medians over the steps if all steps have the same series of kinds."""
+    """Replace values by their medians over the steps, if all steps have the same sequence of kinds.
+
+    The values must be in order of time.
+    """
     steps, counts = np.unique(step, return_counts=True)
     if len(steps) < 3 or len(set(counts.tolist())) > 1 or (np.diff(step) < 0).any():
         return values

@@ -1,4 +1,4 @@
-"""Define findings and rules, with the order, table and choice of findings that steps, runs and jobs share."""
+"""Define findings and rules, and how steps, runs and jobs sort, tabulate and choose findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfnb.recording.schema import conform
 Confidence = Literal["high", "medium", "low"]
 _SUREST_FIRST: tuple[Confidence, ...] = ("high", "medium", "low")
 _TEXTS = ("bottleneck", "evidence", "advice", "code", "remedy", "confidence", "why", "blind")
-#: The share of the largest finding that a more certain one must reach to be preferred to it.
+#: A more certain finding is preferred to the largest one if it is at least this share as large.
 _RATHER = 1 / 3
 #: Share of the step above which unexplained idle time outweighs every finding.
 _OUTWEIGHS = 0.5
@@ -37,33 +37,33 @@ def rows(kind: str, names: Iterable[object]) -> tuple[Row, ...]:
 class Finding:
     """Something that slows down a step, a run or a job."""
 
-    #: The figures behind it.
+    #: The figures that support the finding.
     evidence: str
-    #: The most that removing it could save per step, in milliseconds (Amdahl); ``None`` if that is unknown. For uneven
-    #: steps it refers to the mean step, which is longer than the typical one.
+    #: The maximum time that removing the bottleneck could save per step, in milliseconds (Amdahl's law); ``None`` if it
+    #: is unknown. For uneven steps, it refers to the mean step, which is longer than the typical one.
     bound_ms: float | None
     #: The recommendation.
     advice: str
     #: ``high``, ``medium`` or ``low``.
     confidence: Confidence
-    #: The reasons why the confidence is not higher, and not lower.
+    #: The reasons why the confidence is neither higher nor lower.
     why: str
-    #: The facts that the rule could not see.
+    #: What the rule cannot see.
     blind: str
-    #: The rows that it is about.
+    #: The rows that the finding is about.
     rows: tuple[Row, ...] = ()
-    #: A line of Python that follows the advice, in the user's own names; empty if these are unknown or if it takes more
-    #: than one line.
+    #: A line of Python that follows the advice and uses the user's own names; empty if these are unknown or if a single
+    #: line is not enough.
     code: str = ""
-    #: The most memory that removing it could free, for findings about memory.
+    #: For findings about memory, the maximum amount of memory that could be freed.
     bound_bytes: int | None = None
-    #: The step that the bound is a share of, if not the typical one.
+    #: The step time that the bound is a share of, if it is not that of the typical step.
     of_ms: float | None = None
-    #: The lever of `perfnb.try_levers` that may cure it; by default that of its rule.
+    #: The lever of `perfnb.try_levers` that may help; by default, that of the rule.
     remedy: str = ""
-    #: 1 comes before all others, whatever its bound, and decides the verdict; -1 comes after them.
+    #: 1 sorts the finding before all others regardless of its bound and makes it the verdict; -1 sorts it last.
     urgency: int = 0
-    #: The name of its rule, which sets it.
+    #: The name of the finding's rule, which is set by the rule.
     bottleneck: str = ""
 
     def share(self, step_ms: float | None) -> float:
@@ -72,7 +72,7 @@ class Finding:
         return self.bound_ms / whole if self.bound_ms and whole else 0.0
 
     def at_most(self, confidence: Confidence, reason: str) -> Finding:
-        """Return the finding with at most this confidence, and with the reason if it was lowered."""
+        """Return the finding with at most this confidence, adding the reason if the confidence was lowered."""
         if _SUREST_FIRST.index(self.confidence) >= _SUREST_FIRST.index(confidence):
             return self
         return replace(self, confidence=confidence, why=f"{reason} {self.why}")
@@ -80,7 +80,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """A bottleneck, with the function that finds it and the words for the verdict. Call it with the facts."""
+    """A bottleneck, with the function that finds it and the wording of its verdict. Call a rule with the facts."""
 
     #: The bottleneck in two or three words, as in the frame ``findings``.
     name: str
@@ -88,21 +88,21 @@ class Rule:
     headline: str
     #: The change that could save the time: ``removing the wait``.
     saving: str
-    #: Yields the findings.
+    #: The function that yields the findings.
     search: Callable[[Any], Iterator[Finding]]
-    #: The least share of the step that a finding with a bound must be able to save.
+    #: The minimum share of the step that a finding with a bound must be able to save.
     worth: float = 0.0
-    #: Gives the headline and the saving if they depend on the facts.
+    #: A function that returns the headline and the saving, if they depend on the facts.
     words: Callable[[Any], tuple[str, str]] | None = None
-    #: Whether a GPU's bound is all of the work, which no change removes as a whole.
+    #: Whether the bound on a GPU comprises all of the work, which no change can remove completely.
     ceiling: bool = False
-    #: Whether only timed steps show it, so that traced steps without it are no argument against it.
+    #: Whether the bottleneck is visible only in timed steps. Traced steps then cannot refute it.
     timed_only: bool = False
-    #: The cause in `GpuFacts.idle_by` that it explains, if any.
+    #: The cause in `GpuFacts.idle_by` that the rule explains, if any.
     idle_cause: str = ""
     #: Whether the cause is known.
     explained: bool = True
-    #: The lever of `perfnb.try_levers` that may cure it, if any.
+    #: The lever of `perfnb.try_levers` that may help, if any.
     remedy: str = ""
 
     def __call__(self, facts: Any) -> list[Finding]:
@@ -120,12 +120,12 @@ class Rule:
 def rule(
     name: str, headline: str, saving: str = "removing it", **traits: Any
 ) -> Callable[[Callable[[Any], Iterator[Finding]]], Rule]:
-    """Convert a function that searches for a bottleneck to its `Rule`; `traits` are the other attributes."""
+    """Return a decorator that converts a search function to a `Rule`; `traits` are the rule's other attributes."""
     return lambda search: Rule(name, headline, saving, search, **traits)
 
 
 def found_by(rules: Iterable[Rule], facts: Any, step_ms: float) -> list[Finding]:
-    """Yield the rules' findings in order. Bounds never exceed the duration of the step."""
+    """Return the findings of these rules in order. Bounds never exceed the duration of the step."""
     return in_order(_within(finding.of_ms or step_ms, finding) for rule in rules for finding in rule(facts))
 
 
@@ -134,12 +134,12 @@ def _within(whole_ms: float, finding: Finding) -> Finding:
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:
-    """Return findings in order: the most urgent first, then the largest bound, then those without a bound."""
+    """Sort findings: the most urgent first, then by decreasing bound, and findings without a bound last."""
     return sorted(found, key=lambda finding: (-finding.urgency, finding.bound_ms is None, -(finding.bound_ms or 0.0)))
 
 
 def finding_table(found: Iterable[Finding], step_ms: float | None) -> pd.DataFrame:
-    """Return the frame ``findings``, in order.
+    """Return the sorted frame ``findings``.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ class Conclusion:
     why: str
     #: The recommendation.
     next: str
-    #: The row of the frame ``findings`` that it rests on.
+    #: The row of the frame ``findings`` that the verdict is based on.
     finding: int | None = None
 
 
@@ -182,22 +182,22 @@ class Findings:
     #: The frame ``findings``.
     table: pd.DataFrame
     verdict: Conclusion
-    #: The step that the bounds are shares of.
+    #: The step time that the bounds are shares of.
     step_ms: float | None
     #: How the profile was requested; see `perfnb.findings.proposed_code.trial_line`.
     call: object = None
 
 
 def deciding(found: Sequence[Finding], rules: Mapping[str, Rule], step_ms: float, least: float) -> int | None:
-    """Return the index of the finding to start with, which is the largest one with a known cause if it is large enough.
+    """Return the index of the finding to start with: the largest one with a known cause, if it is large enough.
 
-    A low-confidence bound is often far from the possible saving, so a more reliable bound is preferred if it is not
-    much smaller.
+    A low-confidence bound is often far from what can actually be saved, so a more reliable bound is preferred if it is
+    not much smaller.
 
     Parameters
     ----------
     found : sequence of Finding
-        In order.
+        Sorted by `in_order`.
     rules : mapping of str to Rule
         By bottleneck.
     step_ms : float

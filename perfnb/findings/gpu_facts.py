@@ -1,7 +1,7 @@
 """Determine how a GPU was used in a step, and why it was idle, based on the host's work at the time.
 
-A step comprises the host's step and the GPU's remaining work for it afterwards. The time before the GPU's first work
-and after its last work is idle time, too.
+A step comprises the host's step and the GPU's remaining work for it afterwards. Time before the GPU's first work and
+after its last work also counts as idle time.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT, found
 from perfnb.trace_names import CALLS, DEVICE_WORK, OPS, PYTHON_CALLS
 
-#: Calls of CUDA's and ROCm's runtimes that allocate or free memory, that copy, and that wait.
+#: Calls to the CUDA and ROCm runtimes that allocate or free memory, copy, and wait.
 ALLOCATES = re.compile(r"(?:cuda|hip)(?:Free|Malloc|Host(?:Alloc|Malloc|Free)|FreeHost|MallocHost)")
 COPIES = re.compile(r"(?:cuda|hip|cu)Memcpy")
 WAITS = re.compile(r"(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx)Synchronize")
-#: Operators that bring a number, or the indices of some, to the host.
+#: Operators that copy a number, or the indices of nonzero elements, to the host.
 READS = re.compile(r"aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$")
 
 #: The causes that blocked the host while it was late, in order of precedence.
 HELD = ("data", "allocator", "copies", "synchronisation")
-#: Idle time without a known reason: the stream waited for an event that is not in the trace, nothing shows what it
-#: waited for, or the launch is not in the trace.
+#: Idle time without a known cause: the stream waited for an event that is not in the trace, the trace does not show
+#: what it waited for, or the launch is not in the trace.
 UNEXPLAINED = ("awaited", "other", "unknown")
-#: Longest idle time that a single launch explains, with the ops and the Python that lead to it: 16 to 940 µs in public
-#: traces of eager steps, profiler overhead included.
+#: Longest idle time that a single launch explains, including the ops and the Python code that lead to it: 16 to 940 µs
+#: in public traces of eager steps, profiler overhead included.
 LONG_NS = 1_000_000
-#: The places where the host can be seen, most specific first.
+#: The kinds of events that show the host's work, most specific first.
 PLACES = {"calls": CALLS, "ops": OPS, "functions": PYTHON_CALLS}
 #: Share of the longest event above which an event is nested in it.
 _SAME = 0.9
 _PAGEABLE, _PINNED = re.compile("Pageable"), re.compile("Pinned")
-#: Bytes below which a copy takes no longer than the call itself.
+#: Number of bytes below which a copy takes no longer than the call itself.
 _SMALL = 64 * 2**10
 _NO_KERNEL = re.compile("Memcpy|Memset")
 
@@ -69,9 +69,9 @@ TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
 class Doing(NamedTuple):
     """The host's work during a period of time."""
 
-    #: By `PLACES`: the share of the time in each, outside the previous ones.
+    #: For each of `PLACES`, the share of the time spent in it but not in the previous ones.
     shares: dict[str, float]
-    #: The innermost name that takes most of each; empty if there is none.
+    #: For each of them, the innermost name that takes most of its time; empty if there is none.
     longest: dict[str, str]
 
     @property
@@ -85,30 +85,30 @@ class Runs:
     """The steps' kernels, copies and fills, with one value for each in every array."""
 
     names: pd.Categorical
-    #: Index into `SORTS`.
+    #: Indices into `SORTS`.
     sort: Ints
     #: Nanoseconds.
     start: Ints
     end: Ints
     #: Position in the events of the trace.
     row: Ints
-    #: When the launching call started; -1 if unknown.
+    #: The time when the launching call started; -1 if unknown.
     called: Ints
 
     def named(self, pattern: re.Pattern[str]) -> Bools:
-        """Return which of them have a name that matches the pattern."""
+        """Return a mask of the runs whose names match the pattern."""
         return found(pd.Series(self.names), pattern.search)
 
     def time(self, chosen: Bools) -> IntervalSet:
-        """Return the time when at least one of them ran."""
+        """Return the time during which at least one of the chosen runs ran."""
         return union(self.start[chosen], self.end[chosen])
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of all traced steps in one direction, between host and device."""
+    """The copies between host and device in one direction, in all traced steps."""
 
-    #: All copies, and those with memory that the trace calls pageable or pinned.
+    #: The number of copies, and of those with memory that the trace labels as pageable or pinned.
     count: int
     pageable: int
     pinned: int
@@ -129,25 +129,25 @@ class GpuFacts:
 
     #: The host's step, and the GPU's work on it afterwards.
     span_ms: float
-    #: Lengths of unions; ``exposed_ms`` is communication, and ``copies_ms`` copies between host and device, with
-    #: nothing computing.
+    #: Lengths of unions. ``exposed_ms`` is the time of communication, and ``copies_ms`` that of copies between host and
+    #: device, while nothing is computed.
     busy_ms: float
     communication_ms: float
     exposed_ms: float
     copies_ms: float
     idle_ms: float
-    #: Idle time by its cause: `HELD`; ``launches`` (the host could not launch faster), ``host`` (it did other things
-    #: for longer than a launch takes); ``dependency``; `UNEXPLAINED`.
+    #: Idle time by cause: one of `HELD`, ``launches`` (the host could not launch faster), ``host`` (it did other things
+    #: for longer than a launch takes), ``dependency``, or one of `UNEXPLAINED`.
     idle_by: Mapping[str, float]
-    #: By `HELD`: idle time during such a call, although the host is not known to have been late.
+    #: For each of `HELD`, the idle time during such a call although it is not known whether the host was late.
     idle_perhaps: Mapping[str, float]
-    #: The work of the host in the idle time counted as ``host``.
+    #: The host's work during the idle time with the cause ``host``.
     doing: Doing
     #: The time when the host had not launched work that the GPU could have done.
     late: IntervalSet
     #: Factor from nanoseconds of all traced steps to milliseconds of one.
     per_step: float
-    #: Host time in calls that allocate, copy and wait, and their number, by cause as in `idle_by`.
+    #: Host time in calls that allocate, copy and wait, and the number of calls, by cause as in `idle_by`.
     calls_ms: Mapping[str, tuple[float, int]]
     #: Kernels, copies and fills per step.
     kernels: float
@@ -156,7 +156,7 @@ class GpuFacts:
     #: Median duration of a launching call and of a kernel.
     call_us: float | None
     kernel_us: float | None
-    #: Share of the work that CUDA graphs launched.
+    #: Share of the work that was launched by CUDA graphs.
     graph_share: float
     #: Operators whose work ended idle times, heaviest first.
     late_ops: list[str]
@@ -171,7 +171,7 @@ class GpuFacts:
     to_host: Copies
 
     def ran_ms(self, chosen: Bools) -> float:
-        """Return the milliseconds per step when at least one of some `runs` ran."""
+        """Return the milliseconds per step during which at least one of the chosen `runs` ran."""
         return self.runs.time(chosen).length * self.run_ms
 
     @property
@@ -185,26 +185,26 @@ class GpuFacts:
         return sum(self.idle_by[why] for why in UNEXPLAINED)
 
     def held_ms(self, cause: str) -> float:
-        """Return the idle time while one of `HELD` blocked the host."""
+        """Return the idle time during which this cause, one of `HELD`, blocked the host."""
         return self.idle_by[cause] + self.idle_perhaps[cause]
 
     def is_unsure(self, cause: str) -> bool:
         """Return whether it is uncertain that the GPU waited for the host during most of this time.
 
-        While copies run, the GPU is busy rather than idle, so their time is certain.
+        While copies run, the GPU is busy rather than idle, so there is no uncertainty about their time.
         """
         known = self.idle_by[cause] + (self.copies_ms if cause == "copies" else 0.0)
         return self.idle_perhaps[cause] > known
 
     def late_ms(self, blocks: pd.DataFrame) -> float:
-        """Return the idle time that occurred because the host was late, within some of its blocks."""
+        """Return the idle time caused by a late host within the given blocks."""
         inside = union(blocks["start"].to_numpy(dtype=np.int64), blocks["end"].to_numpy(dtype=np.int64))
         return intersection(self.late, inside).length * self.per_step
 
     def in_step_of(self, ms: float) -> GpuFacts:
-        """Return the same facts for a step of that length, where the GPU is idle for less time than in a traced one.
+        """Return the same facts for a step of this duration, where the GPU is idle for less time than in a traced step.
 
-        If it worked longer than that, tracing must have slowed its work, too.
+        If the GPU's work took longer than this duration, tracing must have slowed down its work as well.
         """
         if self.busy_ms > ms:
             slower = ("communication_ms", "exposed_ms", "copies_ms", "run_ms")
@@ -224,7 +224,7 @@ class GpuFacts:
 
 
 def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None:
-    """Return the facts of the busiest GPU; ``None`` if none worked."""
+    """Return the facts about the busiest GPU; ``None`` if no GPU did any work."""
     events = all_events(recording)
     if not is_in(events, DEVICE_WORK).any():
         return None
@@ -237,7 +237,7 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
         events, done, done.device == (-1 if pd.isna(device) else device), attribution
     )
     gaps, rows = (_of(frame, device) for frame in (idle_gaps(events, work=done), launches(events, done)))
-    if rows["step"].notna().any():  # time between steps belongs to none
+    if rows["step"].notna().any():  # time between steps belongs to no step
         gaps, rows = (frame[frame["step"].notna()] for frame in (gaps, rows))
     kernels, known = rows[rows["short"].notna()], rows[rows["call_ns"].notna()]
     runs = _runs(events, done, rows.index.to_numpy())
@@ -274,7 +274,7 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
 
 
 def _runs(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Runs:
-    """Return the GPU work in some rows of the events."""
+    """Return the GPU work in the given rows of the events."""
     chosen = np.isin(work.rows, rows)
     called = np.where(work.call != NONE, column(events, "start_ns")[work.call], NONE)
     return Runs(
@@ -297,7 +297,7 @@ def _copies(events: pd.DataFrame, rows: pd.DataFrame, chosen: Bools, steps: int)
 
 
 def _of(frame: pd.DataFrame, device: Any) -> pd.DataFrame:
-    """Return the rows of one device."""
+    """Return the rows that belong to a device."""
     return frame[frame["device"].isna() if pd.isna(device) else (frame["device"] == device).fillna(False)]
 
 
@@ -320,8 +320,8 @@ def _idle(
 ) -> tuple[dict[str, float], dict[str, float], IntervalSet, Doing]:
     """Attribute idle time to causes, for the device that does the part `mine` of the work.
 
-    Returns the nanoseconds of all traced steps as in `GpuFacts.idle_by` and `GpuFacts.idle_perhaps`, `GpuFacts.late`
-    and `GpuFacts.doing`.
+    Returns the nanoseconds of all traced steps for `GpuFacts.idle_by` and `GpuFacts.idle_perhaps`, followed by
+    `GpuFacts.late` and `GpuFacts.doing`.
     """
     steps = _steps(events, work, mine, attribution)
     parts = _parts(events, work, mine, steps)
@@ -330,7 +330,7 @@ def _idle(
     whole = _set(late, steps)
     rest, by, perhaps = whole, dict.fromkeys(HELD, 0.0), dict.fromkeys(HELD, 0.0)
     start, end = late["start"].to_numpy(), late["end"].to_numpy()
-    # A host that returns from waiting finds an empty queue.
+    # When the host returns from waiting, the queue is empty.
     drained = late[(late["why"] == "late") & (held.within(start, start + 1) > 0)]
     for cause, spans in {**busy, "synchronisation": _set(drained, steps)}.items():
         by[cause] = float(intersection(rest, spans).length)
@@ -342,8 +342,8 @@ def _idle(
     by["dependency"] = float(_set(parts[parts["why"] == "dependency"], steps).length)
     for why in UNEXPLAINED:
         left = _set(parts[parts["why"] == why], steps)
-        # Work that was launched in time does not wait for a blocked or allocating host; it may wait for a copy on its
-        # stream.
+        # Work that was launched in time does not wait for a host that is blocked or allocating, but it may wait for a
+        # copy on its stream.
         for cause, spans in {**busy, "synchronisation": held}.items():
             if why == "unknown" or cause == "copies":
                 perhaps[cause] += float(intersection(left, spans).length)
@@ -355,8 +355,8 @@ def _idle(
 def _steps(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Attribution) -> IntervalSet:
     """Return the time of the steps, which includes the GPU's remaining work for the last step.
 
-    The remaining work is excluded if the GPU is mostly idle then. In a trace without step marks, the time starts with
-    the first work if that work had waited in a queue, because the work before it is not in the trace.
+    The remaining work is excluded if the GPU is mostly idle during this time. In a trace without step marks, the time
+    starts with the first work if it had waited in a queue, because the work before it is not in the trace.
     """
     first = int(work.start[mine].min())
     marked = step_windows(events)
@@ -380,13 +380,13 @@ def _steps(events: pd.DataFrame, work: DeviceWork, mine: Bools, attribution: Att
 
 
 def _spans(events: pd.DataFrame) -> tuple[Ints, Ints]:
-    """Return when each event started and ended."""
+    """Return the start and end of each event."""
     begin = column(events, "start_ns")
     return begin, begin + column(events, "duration_ns")
 
 
 def _parts(events: pd.DataFrame, work: DeviceWork, mine: Bools, steps: IntervalSet) -> pd.DataFrame:
-    """Return the idle time in pieces: ``start``, ``end``, ``why``."""
+    """Return a frame of the periods of idle time with the columns ``start``, ``end`` and ``why``."""
     gaps = idle_gaps(events, work=work)
     gaps = gaps[gaps["next_event"].isin(work.rows[mine])]
     columns = ("start_ns", "host_ns", "duration_ns", "dependency_ns")
@@ -404,7 +404,7 @@ def _parts(events: pd.DataFrame, work: DeviceWork, mine: Bools, steps: IntervalS
 
 
 def _edges(events: pd.DataFrame, work: DeviceWork, mine: Bools, begin: int, end: int) -> pd.DataFrame:
-    """Return the pieces before the device's first work and after its last work."""
+    """Return the idle periods before the device's first work and after its last work."""
     first, last = int(work.start[mine].min()), int(work.end[mine].max())
     call = int(work.call[mine][work.start[mine].argmin()])
     pieces = [(begin, first, "unknown")]
@@ -417,7 +417,7 @@ def _edges(events: pd.DataFrame, work: DeviceWork, mine: Bools, begin: int, end:
 
 
 def _held(events: pd.DataFrame, attribution: Attribution) -> tuple[dict[str, IntervalSet], IntervalSet]:
-    """Return when the host waited for data, allocated and copied, and when it waited for the device."""
+    """Return when the host waited for data, allocated and copied, and separately when it waited for the device."""
     begin, end = _spans(events)
     in_calls = is_in(events, CALLS)
     reads = matching(events, READS) & is_in(events, OPS)
@@ -441,7 +441,7 @@ def _set(parts: pd.DataFrame, steps: IntervalSet) -> IntervalSet:
 
 
 def _doing(events: pd.DataFrame, work: DeviceWork, time: IntervalSet) -> Doing:
-    """Return the work of the launching threads during the given time."""
+    """Return what the launching threads did during the given time."""
     shares, longest = dict.fromkeys(PLACES, 0.0), dict.fromkeys(PLACES, "")
     keys = thread_keys(events)
     launch = np.unique(keys[work.call[work.call != NONE]])

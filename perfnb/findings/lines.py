@@ -1,4 +1,4 @@
-"""Find the lines of user code that take most of a phase's time, if stacks were sampled."""
+"""Find the lines of user code that take most of a phase's time, provided that stacks were sampled."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from perfnb import quantities as fmt
 from perfnb.findings.facts import Facts
 from perfnb.recording.text import TEXT
 
-#: Functions that are named: at most this many, each with this share of the time.
+#: At most this many functions are named, each of which must have at least this share of the time.
 _MOST_NAMED, NAMED = 3, 0.1
-#: Most letters of a name and of a line of code.
+#: Maximum length of a name and of a line of code.
 _LONGEST, _LONGEST_CODE = 60, 80
 
 
 def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> str:
-    """Return the user's functions with most of the sampled time of some phases, each with its heaviest line.
+    """Name the user's functions with most of the sampled time in some phases, each with its heaviest line.
 
-    The times are given as shares, because a sampled step and a timed step have different durations, and never exceed
-    the share of the finding's bound. The result is empty if stacks were not sampled, or if no sample from these phases
-    contains a user function.
+    Times are expressed as shares, because sampled and timed steps have different durations. They never exceed the share
+    of the finding's bound. The result is empty if stacks were not sampled, or if no sample from these phases contains a
+    user function.
     """
     table = facts.lines_of_code
     table = table[table["process"] == "step"]
@@ -43,12 +43,12 @@ def lines_in_words(facts: Facts, phases: Collection[str], bound_ms: float) -> st
 
 
 def not_below_samples(facts: Facts, phases: Collection[str], ms: float) -> float:
-    """Return the time of work in some phases, or its time according to samples if that is longer.
+    """Return the time of work in some phases, or its sampled time if that is longer.
 
-    `ms` is the time in the trace. Traced steps are corrected for tracing overhead, which is about as large as the time
-    of the ops themselves if there are thousands of short ops. Samples need no correction, because the work has the same
-    share of the sampled phases as of the traced phases. For the bound, the upper end of the 95 % interval for this
-    share is used.
+    `ms` is the time in the trace. Traced steps are corrected for tracing overhead, but with thousands of short ops, the
+    overhead is about as large as the time of the ops themselves. Samples need no correction, because the work has the
+    same share of the sampled phases as of the traced phases. The bound is based on the upper end of the 95 % interval
+    for this share.
     """
     table = facts.lines_of_code
     table = table[table["process"] == "step"]

@@ -1,4 +1,4 @@
-"""Write the code that a finding may propose, which consists of lines of Python with known names only.
+"""Generate the code that a finding may propose, which consists of lines of Python with known names only.
 
 This module also determines which matrix units the GPU has.
 """
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 Capability = tuple[int, int]
 
-#: Modules that a line may use; it imports those that the user has not imported.
+#: Modules that a line may use. The line imports those that the user has not imported.
 MODULES = ("torch", "gc", "os")
-#: The lowest compute capability of NVIDIA GPUs with units for a format, and of those that Triton, and so torch.compile,
-#: supports.
+#: The lowest compute capability of NVIDIA GPUs that have units for a format, or that Triton and therefore torch.compile
+#: support.
 NEEDS: Mapping[str, Capability] = {
     "float16": (7, 0),
     "torch.compile": (7, 0),
     "bfloat16": (8, 0),
     "TF32": (8, 0),
 }
-#: The line that keeps a lever of `perfnb.try_levers`; ``{0}`` is replaced by a model, or by the value that was chosen.
+#: The line that makes a lever of `perfnb.try_levers` permanent; ``{0}`` is replaced by a model or by the chosen value.
 _LINES: Mapping[str, str] = {
     "threads": "torch.set_num_threads({0})",
     "gc_freeze": "gc.collect(); gc.freeze(); gc.disable()  # before the loop; gc.collect() if memory grows",
@@ -39,12 +39,12 @@ _LINES: Mapping[str, str] = {
     "float32": "{0} = {0}.float()  # where it is made, and its inputs and targets: x = x.float()",
     "float32_precision": 'torch.set_float32_matmul_precision("{0}")',
 }
-#: The settings that make an optimizer update all parameters at once and keep its state.
+#: The settings that make an optimizer update all parameters at once without losing its state.
 _UPDATES: Mapping[str, str] = {
     "fused_optimizer": "fused=True, foreach=False",
     "foreach_optimizer": "foreach=True",
 }
-#: The setting that keeps a lever in a training run by a trainer, with the trainer's names; ``{0}`` is a number of
+#: The setting that makes a lever permanent when a trainer runs the training, by trainer; ``{0}`` is a number of
 #: workers.
 _SETTINGS: Mapping[str, Mapping[str, str]] = {
     "transformers": {
@@ -71,13 +71,13 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "loader_workers": "num_workers={0}, where the DataLoader for accelerator.prepare is made",
     },
 }
-#: The levers that findings propose: those with lines above, and those whose lines depend on more.
+#: The levers that findings propose: those with lines above, and those whose lines depend on additional facts.
 REMEDIES = frozenset({*_LINES, *_UPDATES, "attention", "autocast", "checkpointing", "loader_workers"})
 _OTHERS = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}")
 _NVIDIA = re.compile(r"NVIDIA|^(?:Tesla|GeForce|Quadro|TITAN)")
 #: A line that sets an environment variable of PyTorch's allocator.
 EXPANDABLE = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # before torch is imported'
-#: A profiler that records what a trace may lack: Python functions, and calls that wait for the GPU.
+#: A profiler that records events that a trace may lack: Python functions, and calls that wait for the GPU.
 RECORD_MORE = (
     "profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, "
     "torch.profiler.ProfilerActivity.CUDA], with_stack=True, "
@@ -95,7 +95,7 @@ def root_of(name: object) -> str | None:
     """Return the variable that a user's name starts with, such as ``nets`` for ``nets['a'].body``.
 
     The result is ``None`` if the name must not be used in a line of Python. Names may contain only attributes and
-    constant keys, and must use Python's own spelling, without comments and compatibility characters.
+    constant keys, and must be spelled as Python itself would spell them, without comments or compatibility characters.
     """
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return None
@@ -186,17 +186,20 @@ def loader_line(loader: Mapping[str, Any], **changed: object) -> str:
 
 
 def workers_line(loader: Mapping[str, Any], workers: int, pinned: bool) -> str:
-    """Return the line that creates a loader for the same samples with this many workers, like `loader_line`.
+    """Return the line that creates a loader for the same samples with this many workers; see `loader_line`.
 
-    The decision on persistent workers is left to the user, because a loader with persistent workers draws fewer random
-    numbers, which changes the order of later epochs.
+    The line does not change persistent_workers, because a loader with persistent workers draws fewer random numbers,
+    which changes the order of later epochs.
     """
     pin = {"pin_memory": True} if pinned else {}
     return loader_line(loader, num_workers=workers, **pin)
 
 
 def is_own_line(line: object) -> bool:
-    """Return whether a line, which may come from an edited file, is one that a finding proposes, for plain names."""
+    """Return whether a line is one that a finding could propose for plain names.
+
+    The line may come from an edited file.
+    """
     if not isinstance(line, str) or len(line) > _LONGEST or not line.isprintable():
         return False
     line = _IMPORTS.sub("", line, count=1)
@@ -208,7 +211,7 @@ def is_own_line(line: object) -> bool:
 
 
 def _names_in(group: str, text: str) -> list[str]:
-    """Return the user's names in a part of a line: one, or those of the optimizers of `update_line`."""
+    """Return the user's names in a part of a line: a single name, or those of the optimizers in `update_line`."""
     return [text] if group == "name" else [one.removesuffix(".param_groups") for one in text.split(", *")]
 
 
@@ -228,7 +231,7 @@ _ARGUMENT = "|".join(
         "batch_size=None",
     )
 )
-#: Most characters of a line, and all lines that a finding proposes.
+#: Maximum number of characters in a line, and patterns for all lines that a finding proposes.
 _LONGEST = 5000
 _SHAPES = tuple(
     re.compile(shape)
@@ -251,13 +254,14 @@ _SHAPES = tuple(
 def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[str, str]:
     """Return instructions for trying a lever on the profiled step, and the code to run.
 
-    Both are empty if there is no lever, or if the user's names are not known, as is the case for traces.
+    Both are empty if there is no lever, or if the user's names are unknown, as in traces.
 
     Parameters
     ----------
     call : object
-        How the profile was requested, from the recording: either the ``magic`` and whether it was a ``cell`` or a
-        ``line``; or the variables for ``step`` and ``batches``, and whether perfnb is ``imported`` under its own name.
+        How the profile was requested, as stored in the recording. For a magic, this is whether the ``magic`` was a
+        ``cell`` or a ``line``; otherwise, it is the variables for ``step`` and ``batches``, and whether perfnb is
+        ``imported`` under its own name.
     lever : str
     saves_memory : bool
         Whether the goal is to save memory instead of time.
@@ -279,8 +283,8 @@ def trial_line(call: object, lever: str, saves_memory: bool = False) -> tuple[st
 def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tuple[str, str]:
     """Return a caveat about compiling a layer's model, and the line that compiles it.
 
-    The model is the one that the first of these layers belongs to. The line is empty if it would have no effect,
-    because torch.compile replaces only a model's own call, or if the model's variable is not known.
+    The model is the one that the first of these layers belongs to. The line is empty if the model's variable is
+    unknown, or if the line would have no effect, because torch.compile replaces only a model's own call.
     """
     if not facts.uses_torch:
         return "", ""
@@ -289,7 +293,7 @@ def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tu
     root = facts.root(layer)
     compiled = modules.loc[modules["compiled"].fillna(False).astype(bool), "name"].astype(TEXT)
     if any(name == root or name.startswith(f"{root}.") for name in compiled):
-        return " The model is already compiled, at least in part: look at what is left outside.", ""
+        return " The model is already compiled, at least in part: look at the parts that are not.", ""
     if facts.gpu is not None and has_units(facts.recording, "torch.compile") is False:
         need = ".".join(map(str, NEEDS["torch.compile"]))
         return f" torch.compile does not work on this GPU: it needs compute capability {need} or higher.", ""
@@ -298,15 +302,15 @@ def compiling(facts: Facts, layers: Sequence[str], lever: str = "compile") -> tu
         return "", ""
     if not facts.is_called(layer):
         return (
-            f" torch.compile({name}) alone would compile nothing, because the step does not call {name} itself but one "
-            "of its methods or layers: compile the modules it does call in place (module.compile()).",
+            f" torch.compile({name}) alone would not compile anything, because the step does not call {name} itself, "
+            "but one of its methods or layers: compile the modules that it does call in place (module.compile()).",
             "",
         )
     return "", lever_line(lever, name)
 
 
 def has_units(recording: Recording, what: str) -> bool | None:
-    """Return whether every GPU meets one of `NEEDS`; ``None`` if that is unknown."""
+    """Return whether every GPU meets the given requirement of `NEEDS`; ``None`` if this is unknown."""
     known = [_capability(device) for device in _devices(recording)]
     return None if not known or None in known else all(one >= NEEDS[what] for one in known if one is not None)
 
@@ -319,13 +323,13 @@ def is_amd(recording: Recording) -> bool:
 
 
 def _devices(recording: Recording) -> list[Mapping[str, Any]]:
-    """Return the facts of each GPU that was used; of all known ones if the recording names none."""
+    """Return the facts about each GPU that was used, or about all known GPUs if the recording does not name any."""
     known, used = recording.meta.get("devices") or [], recording.meta.get("environment", {}).get("gpus") or ()
     return [device for device in known if device.get("name") in used] or known
 
 
 def _capability(device: Mapping[str, Any]) -> Capability | None:
-    """Return the compute capability of an NVIDIA GPU; other vendors number theirs differently."""
+    """Return an NVIDIA GPU's compute capability; ``None`` for other vendors, which number theirs differently."""
     name, major, minor = str(device.get("name")), device.get("computeMajor"), device.get("computeMinor")
     if isinstance(major, int) and isinstance(minor, int) and _NVIDIA.search(name) and not _OTHERS.search(name):
         return major, minor

@@ -15,7 +15,7 @@ from perfnb.findings.proposed_code import trial_line
 if TYPE_CHECKING:
     from perfnb.findings.finding import Findings
 
-#: Words for the kinds of rows that a finding is about.
+#: How the kinds of rows that a finding may refer to are displayed.
 KINDS = {
     "layer": "layer",
     "op": "op",
@@ -25,7 +25,7 @@ KINDS = {
     "memory": "memory at",
     "rank": "rank",
 }
-#: The sections that show them, by kind.
+#: The sections of the report that show rows of each kind.
 _SECTIONS = {"layer": "layers", "op": "ops", "kernel": "kernels", "memory": "memory"}
 
 
@@ -49,7 +49,10 @@ def verdict_of_finding(findings: Findings, place: int, selects: str = "") -> Ver
 
 
 def finding_cards(findings: Findings, title: str = "") -> Cards:
-    """Return the findings, starting with the verdict's finding, without sentences that the verdict already contains."""
+    """Return the findings, starting with the one that the verdict is based on.
+
+    Sentences that the verdict already contains are omitted.
+    """
     first = findings.verdict.finding
     order = sorted(range(len(findings.table)), key=lambda place: place != first)
     return Cards(title, tuple(_card(findings, findings.table.iloc[place]) for place in order), "findings")
@@ -83,12 +86,12 @@ def _link(subject: Mapping[str, Any]) -> Link:
 
 
 def grows(row: Mapping[str, Any] | pd.Series) -> bool:
-    """Return whether a finding's bytes are added by a step, rather than freed by a change."""
+    """Return whether a finding's bytes are added by each step, rather than freed by a change."""
     return str(row["bottleneck"]) in ("memory may grow", "memory growth")
 
 
 def bound_words(row: Mapping[str, Any] | pd.Series) -> str:
-    """Describe the most that a finding could save."""
+    """Describe how much time or memory a finding could save at most."""
     parts = []
     if fmt.known(row["bound_ms"]) is not None:
         parts.append(f"up to {fmt.duration(row['bound_ms'])} ({fmt.share(row['bound_share'])})")

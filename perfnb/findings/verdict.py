@@ -1,4 +1,4 @@
-"""Derive a step's findings and its verdict: what bounds it, why, and what to try next."""
+"""Derive a step's findings and its verdict: what limits the step, why, and what to try next."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PHASES = {
     "loss": "the loss",
     "backward": "the backward pass",
     "optimizer": "the optimizer",
-    "communication": "waiting for collectives that nothing hides",
+    "communication": "waiting for collectives that are not hidden",
     "other": "code outside all phases: Python, or ops outside model, loss and optimizer",
 }
 
@@ -36,7 +36,7 @@ _PHASES = {
 def find(recording: Recording, attribution: Attribution, figures: StepFigures) -> Findings:
     """Apply every rule.
 
-    Code is shown only if all its names are known, and findings are never more certain than the steps allow.
+    Code is shown only if all of its names are known. No finding is more certain than the steps allow.
     """
     facts = facts_of(recording, attribution, figures)
     found = [_applied(finding, facts) for finding in found_by(RULES, facts, facts.step_ms)]
@@ -45,11 +45,11 @@ def find(recording: Recording, attribution: Attribution, figures: StepFigures) -
 
 
 def _applied(finding: Finding, facts: Facts) -> Finding:
-    """Adapt a finding to this step: its code, its lever, and no more confidence than the steps allow."""
-    code, remedy = "", ""  # both are torch's
+    """Adapt a finding's code, lever and confidence to this step."""
+    code, remedy = "", ""  # both require torch
     if facts.uses_torch:
         code, remedy = shown(finding.code, facts.variables), facts.applicable(finding.remedy)
-    # perfnb cannot copy a loader of a custom class, but whoever runs the training can make it with workers.
+    # perfnb cannot copy a loader of a custom class, but the user can create it with workers.
     without_workers = finding.remedy == "loader_workers" and facts.loader.get("num_workers") == 0
     words = setting(facts.trainer, finding.remedy if without_workers else remedy)
     finding = replace(finding, code=code, remedy=remedy)
@@ -61,7 +61,7 @@ def _applied(finding: Finding, facts: Facts) -> Finding:
     if doubt := doubt or too_few_steps(facts):
         return finding.at_most("low", doubt)
     if not facts.live and facts.attribution.steps == 1:
-        return finding.at_most("medium", "The trace holds only one step, so others may differ.")
+        return finding.at_most("medium", "The trace contains only one step, and others may differ.")
     return finding
 
 
@@ -71,7 +71,7 @@ def verdict_of(facts: Facts, found: Sequence[Finding]) -> Conclusion:
     if place is not None and (found[place].urgency > 0 or BY_NAME[found[place].bottleneck].timed_only):
         verdict, doubt = _of_finding(facts, found, place), too_few_steps(facts)
     elif held_up(facts):
-        again = "Profile again when nothing else is running; perfnb.time_step shows whether the step time holds."
+        again = "Profile again when nothing else is running; perfnb.time_step shows whether the step time is stable."
         verdict = Conclusion("No verdict: something held up the timed steps.", "", again)
     elif place is not None:
         verdict = _of_finding(facts, found, place)
@@ -116,19 +116,19 @@ def _without_finding(facts: Facts, smaller: bool) -> Conclusion:
     if facts.gpu is None and not facts.attribution.host.is_op.any():
         if facts.live:
             return Conclusion(
-                "No verdict: the step ran no operator of torch.",
+                "No verdict: the step did not run any torch operator.",
                 f"It takes {facts.step_words}, all of it outside torch.",
                 "Check that the step calls what you meant to profile.",
             )
         return Conclusion(
-            "No verdict: the trace holds no operators.",
-            f"The only known fact about the step is its duration: {facts.step_words} as traced.",
+            "No verdict: the trace contains no operators.",
+            f"Only the duration of the step is known: {facts.step_words} as traced.",
             "Record the operators as well: with torch.profiler, activities must include ProfilerActivity.CPU."
             if facts.uses_torch
             else "Record what ran in the step as well.",
         )
     what, why = _bound_by(facts)
-    less = "do less: a smaller model, lower precision, or" if facts.uses_torch else "do less, or use"
+    less = "use a smaller model, lower precision, or" if facts.uses_torch else "do less work, or use"
     return Conclusion(
         f"Nothing stands out. The step is bound by {what}.",
         why,
@@ -137,7 +137,7 @@ def _without_finding(facts: Facts, smaller: bool) -> Conclusion:
 
 
 def _bound_by(facts: Facts) -> tuple[str, str]:
-    """Return what takes most of the time in a step without problems, and the figures."""
+    """Describe where a step without problems spends most of its time, and return the figures for it."""
     gpu = facts.gpu
     if gpu is not None:
         share, busy = fmt.share(facts.share(gpu.busy_ms)), fmt.duration(gpu.busy_ms)
@@ -146,12 +146,12 @@ def _bound_by(facts: Facts) -> tuple[str, str]:
             return "work on the GPU", f"{works}."
         if 2 * gpu.idle_by["dependency"] > gpu.idle_ms:
             return "gaps between kernels that were launched in time", f"{works}."
-        return "no single thing: the GPU is idle for most of it", f"{works}, and idle for no single reason."
+        return "no single thing: the GPU is idle for most of it", f"{works}, and its idle time has no single cause."
     phase = max(_PHASES, key=facts.shown_share)
     share = fmt.share(facts.shown_share(phase))
     if phase == "other" and not facts.live and facts.recording.modules.empty:
         what = "the host's work outside the phases marked in the trace"
-        return what, f"It takes {share} of the step. The trace holds no GPU work."
+        return what, f"It takes {share} of the step. The trace contains no GPU work."
     heaviest = f"{fmt.capital(_PHASES[phase].partition(':')[0])} takes {share} of the step"
     computes, moves = work_under(facts, COMPUTE, BINDS), work_under(facts, MEMORY, BINDS)
     work, kind, what, roof = (

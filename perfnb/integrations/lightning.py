@@ -24,7 +24,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callbacks() -> tuple[type, ...]:
-    """Return the base classes from the packages in use or, if none is, from the first installed package."""
+    """Return the base classes from the packages that are in use or, if there are none, from the first one installed."""
     if used := [sys.modules[name].Callback for name in _PACKAGES if hasattr(sys.modules.get(name), "Callback")]:
         return tuple(used)
     for name in _PACKAGES:
@@ -63,9 +63,9 @@ class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
         )
         self._optimizer_steps = trainer.global_step
         if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
-            self._refuse_levers("without automatic optimization by one optimizer, only your module knows a step")
+            self._refuse_levers("without automatic optimization by one optimizer, only your module can run a step")
         self._step = lambda: _step(trainer, pl_module, list(self._seen))  # type: ignore[method-assign]
-        # The epoch's loop gives these to whatever fetches the batches.
+        # The epoch's loop passes these functions to the object that fetches the batches.
         loop, steps = trainer.fit_loop.epoch_loop, self._steps
         before, after = loop._on_before_fetch, loop._on_after_fetch
 
@@ -83,10 +83,10 @@ class ProfileCallback(TrainerProfiler, *_callbacks()):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._steps.get(batch)
         if self._to_try:
-            self._batches.append(rebuilt(batch))  # a step may take values out of it
+            self._batches.append(rebuilt(batch))  # a step may remove values from it
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        optimizer_steps = trainer.global_step  # not cheap
+        optimizer_steps = trainer.global_step  # this is not cheap
         if optimizer_steps != self._optimizer_steps:
             self._optimizer_steps = optimizer_steps
             self._steps.step()
@@ -122,7 +122,10 @@ def _optimizers(trainer: Any) -> dict[str, Any]:
 
 
 def _left(trainer: Any) -> int | None:
-    """Return the number of steps before the next validation or the end of training, whichever is known to be first."""
+    """Return the number of steps before the next validation or the end of training, whichever comes first.
+
+    The result is ``None`` if neither is known.
+    """
     loop, ahead = trainer.fit_loop.epoch_loop, []
     done, every = loop.batch_progress.current.ready, trainer.check_val_every_n_epoch
     if trainer.enable_validation and (every is None or (trainer.current_epoch + 1) % every == 0):
@@ -193,6 +196,6 @@ def _step(trainer: Any, module: Any, seen: Sequence[Sequence[Any]]) -> TrainerSt
 
 
 def _steps_left(trainer: Any) -> int | None:
-    """Return the number of steps before the end of training; ``None`` if it is not known."""
+    """Return the number of steps before the end of training; ``None`` if this is unknown."""
     planned = trainer.estimated_stepping_batches
     return int(planned) - trainer.global_step if 0 <= planned < math.inf else None

@@ -15,7 +15,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if vars(owner).get(name) is value:  # otherwise somebody else has replaced it since
+        if vars(owner).get(name) is value:  # otherwise, other code has replaced it in the meantime
             if had:
                 setattr(owner, name, own)
             else:

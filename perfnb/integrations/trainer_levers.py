@@ -25,11 +25,11 @@ from perfnb.step.optimizers import tensors_of
 if TYPE_CHECKING:
     from perfnb.profile.profile import Profile
 
-#: Most batches of a loader for the trial, and the finding that gives reason to try one with workers.
+#: Maximum number of a loader's batches for the trial, and the finding that suggests trying a loader with workers.
 _LOADED, _LOADING = 64, "input pipeline"
-#: The highest ratio of a trial's time to its budget.
+#: A trial may take at most this many times its budget.
 _LONGEST = 1.2
-#: A trial holds the state itself, its copy, and the model in float64 with gradients and optimizer state.
+#: A trial needs memory for the state itself, a copy of it, and the model in float64 with gradients and optimizer state.
 _COPIES = 3
 
 
@@ -40,7 +40,7 @@ class TrainerStep:
     Attributes
     ----------
     run : callable
-        Runs one optimizer step on a list of batches.
+        A function that runs one optimizer step on a list of batches.
     batches : list of list
         The batches of a few steps that the trainer has just run.
     model, optimizer
@@ -48,11 +48,12 @@ class TrainerStep:
     loader : DataLoader or None
         The trainer's loader, as torch's own DataLoader.
     silent : context manager
-        Preserves the trainer's counters, and hides everything that runs inside from its callbacks and loggers.
+        A context that preserves the trainer's counters and hides everything that runs inside it from the trainer's
+        callbacks and loggers.
     prepared : callable
-        Converts a loader's batch to the argument of `run`.
+        A function that converts a loader's batch to the argument of `run`.
     trainer : str
-        The trainer's name in `perfnb.findings.proposed_code.setting`.
+        The trainer's name for `perfnb.findings.proposed_code.setting`.
     unsettable : sequence of str
         Levers whose setting does not apply to this training run.
     left : int or None
@@ -72,7 +73,7 @@ class TrainerStep:
 
 
 def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, name: str) -> LeverTrials | str:
-    """Try levers on a trainer's step, and restore everything. If this is not possible, return the reason.
+    """Try levers on a trainer's step and restore everything. If this is not possible, return the reason.
 
     Parameters
     ----------
@@ -102,7 +103,7 @@ def try_on(step: TrainerStep, profile: Profile, levers: Any, budget_s: float, na
                 name=name,
                 bounds=bounds,
             )
-    except Exception as error:  # the training must not fail because of it
+    except Exception as error:  # the training must not fail because of a trial
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -118,7 +119,7 @@ def _refusal(step: TrainerStep) -> str:
     if (place_in_job() or {}).get("world_size", 1) > 1:
         return "the job has several ranks, which would have to switch levers together"
     if not step.batches:
-        return "the trainer has shown no batch"
+        return "the trainer has not used any batch yet"
     state = [*step.model.parameters(), *step.model.buffers(), *tensors_of(step.optimizer)]
     held: dict[torch.device, int] = {}
     for tensor in {id(tensor): tensor for tensor in state}.values():
@@ -145,7 +146,7 @@ def _loader(step: TrainerStep) -> DataLoader[Any] | None:
     own = step.loader
     if own is None or any(len(batches) > 1 for batches in step.batches) or isinstance(own.dataset, IterableDataset):
         return None
-    each = own.batch_size or getattr(own.batch_sampler, "batch_size", None)  # as accelerate makes loaders
+    each = own.batch_size or getattr(own.batch_sampler, "batch_size", None)  # accelerate creates loaders like this
     if not isinstance(each, int):
         return None
     many = len(own.dataset)  # type: ignore[arg-type]
@@ -166,5 +167,7 @@ def tried_facts(trials: LeverTrials, left: int | None) -> list[dict[str, Any]]:
     combined = [figures.confirmed] if figures.confirmed is not None and len(kept) > 1 else []
     facts = [trial.as_tried(kept=trial.lever in kept, left=left) for trial in tried]
     for trial, one in zip(tried, facts, strict=True):
-        one["why_not"] = "; ".join(filter(None, (trial.why_not, *trial.notes)))  # such as that it was not confirmed
+        one["why_not"] = "; ".join(
+            filter(None, (trial.why_not, *trial.notes))
+        )  # for example, that the lever was not confirmed
     return facts + [trial.as_tried(kept=True, left=left) for trial in combined]

@@ -1,4 +1,4 @@
-"""The common base of both callbacks, with their options, their results, and the start and end of training."""
+"""Define the common base of both callbacks: their options, their results, and the start and end of training."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverTrials
 
 
-#: Steps whose batches are kept for trying levers.
+#: Number of steps whose batches are kept for trying levers.
 _SEEN = 4
 
 
 class TrainerProfiler:
-    """Profiles a few steps in the middle of training.
+    """Profile a few steps in the middle of training.
 
-    Subclasses report the trainer's actions to their `LoopSteps`. A step ends when the next step starts, so logging
-    belongs to its phase *other*. Validation and checkpoints also end a step if they come first.
+    Subclasses report the trainer's actions to their `LoopSteps`. A step ends when the next step starts, which means
+    that logging is part of its phase *other*. If a validation or a checkpoint comes first, it also ends the step.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class TrainerProfiler:
         every : int, optional
             Profile again after this many steps.
         save : str or Path, optional
-            Folder for the profiles. If there are several ranks, each saves its own profile, and `perfnb.load` returns a
-            window's `Ranks`.
+            Folder for the profiles. If there are several ranks, each of them saves its own profile, and `perfnb.load`
+            returns the `Ranks` of a window.
         on_done : callable, optional
-            Called with each `Profile`.
+            A function that is called with each `Profile`.
         try_levers : bool, str or list of str
             Whether to try levers on the trainer's own step after the first window, or which ones. With ``True``, perfnb
             tries the levers that the profile suggests. Everything is then restored, and training continues as if
             nothing had happened. See `perfnb.try_levers`.
         levers_budget_s : float
-            The time limit for this in seconds, which is kept to within 20 %.
+            The time limit for trying levers in seconds, which is kept to within 20 %.
         log : bool or object
             Log each profile and the whole run to all open tracker runs (``True``), or to the given tracker run; see
             `perfnb.Profile.log_to`.
@@ -77,21 +77,21 @@ class TrainerProfiler:
         require_log(log)
         if unknown := sorted(options.keys() - signature(LoopProfiler).parameters.keys()):
             raise TypeError(
-                f"ProfileCallback has no option {shown(unknown[0])}; it takes those of perfnb.profiled, try_levers, "
-                "levers_budget_s and log."
+                f"ProfileCallback has no option {shown(unknown[0])}; it accepts the options of perfnb.profiled, and "
+                "try_levers, levers_budget_s and log."
             )
         at = at if isinstance(at, int) else tuple(at)
         self._options: dict[str, Any] = {"at": at, "every": every, "save": save, "on_done": on_done, **options}
-        #: What to try, ``False`` for nothing, and the seconds for it.
+        #: The levers to try, or ``False`` for none, and the time limit in seconds.
         self._levers = _levers(try_levers), levers_budget_s
         require_seconds("levers_budget_s", levers_budget_s)
-        #: The run of a tracker to log to, ``True`` for those that are open, ``False`` for none.
+        #: The tracker run to log to, ``True`` for all open runs, or ``False`` for none.
         self._log = log
         self._installed = ExitStack()
         self._prepare()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, for strategies that start processes."""
+        """Return the state to pickle for strategies that start processes."""
         levers, budget_s = self._levers
         return {**self._options, "try_levers": levers, "levers_budget_s": budget_s, "log": self._log}
 
@@ -121,7 +121,7 @@ class TrainerProfiler:
         logs = {} if self._log is False else {"on_done": self._profiled}
         driver = LoopProfiler(**{"name": "training", **own, **self._options, **logs})
         self._steps = LoopSteps(driver, optimizers_end_steps=optimizers_end_steps)
-        # A trainer's own output is enough, unless there is something to find.
+        # The trainer's own output is enough, unless there is something to find.
         self._kept_run = KeptRun(driver, asked=True)
 
     def _ask(self) -> None:
@@ -135,7 +135,7 @@ class TrainerProfiler:
         self._steps.ask()
 
     def _has(self, batches: list[Any]) -> None:
-        """Record the batches of a trainer's step; the last ones of a window are kept for the levers."""
+        """Record the batches of a trainer's step. The last batches of a window are kept for trying levers."""
         if self._to_try and self._steps.driver.is_open:
             self._seen.append(batches)
 
@@ -155,10 +155,10 @@ class TrainerProfiler:
         """If levers were requested, warn that they cannot be tried on this training run."""
         if self._to_try:
             self._to_try = False
-            warnings.warn(f"perfnb: no lever will be tried: {reason}.", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"perfnb: no levers will be tried: {reason}.", RuntimeWarning, stacklevel=3)
 
     def _step(self) -> TrainerStep:
-        """Return the trainer's step, to try levers on."""
+        """Return the trainer's step for trying levers."""
         raise NotImplementedError
 
     def _try(self) -> None:
@@ -170,7 +170,7 @@ class TrainerProfiler:
             self._seen.clear()
             driver.recorder.paused()
         if isinstance(tried, str):
-            words = f"perfnb: no lever was tried: {escape.plain(tried, 300)}"
+            words = f"perfnb: no levers were tried: {escape.plain(tried, 300)}"
             warnings.warn(words, RuntimeWarning, stacklevel=2)
             return
         self._tried, driver.recorder.tried = tried, tried_facts(tried, step.left)
@@ -201,7 +201,7 @@ class TrainerProfiler:
 
 
 def _levers(wanted: Any) -> Any:
-    """Return the levers to try: ``"auto"`` or a list of names; ``False`` for none.
+    """Return the levers to try: ``"auto"``, a list of names, or ``False`` for none.
 
     Raises
     ------

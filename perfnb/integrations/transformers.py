@@ -29,9 +29,10 @@ except ModuleNotFoundError as error:
         "perfnb.integrations.transformers needs transformers, which is not installed here: pip install transformers."
     ) from None
 
-#: The training itself.
+#: The method that runs the training itself.
 _LOOP = "_inner_training_loop"
-#: Methods that may fail, for a callback that was added too late to guard all of the training: where, and names.
+#: The objects and names of methods that may fail. They are guarded if the callback was added too late to guard the
+#: whole training.
 _FAILING = {
     "": ("training_step", "get_batch_samples"),
     "callback_handler": ("call_event",),
@@ -65,7 +66,7 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
             trainer="transformers",
             namespace=lambda: {
                 "model": getattr(trainer, "model_wrapped", model),
-                "optimizer": getattr(optimizer, "optimizer", optimizer),  # as accelerate wraps it
+                "optimizer": getattr(optimizer, "optimizer", optimizer),  # the object that accelerate wrapped
             },
             loader=loader,
             left=lambda: _left(args, state, loader),
@@ -73,7 +74,7 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
         if trainer is not None:
             self._install(trainer)
         else:
-            self._refuse_levers("no Trainer of transformers calls this callback")
+            self._refuse_levers("this callback was not called by a transformers Trainer")
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._steps.pause()
@@ -96,7 +97,7 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
             fetched = batches_of(_Waited(iterator, self), *args, **kwargs)
             for batch in fetched[0]:
                 steps.get(batch)
-            self._has(rebuilt(fetched[0]))  # a step may take values out of them
+            self._has(rebuilt(fetched[0]))  # a step may remove values from them
             return fetched
 
         install = self._installed.enter_context
@@ -128,7 +129,7 @@ class ProfileCallback(TrainerProfiler, TrainerCallback):
 
 
 class _Waited:
-    """An iterator over batches whose waits count as part of the steps."""
+    """An iterator over batches whose waits are counted as part of the steps."""
 
     def __init__(self, batches: Iterator[Any], callback: ProfileCallback) -> None:
         self._batches, self._callback = batches, callback
@@ -154,7 +155,7 @@ def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[
 
 
 def _trainer() -> Any:
-    """Return the trainer that sent this event, because events do not name it; ``None`` for other callers."""
+    """Return the trainer that sent this event, which events do not include; ``None`` for other callers."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if isinstance(owner := frame.f_locals.get("self"), Trainer):
@@ -170,7 +171,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
     """
     model, optimizer, scheduler = trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler
     accelerator, args, state = trainer.accelerator, trainer.args, trainer.accelerator.gradient_state
-    scaler = getattr(accelerator, "scaler", None)  # known to the step, and so restored
+    scaler = getattr(accelerator, "scaler", None)  # part of the step, and therefore restored
 
     def run(batches: Sequence[Any]) -> Any:
         samples, items = batches_of(iter(rebuilt(batches)), len(batches), args.device)
@@ -183,7 +184,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
             accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
         optimizer.step()
         skipped = scaler is not None and accelerator.optimizer_step_was_skipped
-        if not skipped and not isinstance(scheduler, ReduceLROnPlateau):  # which evaluations step
+        if not skipped and not isinstance(scheduler, ReduceLROnPlateau):  # which is stepped by evaluations
             scheduler.step()
         model.zero_grad()
         return sum(losses)
@@ -210,7 +211,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
             trainer.current_gradient_accumulation_steps = before[1]
 
     given = handler.train_dataloader
-    loader = getattr(given, "base_dataloader", given)  # as accelerate wraps it
+    loader = getattr(given, "base_dataloader", given)  # the object that accelerate wrapped
     own = getattr(optimizer, "optimizer", optimizer)
     return TrainerStep(
         *(run, alike, model, own, loader if isinstance(loader, DataLoader) else None, silent()),
@@ -222,7 +223,7 @@ def _step(trainer: Any, batches_of: Callable[..., Any], seen: Sequence[Sequence[
 
 
 def _left(args: Any, state: Any, loader: Any) -> int | None:
-    """Return the number of steps before the next evaluation or the end of training, as far as this is known."""
+    """Return the number of steps before the next evaluation or the end of training, if this is known."""
     strategy = getattr(args.eval_strategy, "value", args.eval_strategy)
     ahead: list[int] = [state.max_steps - state.global_step]
     if strategy == "steps" and state.eval_steps:

@@ -1,4 +1,4 @@
-"""Profile a running loop: its own steps are used for the passes, and its owner reports where each step begins."""
+"""Profile a running loop. Its own steps serve as the passes, and the loop's owner reports where each step begins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class LoopProfiler:
-    """Profiles a few steps in the middle of a loop, each running only once, and then removes everything.
+    """Profile a few steps in the middle of a loop, each of which runs only once, and then remove everything.
 
     The loop's owner calls `wait` when the loop requests a batch (if this is known) and `begin` when the loop has
     received it. The first of these calls after `end` begins a step, and all further calls before `end` belong to that
@@ -58,7 +58,7 @@ class LoopProfiler:
         Folder where each profile is saved, as ``step_000100``. Without a folder, profiles stay in memory. In a job with
         several ranks, each rank saves its own profile in that folder, as ``rank_3``.
     on_done : callable, optional
-        Called with each `Profile` at the end of its window.
+        A function that is called with each `Profile` at the end of its window.
     model : Module, list of Module, or dict of name to Module, optional
         As in `profile_step`.
     steps, traced : int
@@ -71,14 +71,15 @@ class LoopProfiler:
     name : str
         Title of the profiles.
     namespace : callable, optional
-        Returns the variables that models and optimizers are named after; called when a window ends.
+        A function that returns the variables that models and optimizers are named after. It is called when a window
+        ends.
     loader : object
         The loader whose settings are recorded.
     left : callable, optional
-        Returns the number of steps that are certain to follow, or ``None`` if it is unknown. A window that would not
-        fit times fewer steps, or is postponed until after these steps.
+        A function that returns the number of steps that are certain to follow, or ``None`` if it is unknown. If a
+        window would not fit, it times fewer steps or is postponed until after these steps.
     trainer : str
-        ``"transformers"`` or ``"lightning"``; findings then use this trainer's names for settings.
+        ``"transformers"`` or ``"lightning"``. Findings then use this trainer's names for settings.
     try_levers : bool, str or list of str
         The levers to try on the loop's own steps after the first window; see `profiled`.
 
@@ -89,8 +90,8 @@ class LoopProfiler:
     done : int
         Number of steps that have ended.
     next_at, planned_at : int or None
-        The number of steps before the next window, and the number that the user planned, which is smaller if the window
-        did not fit there.
+        The number of steps before the next window, and the number that the user planned. The planned number is smaller
+        if the window did not fit there.
     loader : object
         The loader, which the owner may set after the start, but before a window opens.
     recorder : RunRecorder
@@ -162,7 +163,7 @@ class LoopProfiler:
         return (plan.steps or 0) + 1 + plan.traced + 2 * plan.memory + plan.flops
 
     def why_no_profile(self, until: str) -> str:
-        """Return the reason why there is no profile yet, as text that follows the loop's name.
+        """Explain why there is no profile yet, in words that follow the loop's name.
 
         A window must have ended before `until`.
         """
@@ -179,7 +180,7 @@ class LoopProfiler:
         self._step.wait()
 
     def begin(self, batch: Any = None) -> None:
-        """Record that the loop has received the requested batch, if there was one, and works on it."""
+        """Record that the loop has received the batch that it requested, if any, and starts to work on it."""
         self._begin_step()
         if self._turn is None:
             self._step.get()
@@ -209,7 +210,7 @@ class LoopProfiler:
             levers, self._levers = self._levers, None
             self.trial = resolve_name(IN_LOOP)(levers, profile, self._names_of_loop, self.loader)
         if self._on_done is not None and profile is not None:
-            self._on_done(profile)  # its errors are the user's
+            self._on_done(profile)  # its errors are meant for the user
 
     def skip(self) -> None:
         """Discard the current step, because its batches ran out, or because it failed and the loop continues."""
@@ -220,7 +221,7 @@ class LoopProfiler:
             self._pause_trial()
 
     def close(self) -> None:
-        """Remove everything. An open window is abandoned, and starts over if more steps follow.
+        """Remove everything. An open window is abandoned and starts over if more steps follow.
 
         This may be called at any time, for example before a validation, and repeatedly.
         """
@@ -238,7 +239,7 @@ class LoopProfiler:
             self.recorder.leave()
 
     def join_first(self) -> int:
-        """Merge all steps so far into one, because they were its batches.
+        """Merge all steps so far into one, because they turned out to be the batches of a single step.
 
         Return the step's number of batches, or 1 if merging was not possible. An open window starts over. The steps in
         a finished profile keep their numbers.
@@ -276,7 +277,7 @@ class LoopProfiler:
         self.planned_at = self.next_at = self.done + 1
 
     def _begin_step(self) -> None:
-        """Begin a step unless one is in progress, either in the open window or in a window that is due."""
+        """Begin a step if none is in progress, either in the open window or in a window that is due."""
         if self._step.is_open:
             return
         due = self._passes is not None or (self.next_at is not None and self.done >= self.next_at)
@@ -368,7 +369,7 @@ class LoopProfiler:
                 stack.__exit__(None if error is None else type(error), error, None)
 
     def _advance(self, executed: ExecutedStep | None) -> None:
-        """Report to the passes whether the step took place. The last pass ends the window."""
+        """Report to the passes whether the step took place, and end the window after the last pass."""
         assert self._passes is not None
         if executed is None:
             self._leave(SkippedStep())

@@ -1,4 +1,4 @@
-"""A loop's profiles, which are either kept in memory or saved and loaded again on access."""
+"""Keep a loop's profiles in memory, or save them and load them again on access."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class KeptProfiles(Sequence[Profile]):
     paths : list of Path
         Their folders; empty if they are not saved.
     given, folder : str or Path, and Path; or None
-        The folder where they are saved: the user's original path, and a path that stays valid if the loop changes the
-        working directory.
+        The folder where they are saved: the path as specified by the user, and a path that stays valid if the loop
+        changes the working directory.
     """
 
     def __init__(self, save: str | Path | None = None, *, keep_trace: bool = True) -> None:
@@ -39,7 +39,10 @@ class KeptProfiles(Sequence[Profile]):
         self._kept: list[Profile | Path] = []
 
     def add(self, profile: Profile, at: int) -> None:
-        """Save the profile of the window after `at` steps. Without a folder, or if saving fails, it stays in memory."""
+        """Save the profile of the window after `at` steps.
+
+        Without a folder, or if saving fails, the profile stays in memory.
+        """
         profile = profile if self._keep_trace else profile._reduced()
         kept: Profile | Path = profile
         if self.folder is not None:
@@ -64,7 +67,7 @@ class KeptProfiles(Sequence[Profile]):
         if isinstance(place, slice):
             return [self[number] for number in range(len(self))[place]]
         if not self._kept:
-            raise IndexError("there is no profile yet: no window of profiled steps has ended.")
+            raise IndexError("there is no profile yet, because no window of profiled steps has ended.")
         kept = self._kept[place]
         return Profile(SavedProfile(kept)) if isinstance(kept, Path) else kept
 

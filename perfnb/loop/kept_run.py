@@ -1,4 +1,4 @@
-"""Save a run next to its profiles and report it in one line when the process ends; show unsaved runs in full."""
+"""Save a run next to its profiles and report it in one line when the process ends, or show unsaved runs in full."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfnb.quantities import counted
 from perfnb.recording.job import place_of_rank, tell_of_ranks
 from perfnb.shell import in_notebook
 
-#: Seconds between two saves of the run while the process continues: a save takes about a tenth of a second.
+#: Seconds between two saves of the run while the process continues. A save takes about a tenth of a second.
 _BETWEEN_S = 30.0
 
 
@@ -29,22 +29,22 @@ class KeptRun:
     Parameters
     ----------
     driver : LoopProfiler
-        Profiles the loop and records its run.
+        The object that profiles the loop and records its run.
     asked : bool
-        Whether the run or its profiles have been accessed, so that no report is needed.
+        Whether the run or its profiles have been accessed. If so, no report is needed.
     """
 
     def __init__(self, driver: LoopProfiler, *, asked: bool) -> None:
         self._driver, self.asked = driver, asked
         self._folder = driver.profiles.folder
         self._process, self._saved_s = os.getpid(), time.monotonic()
-        #: Whether the loop has begun and not ended, although it may be idle for a while.
+        #: Whether the loop has begun and not yet ended. It may be idle for a while.
         self.begun = False
 
     def begin(self) -> None:
         """Record that the loop starts, or continues with the next epoch.
 
-        It is then reported at the end of the process.
+        From then on, the loop is reported at the end of the process.
         """
         atexit.unregister(_tell_all)
         atexit.register(_tell_all)
@@ -59,10 +59,10 @@ class KeptRun:
         self._driver.on_demand.begin()
 
     def end(self, *, for_good: bool = False) -> None:
-        """Record that the loop has ended, perhaps only until the next epoch; the run is saved from time to time."""
+        """Record that the loop has ended, perhaps only until the next epoch, and save the run from time to time."""
         self.begun = False
         self._driver.on_demand.end()
-        self._driver.recorder.recorded()  # the memory in use at this moment, not when somebody asks
+        self._driver.recorder.recorded()  # reads the memory in use now rather than when the run is accessed
         due = for_good or in_notebook() or time.monotonic() > self._saved_s + _BETWEEN_S
         if due and self._folder is not None:
             self._saved_s = time.monotonic()
@@ -77,7 +77,7 @@ class KeptRun:
 
     def _tell(self) -> None:
         if os.getpid() != self._process:
-            return  # forked from it
+            return  # this process was forked from the one with the loop
         number = len(self._driver.profiles)
         try:
             run = self._saved()
@@ -106,8 +106,8 @@ def _tell_all() -> None:
     for kept in _to_tell:
         kept._tell()
     if interrupted and not (sys.flags.interactive or hasattr(sys, "ps1") or in_notebook()):
-        # Python ends by SIGINT, as shells expect, unless code compiled from text has run since: importing a dataclass
-        # does that.
+        # Python ends with SIGINT, as shells expect, unless code compiled from text has run in the meantime. Importing a
+        # dataclass runs such code.
         with suppress(KeyboardInterrupt):
             exec("raise KeyboardInterrupt")
 

@@ -9,17 +9,17 @@ if TYPE_CHECKING:
 
 
 class LoopSteps:
-    """Reports a loop's steps to a `LoopProfiler`. Each step ends with the batch after which an optimizer has stepped.
+    """Report a loop's steps to a `LoopProfiler`. Each step ends with the batch after which an optimizer has stepped.
 
     Until an optimizer steps for the first time, it is unknown whether the loop has an optimizer, and each batch counts
     as a step. When an optimizer steps, all batches so far become one step. A step ends when the next batch is
-    requested, so logging belongs to its phase *other*; it ends earlier if its owner calls `end_if_over`.
+    requested, which means that logging is part of its phase *other*. It ends earlier if its owner calls `end_if_over`.
 
     Parameters
     ----------
     driver : LoopProfiler
     optimizers_end_steps : bool
-        Whether optimizers are known from the start to end the steps.
+        Whether it is known from the start that optimizers end the steps.
 
     Attributes
     ----------
@@ -34,9 +34,10 @@ class LoopSteps:
 
     def restart(self) -> None:
         """Start again without a step in progress."""
-        #: About the open step: the batches used, whether there was one, and whether an optimizer has stepped.
+        #: For the open step: the number of batches used, whether there was a batch, and whether an optimizer has
+        #: stepped.
         self._used, self._works, self._stepped = 0, False, False
-        #: Whether the open step, of which more batches are to come, was abandoned.
+        #: Whether the open step was abandoned although more of its batches are to come.
         self._given_up = False
 
     def ask(self) -> None:
@@ -46,7 +47,7 @@ class LoopSteps:
             self.driver.wait()
 
     def get(self, batch: object = None) -> None:
-        """Record that the loop has received the requested batch, if there was one, or works on this batch."""
+        """Record that the loop has received the batch that it requested, if any, or works on this batch."""
         self._works |= batch is not None
         if not self._given_up:
             self.driver.begin(batch)
@@ -76,7 +77,7 @@ class LoopSteps:
             self.batches = self.driver.join_first()
 
     def skip(self) -> None:
-        """Discard the current step, which does not take place."""
+        """Discard the current step because it does not take place."""
         self.restart()
         self.driver.skip()
 

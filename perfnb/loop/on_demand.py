@@ -15,7 +15,7 @@ _BETWEEN_NS = 500_000_000
 
 
 class _Signal:
-    """Counts SIGUSR1 signals while anybody listens; the user's own handlers are left alone."""
+    """Count SIGUSR1 signals while anybody is listening, without replacing the user's own handlers."""
 
     def __init__(self) -> None:
         self.heard = self._listeners = 0
@@ -48,7 +48,7 @@ _SIGNAL = _Signal()
 
 
 class OnDemand:
-    """Informs a loop that a window has been requested.
+    """Inform a loop that a window has been requested.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ class OnDemand:
         self._listens = False
 
     def begin(self) -> None:
-        """Listen for the signal while the loop is running, until `end`, and create a folder for the file."""
+        """Listen for the signal until `end` is called, and create a folder for the file."""
         if self._file is not None:
-            with suppress(OSError):  # saving reports the reason
+            with suppress(OSError):  # saving will report the reason
                 self._file.parent.mkdir(parents=True, exist_ok=True)
         if not self._listens:
             self._heard, self._listens = _SIGNAL.heard, _SIGNAL.listen()

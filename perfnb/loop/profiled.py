@@ -45,11 +45,11 @@ def profiled(
 ) -> ProfiledLoop[_Batch]:
     """Profile some steps of a running loop: ``for batch in perfnb.profiled(loader):``.
 
-    A step is one optimizer step with all batches whose gradients it accumulates; the time spent waiting for them is its
-    phase ``data``. If the loop does not use a torch optimizer, each batch is a step. Starting at step `at`, the loop's
-    own steps are used for the passes of `profile_step`, each step running only once. Afterwards, everything is removed.
-    Before and after, only the time of each step is recorded, for `ProfiledLoop.run`. If you use the same object for
-    several epochs, it continues where it stopped.
+    A step is one optimizer step with all batches whose gradients it accumulates; the time spent waiting for them is the
+    step's ``data`` phase. If the loop does not use a torch optimizer, each batch is a step. Starting at step `at`, the
+    loop's own steps are used for the passes of `profile_step`, and each step runs only once. Afterwards, everything is
+    removed. Before and after the profiled steps, only the duration of each step is recorded, for `ProfiledLoop.run`. If
+    you use the same object for several epochs, it continues where it stopped.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def profiled(
     save : str or Path, optional
         Folder where each profile is saved, as ``step_000100``. Without a folder, profiles stay in memory.
     on_done : callable, optional
-        Called with each `Profile` at the end of its window.
+        A function that is called with each `Profile` at the end of its window.
     model : Module, list of Module, or dict of name to Module, optional
         As in `profile_step`.
     steps_by : Optimizer or "batch", optional
@@ -80,10 +80,10 @@ def profiled(
         Title of the profiles.
     try_levers : bool or list of str
         Whether to try levers after the first window, or which ones. Levers are switched on and off over random blocks
-        of the loop's own steps, each step running only once, and neighbouring blocks are compared. With ``True``,
+        of the loop's own steps, each of which runs only once, and neighbouring blocks are compared. With ``True``,
         perfnb tries the levers that address a finding in the first profile, and those that cost little to try. A
-        message announces beforehand how many steps this takes. Levers affect the rounding of your run, but not what it
-        computes, and no change remains at the end. The results are in ``run.tried``.
+        message announces beforehand how many steps this takes. Levers affect rounding in your run but not what it
+        computes, and all changes are undone at the end. The results are in ``run.tried``.
 
     Returns
     -------
@@ -133,7 +133,7 @@ class ProfiledLoop(Generic[_Batch]):
         if steps_by not in (None, "batch") and not hasattr(steps_by, "register_step_post_hook"):
             raise TypeError(f'steps_by must be an optimizer or "batch", not {shown(steps_by)}.')
         self._loader, self._steps_by = loader, steps_by
-        #: Batches of this epoch that are still to come, if known.
+        #: Number of batches that remain in this epoch, if known.
         self._batches_left: int | None = None
         self._shown, self._said = 0, False
         self._run_shown: Any = None
@@ -167,7 +167,7 @@ class ProfiledLoop(Generic[_Batch]):
             stack.callback(profiler.close)
             try:
                 self._batches_left = len(self._loader)  # type: ignore[arg-type]
-            except Exception:  # the loop does not need the length, so any failure of the loader is fine
+            except Exception:  # the loop does not need the length, so any failure of the loader can be ignored
                 self._batches_left = None
             steps.restart()
             if self._steps_by != "batch":
@@ -196,7 +196,7 @@ class ProfiledLoop(Generic[_Batch]):
             early = profiler.done <= (profiler.planned_at or 0)
             more = ", or make one profiled object before the epochs and iterate over it in each of them"
             print_text(
-                f"perfnb: no step was profiled yet: the loop {why}. Choose a smaller at= or steps={more * early}."
+                f"perfnb: no step has been profiled yet: the loop {why}. Choose a smaller at= or steps={more * early}."
             )
 
     def __len__(self) -> int:
@@ -234,7 +234,7 @@ class ProfiledLoop(Generic[_Batch]):
         run = summarise(self._profiler.recorder) if in_notebook() else None
         if run is None:
             return
-        static = run._repr_mimebundle_()  # only that can be replaced
+        static = run._repr_mimebundle_()  # only static output can be replaced
         if self._run_shown is None:
             from IPython.display import DisplayHandle
 

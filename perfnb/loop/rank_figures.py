@@ -14,14 +14,14 @@ from perfnb.recording.text import TEXT
 
 #: Share of the median step from which a difference between ranks matters.
 _WORTH = 0.05
-#: The parts of a step, ordered by how they explain one another. Ranks exchange gradients, so they wait for a slow rank
-#: as part of their own work.
+#: The parts of a step, each of which may explain the next ones. Because ranks exchange gradients, the time that they
+#: wait for a slow rank is part of their own work.
 _PARTS = {"waiting for data": "data_ms", "working": "working_ms", "step": "step_ms"}
 _CHANGE = ("change_ms", "low_ms", "high_ms")
 
 
 class RankFigures:
-    """The facts about the ranks' runs, by rank.
+    """The figures of each rank's run.
 
     In each part of the step, every rank is compared with the median rank (the lower one of two). The 95 % intervals
     hold simultaneously for all ranks (Bonferroni).
@@ -34,7 +34,7 @@ class RankFigures:
         self.differences = _differences(runs, self.times)
         #: The slow rank, and the part of its steps that is longer.
         self.straggler, self.slow_part = _straggler(self.differences, self.times)
-        #: The ranks of the job, as far as their runs know.
+        #: The number of ranks in the job, as recorded by their runs.
         self.size = max((run.ranks or 0 for run in runs.values()), default=0)
 
 
@@ -70,7 +70,7 @@ def _differences(runs: Mapping[int, RunFigures], times: pd.DataFrame) -> pd.Data
 
 
 def _wider(others: int) -> float:
-    """Return the factor by which intervals must be widened to hold for this number of comparisons simultaneously."""
+    """Return the factor by which intervals must be widened to hold simultaneously for this number of comparisons."""
     from scipy.special import ndtri
 
     return float(ndtri(1 - 0.025 / max(1, others)) / ndtri(0.975))

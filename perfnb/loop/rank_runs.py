@@ -15,19 +15,19 @@ from perfnb.recording.reading import rank_of_name
 
 
 class RankRuns(RankFigures, Documented):
-    """The runs of a job's ranks. Notebooks display them; ``runs[3]`` is the `RunSummary` of rank 3.
+    """The runs of a job's ranks, which notebooks display. ``runs[3]`` is the `RunSummary` of rank 3.
 
     Attributes
     ----------
     straggler : int or None
-        The rank whose steps clearly wait longer for data than other ranks' steps or, if there is none, work longer: by
-        at least 5 % of the median step, and with an interval above 0.
+        The rank whose steps clearly wait longer for data than those of other ranks or, if there is none, the rank whose
+        steps clearly work longer. The difference must be at least 5 % of the median step, with an interval above 0.
     times : DataFrame
-        For each rank, ``step_ms`` (median) and the mean times per step that are spent waiting, working and between
+        For each rank, ``step_ms`` (the median) and the mean time per step that is spent waiting, working and between
         steps. Profiled steps and the warm-up are excluded.
     differences : DataFrame
-        How much longer each rank takes in each part of its steps than the rank in the middle (``than``). The 95 %
-        intervals from ``low_ms`` to ``high_ms`` hold for all ranks together.
+        How much longer each rank takes for each part of its steps than the median rank (``than``). The 95 % intervals
+        from ``low_ms`` to ``high_ms`` hold simultaneously for all ranks.
     """
 
     def __init__(self, runs: Sequence[RunSummary]) -> None:
@@ -55,7 +55,7 @@ class RankRuns(RankFigures, Documented):
 
 
 def _folders(path: Path) -> list[Path]:
-    """Return the ranks' runs in a folder or in its subfolder for runs."""
+    """Return the folders of the ranks' runs in a folder or in its subfolder for runs."""
     for place in (path, path / RUN_FOLDER):
         if place.is_dir():
             found = [one for one in place.iterdir() if one.name.startswith("rank_") and RUN.is_at(one)]

@@ -1,4 +1,4 @@
-"""Record a whole run at little cost and in bounded space: each step's time and wait for data, and memory.
+"""Record a whole run at low cost and in bounded space: the time and the data wait of each step, and memory.
 
 `RunRecorder.step` is called once per step and takes about a microsecond. Slower operations, such as joining rows or
 reading memory, are so rare that their cost is negligible. On an accelerator, an event marks the end of each step.
@@ -22,18 +22,19 @@ from perfnb.loop.thinning import COLUMNS, READING_COLUMNS, WINDOW_COLUMNS, Rows,
 from perfnb.step.device import accelerator_in_use, accelerators, capacity_bytes
 from perfnb.step.environment import place_in_job
 
-#: The number of rows beyond which neighbours are joined, and the steps between two checks of it, a power of two.
+#: The number of rows beyond which neighbouring rows are joined, and the number of steps between two checks of this
+#: limit, which must be a power of two.
 MOST_ROWS, _CHUNK = 100_000, 4096
-#: The largest number of batches over which gradients are taken to be accumulated.
+#: The largest number of batches over which gradients may be accumulated.
 _MOST_JOINED = 512
-#: How many numbers of each step are kept until then.
+#: The number of values that are stored for each step until then.
 _KEPT = 5
-#: The nanoseconds between the first readings of memory, the multiple of a reading's cost that must pass before the next
-#: one, and the number of readings beyond which every second one is dropped.
+#: The nanoseconds between the first memory readings, the multiple of a reading's cost that must pass before the next
+#: reading, and the number of readings beyond which every second one is dropped.
 _READING_NS, _REST, MOST_READINGS = 50_000_000, 1000, 2048
-#: A step's device time is unknown if the host paused before it for more than this share of the step.
+#: A step's device time is unknown if the host paused before the step for more than this share of it.
 _PAUSED = 0.05
-#: Kinds of devices whose events tell times.
+#: Kinds of devices whose events can be used to measure time.
 _TIMED_KINDS = ("cuda", "xpu")
 
 
@@ -41,7 +42,7 @@ _TIMED_KINDS = ("cuda", "xpu")
 class Recorded:
     """The record of a run so far; unknown integers are -1."""
 
-    rows: Rows  # with the columns of `COLUMNS`, profiled steps left out
+    rows: Rows  # with the columns of `COLUMNS`, excluding profiled steps
     windows: Rows  # with `WINDOW_COLUMNS`, a row for each profiled window
     readings: Rows  # with `READING_COLUMNS`
     facts: dict[str, Any]
@@ -60,20 +61,21 @@ class RunRecorder:
         self.name = name
         #: Whether each batch counts as a step, because no optimizer's step shows where a step ends.
         self.by_batch = False
-        #: The batches of a step, where known.
+        #: The number of batches per step, if known.
         self.batches = 1
         #: The levers tried during the run, as `RunFacts` describes them.
         self.tried: list[dict[str, Any]] = []
-        #: The number of steps that had ended when the trial was over, if the remaining steps are counted from there.
+        #: The number of steps that had ended when the trial was over, if the remaining steps are counted from then on.
         self._tried_at: int | None = None
         self._count = 0
         self._first_ns = self._end_ns = 0
-        # Parallel arrays of numbers: objects kept alive would trigger Python's garbage collector.
+        # Parallel arrays of numbers are used because objects that are kept alive would trigger Python's garbage
+        # collector.
         self._chunk, self._window = array("q"), array("q")
         self._add = self._chunk.extend
         self._rows: list[Rows] = []
         self._stride = 1
-        self._choice = np.random.default_rng(5)  # its own: the random numbers of the run do not change
+        self._choice = np.random.default_rng(5)  # separate, to leave the run's random numbers unchanged
         self._pass: str | None = None
         self._timed_ns: list[int] = []
         self._windows: list[tuple[int, ...]] = []
@@ -87,7 +89,7 @@ class RunRecorder:
         self._recorded: tuple[object, Recorded] | None = None
         self._device: _DeviceClock | None = None
         self._place = _place()
-        _allocated_bytes()  # does here whatever is slow only the first time, so that the first step does not pay for it
+        _allocated_bytes()  # the first call is slow, and should not slow down the first step
         self._process.memory_info()
 
     def step(self, wall_ns: int, data_ns: int, begin_ns: int) -> None:
@@ -98,9 +100,9 @@ class RunRecorder:
         wall_ns : int
             The step's duration, including its wait for data.
         data_ns : int
-            The time it waited for data; -1 if this is not known.
+            How long the step waited for data; -1 if this is not known.
         begin_ns : int
-            The time when it began, from `time.perf_counter_ns`.
+            The time when the step began, from `time.perf_counter_ns`.
         """
         count, end_ns = self._count, begin_ns + wall_ns
         self._add((count, begin_ns, wall_ns, data_ns, begin_ns - self._end_ns))
@@ -115,10 +117,10 @@ class RunRecorder:
             self._fold()
 
     def join_first(self) -> bool:
-        """Merge all steps so far into one, because they were its batches.
+        """Merge all steps so far into one, because they turned out to be the batches of a single step.
 
-        Return whether this was possible; it is not if there are too many steps. If some of them were in a window, which
-        must be closed, the merged step counts as part of the window.
+        Return whether this was possible, which is not the case if there are too many steps. If some of them were in a
+        window, which must be closed, the merged step counts as part of the window.
         """
         if self._pass is not None or not 1 < self._count <= _MOST_JOINED:
             return False
@@ -131,17 +133,17 @@ class RunRecorder:
             self._add((0, self._first_ns, wall, sum(waits) if waits else -1, 0))
         self._count = 1
         self._readings = [(at_ns, 0, resident, allocated) for at_ns, _, resident, allocated in self._readings]
-        self._device = None  # it has numbered the batches; the next reading of memory makes another one
+        self._device = None  # it has numbered the batches; the next memory reading creates a new one
         return True
 
     def enter(self, pass_name: str) -> None:
-        """Mark the steps that end from now on as part of a profiled window, in this pass."""
+        """Mark all steps that end from now on as part of this pass of a profiled window."""
         if self._pass is None:
             self._add = self._window.extend
         self._pass = pass_name
 
     def leave(self, now_ns: int | None = None) -> None:
-        """End the profiled window, if one is open. The time from its last step until now belongs to it."""
+        """End the open profiled window, if any. The time since its last step is counted as part of it."""
         row = self._window_row()
         self._pass, self._add = None, self._chunk.extend
         del self._window[:], self._timed_ns[:]
@@ -164,7 +166,7 @@ class RunRecorder:
             self._device.cut(self._count)
 
     def note_tried(self, tried: list[dict[str, Any]], over: bool) -> None:
-        """Store the levers' results so far. Once the trial is `over`, the steps that follow count as remaining."""
+        """Store the levers' results so far. Once the trial is `over`, all further steps count as remaining."""
         self.tried, self._tried_at, self._recorded = tried, self._count if over else None, None
 
     def recorded(self) -> Recorded:
@@ -222,9 +224,9 @@ class RunRecorder:
         return rows_of(step, begin - self._first_ns, wall, data, other, device)
 
     def _table(self, numbers: array[int]) -> Rows:
-        """Return the steps' figures as rows: step, begin, wall, data, other.
+        """Return the steps' figures as rows of step, begin, wall, data and other.
 
-        This is a copy, so that the array stays free to grow.
+        The result is a copy, because the array must remain free to grow.
         """
         table: Rows = np.array(numbers, dtype=np.int64).reshape(-1, _KEPT).T
         if numbers is self._chunk:
@@ -257,7 +259,7 @@ class RunRecorder:
         return (first, len(step), int(begin[0]) - self._first_ns, *sums, len(self._timed_ns), median)
 
     def _read(self, now_ns: int) -> None:
-        """Read memory, and plan the next reading."""
+        """Read memory and plan the next reading."""
         begin = time.perf_counter_ns()
         self._look_around()
         if self._device is None and accelerator_in_use():
@@ -268,12 +270,12 @@ class RunRecorder:
         if len(self._readings) > MOST_READINGS:
             del self._readings[1::2]
             self._spacing_ns *= 2
-        # The least so far: on a busy machine, an interrupted reading looks expensive.
+        # This is the minimum so far, because an interrupted reading looks expensive on a busy machine.
         self._reading_cost_ns = min(self._reading_cost_ns, time.perf_counter_ns() - begin)
         self._due_ns = now_ns + max(self._spacing_ns, _REST * self._reading_cost_ns)
 
     def _look_around(self) -> None:
-        """Record the process's rank in its job, because the process group may no longer exist at the end of a run."""
+        """Record the process's rank now, because the process group may no longer exist at the end of the run."""
         place = _place()
         if place["ranks"] is not None:
             self._place = place
@@ -290,7 +292,7 @@ class RunRecorder:
 
 
 class _DeviceClock:
-    """Events at the ends of steps, read once the device has passed them."""
+    """Measure steps with device events at their ends, which are read once the device has passed them."""
 
     def __init__(self, kind: str, module: Any, index: int) -> None:
         self.kind = kind
@@ -302,7 +304,7 @@ class _DeviceClock:
         self._cut = -1
 
     def cut(self, step: int) -> None:
-        """Record that other work ran before this step, so its time is unknown."""
+        """Record that the time of this step is unknown, because other work ran before it."""
         self._cut = step
 
     def mark(self, step: int) -> None:
@@ -341,9 +343,9 @@ def _device_clock() -> _DeviceClock | None:
 
 
 def _allocated_bytes() -> int:
-    """Return the bytes of tensors on all accelerators in use.
+    """Return the number of bytes that tensors occupy on all accelerators in use.
 
-    The result is -1 without an accelerator, because torch does not count tensors on the CPU.
+    The result is -1 without an accelerator, because torch does not track tensors on the CPU.
     """
     held = [
         int(used.module.memory_allocated(index))
@@ -357,7 +359,7 @@ def _allocated_bytes() -> int:
 def _place() -> dict[str, int | None]:
     """Return the rank and the number of ranks if this process is one of several.
 
-    Torch reports them, or else the launcher.
+    They are taken from torch or, if it does not report them, from the launcher.
     """
     if (job := place_in_job()) is not None:
         return {"rank": job["rank"], "ranks": job["world_size"]}

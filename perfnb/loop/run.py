@@ -32,13 +32,13 @@ from perfnb.recording.store import SavedFolder, SavedKind
 if TYPE_CHECKING:
     from perfnb.loop.record import Recorded, RunRecorder
 
-#: The columns that may be unknown, which is -1, and the constraints of numbers that may and may not be.
+#: The columns whose values may be unknown (-1), and the constraints for numbers that may and that may not be unknown.
 _UNKNOWN = ("one_device_ns", "timed_median_ns", "resident_bytes", "allocated_bytes")
 _NUMBER, _KNOWN = (SavedColumn("int64", low=low, high=2**62) for low in (-1, 0))
 
 
 class TriedLever(TypedDict):
-    """A lever that was tried during a run, with the number of steps that remained."""
+    """A lever that was tried during a run, with the number of steps that remained afterwards."""
 
     lever: str
     verdict: str
@@ -54,7 +54,7 @@ class TriedLever(TypedDict):
 
 
 class RunFacts(TypedDict):
-    """The contents of a saved run apart from its frames."""
+    """The contents of a saved run except for its frames."""
 
     name: str
     steps: Count
@@ -176,7 +176,7 @@ class RunSummary(RunFigures, Documented):
         return log_result(Logged("run", self, self._first_outcome or self._outcome()), target, step)
 
     def _outcome(self) -> Outcome:
-        """Return the reasons that slowed the run down, as dated facts."""
+        """Return what slowed the run down as facts with a date."""
         facts = self._recorded.facts
         peaks = [facts[f"peak_{which}_bytes"] for which in ("allocated", "resident")]
         return make_outcome(
@@ -200,7 +200,7 @@ class RunSummary(RunFigures, Documented):
 
 
 class RunComparison(RunChanges, Documented):
-    """The changes between two runs, with intervals over blocks of steps.
+    """The changes between two runs, with intervals that are computed over blocks of steps.
 
     Attributes
     ----------
@@ -238,7 +238,7 @@ class RunComparison(RunChanges, Documented):
 
 
 def summarise(recorder: RunRecorder) -> RunSummary | None:
-    """Summarise a run's records; returns ``None`` before the first step."""
+    """Summarise the run so far; return ``None`` before the first step."""
     recorded = recorder.recorded()
     return RunSummary(recorded) if recorded.facts["steps"] else None
 
@@ -250,7 +250,10 @@ def place_of_run(path: str | Path) -> Path:
 
 
 def profiles_beside(path: str | Path) -> list[str]:
-    """Return the paths of the profiles in a folder that also contains a run or several ranks' runs; otherwise none."""
+    """Return the paths of the profiles in a folder that also contains a run or several ranks' runs.
+
+    The result is empty if the folder contains no run.
+    """
     folder = usable(path)
     if not any(kind.is_at(folder / RUN_FOLDER) for kind in (RUN, RANKS)):
         return []
@@ -273,11 +276,11 @@ def load_run(path: str | Path) -> RunSummary:
     tables: dict[str, Any] = {name: saved.frame(name).to_numpy("int64") for name in _TABLES}
     steps = pd.DataFrame(tables["rows"], columns=list(COLUMNS))
     if any((steps[f"{which}_data_ns"] > steps[f"{which}_wall_ns"]).any() for which in ("sum", "one")):
-        raise RecordingError(f"{source} is damaged: a step waits for its data for longer than it takes.")
+        raise RecordingError(f"{source} is damaged: a step's wait for data is longer than the step itself.")
     try:
         return RunSummary(Recorded(**tables, facts=saved.facts), saved.outcome)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-        raise RecordingError(f"{source} is damaged: its steps are not those of a run ({error}).") from error
+        raise RecordingError(f"{source} is damaged: its steps are not valid steps of a run ({error}).") from error
 
 
 LOADABLE = Loadable(lambda path: RUN.is_at(place_of_run(path)), lambda path, *_: load_run(path))

@@ -14,7 +14,7 @@ from perfnb.stats.comparisons import judge, within_band
 from perfnb.stats.intervals import Centre
 from perfnb.stats.slope import Slope
 
-#: The ratio of the 90 % to the 95 % normal quantile, by which the equivalence interval is narrower.
+#: The ratio of the normal quantiles for 90 % and 95 % intervals, by which the equivalence interval is narrower.
 _INNER = 1.6449 / 1.9600
 
 
@@ -28,7 +28,7 @@ _PARTS = {
 
 
 class RunChanges:
-    """The changes from one run, the baseline, to another run, excluding profiled windows and warm-up.
+    """The changes from one run (the baseline) to another, excluding profiled windows and warm-up.
 
     Intervals are computed from blocks of consecutive steps, because individual steps depend on their neighbours and
     provide less information than their number suggests. The intervals cover variation within each run, but not changes
@@ -66,7 +66,7 @@ def _times(sides: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _ratio(one: Centre, other: Centre) -> tuple[float | None, ...]:
-    """Return the ratio of the second to the first with its interval, from the difference between their logarithms."""
+    """Return the second figure divided by the first, with an interval based on the difference of their logarithms."""
     return tuple(None if value is None else math.exp(value) for value in _change(_log(one), _log(other)))
 
 

@@ -1,4 +1,4 @@
-"""Find what slowed a run down: one rule per cause, based on the figures of the run's steps, and the verdict."""
+"""Find what slowed a run down, with one rule per cause, and reach a verdict from the figures of the run's steps."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ if TYPE_CHECKING:
     from perfnb.recording.nesting import Ints
     from perfnb.stats.intervals import Centre
 
-#: The share of the run above which a wait, time between steps or a change matters, and the one above which stalls do.
+#: The share of the run above which waits, time between steps and changes matter, and the share above which stalls
+#: matter.
 _WORTH, _WORTH_STALLS = 0.05, 0.02
 #: The share of the steps' time above which waiting for data bounds the run.
 _BOUND = 0.2
-#: An interval that reaches this many times its estimate is too wide to conclude anything from.
+#: An interval that extends to this many times its estimate is too wide for any conclusion.
 _NOTHING_SAID = 100
 #: Growth over the run that matters, in bytes and relative to the level.
 _LEAST_GROWTH, _GROWTH = 16 * 2**20, 0.01
-#: Memory that would be full within this many times the run's length is the most urgent finding.
+#: If memory would be full within this many times the run's length, this is the most urgent finding.
 _URGENT = 10
-#: Findings that other programs on the machine can cause, too.
+#: Findings that may also be caused by other programs on the machine.
 _BY_NOISE = frozenset({"stalls", "drift", "change of pace"})
 STEADY, TOO_FEW = "Steady", "Too few steps for a verdict"
 _WHERE_TO_LOOK = (
     "Profile a fast and a slow part of the run (at=[early, late]; --at EARLY,LATE of perfnb run) and compare them "
-    "with Profile.compare. If their work is the same, the machine changed: perfnb.watch() records clocks, "
+    "with Profile.compare. If both do the same work, the machine changed: perfnb.watch() records clocks, "
     "throttling and load."
 )
-_OTHERS = "Other programs on the machine look the same."
+_OTHERS = "Other programs on the machine would look the same."
 
 
 def _input_words(run: RunFigures) -> tuple[str, str]:
@@ -59,20 +60,21 @@ def input_pipeline(run: RunFigures) -> Iterator[Finding]:
     wait = run.wait
     if not wait.estimate >= _WORTH:
         return
-    is_sure = wait.low > 0  # otherwise a single step may have waited, once
+    is_sure = wait.low > 0  # otherwise, perhaps only a single step waited
     bound = wait.estimate * run.mean_ms
     whose = "their batch" if run.batches == 1 else f"their {run.batches:,} batches"
     bursts = int((run.slow["data_ms"] > run.slow["wall_ms"] / 2).sum())
-    in_bursts = " The waits come in bursts: the slowest steps were mostly waits." if 2 * bursts > len(run.slow) else ""
-    caveat = " The GPU may have worked during the wait." if run.has_device else ""
+    in_bursts = " The waits come in bursts: the slowest steps are mostly waiting." if 2 * bursts > len(run.slow) else ""
+    caveat = " The GPU may have been working during the wait." if run.has_device else ""
     yield Finding(
-        f"Steps wait {fmt.duration(bound)} for {whose} on average, {_share(wait)} of their time.{in_bursts}{caveat}",
+        f"Steps wait {fmt.duration(bound)} for {whose} on average, or {_share(wait)} of their time.{in_bursts}{caveat}",
         bound,
-        "Make batches in more worker processes while the step computes (num_workers of your DataLoader, "
-        "dataloader_num_workers in the TrainingArguments of a Hugging Face Trainer), or make them cheaper: cache, "
-        "vectorise. Then compare the runs: perfnb compare, or run.compare(other).",
+        "Prepare batches in more worker processes while the step computes (num_workers of your DataLoader, or "
+        "dataloader_num_workers in the TrainingArguments of a Hugging Face Trainer), or make them cheaper: cache and "
+        "vectorise. Then compare the runs with perfnb compare or run.compare(other).",
         "low" if not is_sure else "medium" if run.has_device else "high",
-        "The wait for each batch was timed" + ("." if is_sure else ", but so few steps waited that its share is open."),
+        "The wait for each batch was timed"
+        + ("." if is_sure else ", but so few steps waited that the share is uncertain."),
         "Which part of the pipeline is slow: reading, decoding or transforms.",
         rows("phase", ["data"]),
     )
@@ -96,17 +98,17 @@ def stalls(run: RunFigures) -> Iterator[Finding]:
     often = f"every {period:,} steps" if period else f"{least}{len(slow):,} of {count:,} steps"
     worst = slow.iloc[0]
     yield Finding(
-        f"Some steps are far slower than those around them ({often}; the slowest, step {int(worst['step']):,}, took "
-        f"{fmt.duration(worst['wall_ms'])}). They lost {fmt.duration(run.lost_ms)} in all, "
-        f"{fmt.share(bound / run.mean_ms)} of the steps' time, waits for data not counted.",
+        f"Some steps are far slower than their neighbours ({often}; the slowest, step {int(worst['step']):,}, took "
+        f"{fmt.duration(worst['wall_ms'])}). They lost {fmt.duration(run.lost_ms)} in total, "
+        f"or {fmt.share(bound / run.mean_ms)} of the steps' time, not counting waits for data.",
         bound,
-        "Look for what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
+        "Look for work that happens only in these steps: checkpoints, logging, evaluation, batches of another size."
         if period
-        else "Look for work that is done only now and then, and for other programs on the machine; "
-        "perfnb.watch() shows the state of the machine meanwhile.",
+        else "Look for work that is done only occasionally, and for other programs on the machine; perfnb.watch() "
+        "shows the state of the machine during the run.",
         "medium" if period or len(slow) >= 3 else "low",
         f"The slow steps recur every {period:,} steps." if period else _OTHERS,
-        "The work of these steps: they ran without instrumentation.",
+        "What these steps do, because they ran without instrumentation.",
         rows("step", slow["step"].astype(int).head(5)),
     )
 
@@ -124,13 +126,14 @@ def between_steps(run: RunFigures) -> Iterator[Finding]:
     if bound < _WORTH * whole:
         return
     yield Finding(
-        f"{fmt.duration(bound * run.counted)} passed between steps, {fmt.share(bound / whole)} of the time: "
-        "validation, logging, checkpoints, and whatever else is done outside the steps.",
+        f"{fmt.duration(bound * run.counted)} passed between steps, or {fmt.share(bound / whole)} of the time: "
+        "validation, logging, checkpoints, and everything else that is done outside the steps.",
         bound,
-        "Do it less often, or at the same time as the steps (asynchronous checkpoints, logging without .item()).",
+        "Do this work less often, or at the same time as the steps (asynchronous checkpoints, logging without "
+        ".item()).",
         "high",
         "The time from the end of each step to the start of the next one was measured.",
-        "How that time was spent.",
+        "How this time was spent.",
         of_ms=whole,
     )
 
@@ -178,7 +181,7 @@ def change_of_pace(run: RunFigures) -> Iterator[Finding]:
         bound,
         _WHERE_TO_LOOK,
         "medium",
-        f"The medians of consecutive blocks of steps jump and stay. {_OTHERS}",
+        f"The medians of consecutive blocks of steps jump to another level and stay there. {_OTHERS}",
         "Whether all steps did the same work.",
     )
 
@@ -189,7 +192,7 @@ def _ends(ratio: Centre) -> tuple[float, float] | None:
 
 @rule("memory growth", "Memory grows")
 def memory_growth(run: RunFigures) -> Iterator[Finding]:
-    """Find memory growth on the device or, if there is none, in the process; urgent if memory is soon full."""
+    """Find memory growth on the device or, if there is none, in the process. It is urgent if memory is soon full."""
     for kind, words in (("allocated", "Memory allocated on the device"), ("resident", "The process's memory")):
         slope, level = run.memory_of[kind].growth, run.memory_of[kind].last_bytes
         if slope is None or level is None or not slope.grows:
@@ -199,17 +202,19 @@ def memory_growth(run: RunFigures) -> Iterator[Finding]:
             continue
         room = run.memory_bytes if kind == "resident" else None
         left = (room - level) / slope.bytes_per_step if room else None
-        full = f" At this rate {fmt.size(room)} are full after about {round(left, -2):,.0f} more steps." if left else ""
+        full = (
+            f" At this rate, {fmt.size(room)} are full after about {round(left, -2):,.0f} more steps." if left else ""
+        )
         ends = fmt.growth(slope.bytes_per_step, (slope.ci_low, slope.ci_high))
         yield Finding(
-            f"{words} grows by {ends}, by {fmt.size(grown)} over the run.{full}",
+            f"{words} grows by {ends}, or {fmt.size(grown)} over the run.{full}",
             None,
-            "Look for what each step leaves behind: often it is a loss that is kept with its graph (keep "
-            "loss.item()), or a list that is appended to. Where a step is a function of your own, "
-            "perfnb.find_leaks(step, loader) names it.",
+            "Look for what each step leaves behind. Often it is a loss that is stored with its graph (store "
+            "loss.item() instead), or a list that keeps growing. If a step is a function of your own, "
+            "perfnb.find_leaks(step, loader) names the cause.",
             "medium",
             "The whole interval of the growth per step is above 0.",
-            "What keeps the memory, and whether a cache is still filling up.",
+            "What keeps the memory in use, and whether a cache is still filling up.",
             bound_bytes=round(slope.bytes_per_step),
             urgency=1 if left is not None and left < _URGENT * run.count else 0,
         )

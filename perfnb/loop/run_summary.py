@@ -1,6 +1,6 @@
 """Compute the figures of a whole run's steps.
 
-These are times, phases, slow steps, memory, and how typical the profiled windows are.
+They comprise times, phases, slow steps, memory, and how typical the profiled windows are.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from perfnb.stats.blocks import (
 from perfnb.stats.intervals import Floats, interval_of_median
 from perfnb.stats.slope import Slope, memory_slope
 
-#: The fewest steps after the warm-up for a verdict: with fewer there are no blocks for an interval.
+#: The minimum number of steps after the warm-up for a verdict. Fewer steps do not form enough blocks for an interval.
 FEWEST_STEPS = FEWEST_BLOCKS * SHORTEST
-#: Steps that take this many times as long as their neighbours are slow. At the start of a run, they are warm-up.
+#: Steps that take this many times as long as their neighbours are slow, or warm-up if they are at the start of a run.
 _SLOW, _WARMING = 2.0, 1.5
-#: The largest part of a run that can be warm-up: a longer start is a separate change.
+#: The largest part of a run that can be warm-up. If more steps at the start are slow, this is a change of pace.
 _MOST_WARMUP = 0.1
-#: The largest number of readings for the slope, which compares all pairs.
+#: The largest number of readings for the slope, which is computed from all pairs of readings.
 _MOST_READINGS = 400
 #: A window is typical if the ratio of its median step to the run's is in this range.
 TYPICAL = (0.8, 1.25)
 #: The number of steps on each side that represent a window without timed steps.
 _NEIGHBOURS = 20
 
-#: The machine is busy with work for this many times its CPUs.
+#: The machine is busy if its load exceeds this many times the number of CPUs.
 _BUSY = 1.25
 
 PHASES = ("data", "step", "other", "profiled")
@@ -72,25 +72,25 @@ class RunFigures:
     def __init__(self, steps: pd.DataFrame, memory: pd.DataFrame, facts: Mapping[str, Any]) -> None:
         own, profiled = steps[~steps["profiled"]], steps[steps["profiled"]]
         self.name, self.steps, self.memory = str(facts["name"]), steps, memory
-        #: The number of all steps, and of those in profiled windows, which only the phases count.
+        #: The number of all steps, and the number of steps in profiled windows, which are counted only in the phases.
         self.count = int(facts["steps"])
         self.profiled = int(profiled["steps"].sum()) + int(facts["dropped_windows"]["steps"])
-        #: Slow steps at the start, left out of the verdict.
+        #: Number of slow steps at the start, which are excluded from the verdict.
         self.warmup = _warmup(own["wall_ms"].to_numpy(float)) if int(facts["stride"]) == 1 else 0
-        #: Whether each step is a batch, because no optimizer's step shows where a step ends; otherwise the batches of a
-        #: step.
+        #: Whether each step is a batch, because no optimizer's step shows where a step ends; and the number of batches
+        #: per step.
         self.by_batch, self.batches = bool(facts.get("by_batch", False)), int(facts.get("batches", 1))
         #: The time from the first step's start to the last step's end.
         self.duration_ms: float = facts["duration_ns"] / 1e6
         judged = own.iloc[self.warmup :]
-        on_device = bool(judged["device_ms"].notna().mean() > 0.9)  # not of no steps
+        on_device = bool(judged["device_ms"].notna().mean() > 0.9)  # false if there are no steps
         #: Whether an accelerator worked, and the device whose events timed the steps, if any.
         self.has_device, self.device = bool(facts["device"]), facts["device"] if on_device else None
         ms = judged["device_ms"].fillna(judged["wall_ms"]) if on_device else judged["wall_ms"]
-        #: The steps that remain, with their time in `ms` and without waits in `working`, and their number.
+        #: The remaining steps, with their time in `ms` and their time without waits in `working`, and their number.
         self.judged = judged.assign(ms=ms, working=judged["sum_wall_ms"] - judged["sum_data_ms"])
         self.counted = int(judged["steps"].sum())
-        #: Whether these are enough for a verdict.
+        #: Whether there are enough of these steps for a verdict.
         self.enough = len(judged) >= FEWEST_STEPS
         times, first = ms.to_numpy(float), int(judged["step"].iloc[0]) if len(judged) else 0
         interval = interval_of_median(times)
@@ -103,12 +103,12 @@ class RunFigures:
         self.phases = _phases(steps, facts)
         #: The share of the steps' time spent waiting for data.
         self.wait = ratio_of_sums(judged["sum_data_ms"].to_numpy(float), judged["sum_wall_ms"].to_numpy(float))
-        #: Slow steps, slowest first, at most one of each row, and the time they lost beyond waiting for data.
+        #: Slow steps, slowest first and at most one per row, and the time that they lost for reasons other than data.
         self.slow, self.lost_ms = _slow(self.judged)
-        #: Changes of the step time, whose places are steps.
+        #: Changes in the step time, located by step number.
         self.changes = _changes(judged, times) if self.enough else None
         self.memory_of = {kind: _memory(memory, kind, first, steps, facts) for kind in ("resident", "allocated")}
-        #: The memory of the machine; its load and its CPUs, if there was work for more than these.
+        #: The machine's memory; and its load and number of CPUs, if there was work for more CPUs than it has.
         self.memory_bytes: int | None = facts.get("memory_bytes")
         self.load = _busy(facts)
         self.windows = _windows(profiled, own, times)
@@ -157,7 +157,7 @@ def _busy(facts: Mapping[str, Any]) -> tuple[float, int] | None:
 
 
 def stretches(steps: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Return all steps in at most `most` stretches of consecutive steps, in order.
+    """Divide all steps into at most `most` stretches of consecutive steps, in order.
 
     Returns
     -------
@@ -199,12 +199,12 @@ def _phases(steps: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame:
     )
     whole = float(ms.sum())
     if not facts["waits_known"]:
-        ms["data"] = pd.NA  # part of the steps then
+        ms["data"] = pd.NA  # waits are then part of the steps
     return pd.DataFrame({"ms": ms, "share": ms / whole if whole > 0 else ms.mask(ms.notna())})
 
 
 def _around(values: Floats) -> Floats:
-    """Return the median of each value's block, which was the usual value at that time in the run."""
+    """Return, for each value, the median of its block, which was the usual value at that point in the run."""
     blocks = in_blocks(values, most=FINE_BLOCKS) or [(values,)]
     return np.concatenate([np.full(len(block), np.median(block)) for (block,) in blocks])
 
@@ -256,7 +256,7 @@ def _memory(memory: pd.DataFrame, kind: str, first: int, steps: pd.DataFrame, fa
 def _growth(memory: pd.DataFrame, column: str, first: int, steps: pd.DataFrame) -> Slope | None:
     """Return the growth per step after the warm-up and the first tenth of the run, while caches and pools fill.
 
-    Profiled windows are excluded together with the memory change during them, because profiles themselves take memory.
+    Profiled windows and the memory changes during them are excluded, because profiles themselves take up memory.
     """
     known = memory[memory[column].notna()].drop_duplicates("step", keep="last")
     windows = steps[steps["profiled"]]

@@ -1,4 +1,4 @@
-"""Documents for a whole run, for two runs side by side, and for the runs of several ranks."""
+"""Create documents for a whole run, for two runs side by side, and for the runs of several ranks."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ _MEMORY = {
     "allocated": Mark("allocated on the device", palette.ORANGE, "░", "dots"),
 }
 _VALUES = {"not checked": "; values unchecked here: check with try_levers"}
-_ONCE = "Each run happened once: intervals cover what varied within it, not how the machine differed between the runs."
+_ONCE = (
+    "Each run was executed once: intervals cover variation within a run, but not changes to the machine between runs."
+)
 _RANKS_WAIT = (
-    "Ranks that exchange gradients all take as long as the slowest: the others wait for it while they work. How long "
-    "each waits in collectives is shown by perfnb ranks, from their profiles or traces."
+    "Ranks that exchange gradients all take as long as the slowest rank, because the others wait for it during their "
+    "own work. To see how long each rank waits in collectives, run perfnb ranks on their profiles or traces."
 )
 
 
@@ -76,13 +78,16 @@ def run_name(run: RunFigures) -> str:
 def _verdict(run: RunFigures) -> Verdict:
     verdict = run.judgement.verdict
     if not run.enough:
-        needed = f"{FEWEST_STEPS} after the warm-up are needed, and there are {run.counted:,}"
+        needed = f"at least {FEWEST_STEPS} are needed after the warm-up, but there are only {run.counted:,}"
         return Verdict("open", f"{verdict.verdict}: {needed}")
     if verdict.finding is None:
         ms = fmt.interval(run.median_ms, run.ci_ms)
-        profile = "To see where the steps themselves spend their time, profile one."
+        profile = "To see where the steps themselves spend their time, profile some of them."
         return Verdict(
-            "good", f"{verdict.verdict}: {ms} per step; any gain lies in the steps' own work", _nothing(run), profile
+            "good",
+            f"{verdict.verdict}: {ms} per step; only faster steps can shorten the run",
+            _nothing(run),
+            profile,
         )
     return verdict_of_finding(run.judgement, verdict.finding, "findings" if len(run.findings) > 1 else "")
 
@@ -90,13 +95,13 @@ def _verdict(run: RunFigures) -> Verdict:
 def _nothing(run: RunFigures) -> str:
     """Describe the problems that were looked for but not found."""
     waits = f"waits for data take {fmt.share(run.wait.estimate)} of the steps' time"
-    parts = [waits if fmt.known(run.phases["ms"]["data"]) is not None else "waits for data are not known"]
+    parts = [waits if fmt.known(run.phases["ms"]["data"]) is not None else "waits for data are unknown"]
     parts.append("few steps are slow" if len(run.slow) else "no step is slow")
     if run.changes is not None:
         parts.append("the step time does not drift" if run.changes.kind == "steady" else "its pace hardly changed")
     growth = run.memory_of["resident"].growth
     known = growth is not None and growth.ci_low is not None
-    parts.append("memory does not grow" if known else "there are too few readings of memory to tell whether it grows")
+    parts.append("memory does not grow" if known else "there are too few memory readings to tell whether it grows")
     return f"{fmt.capital(', '.join(parts[:-1]))}, and {parts[-1]}."
 
 
@@ -119,7 +124,7 @@ def _figures(run: RunFigures) -> tuple[Figure, ...]:
 
 
 def _tried(run: RunFigures) -> Iterator[Section]:
-    """Yield the levers that were tried during the run, best first, and the lines of code that keep the helpful ones."""
+    """Yield the levers that were tried during the run, best first, and the code that makes helpful levers permanent."""
     if not run.tried:
         return
     best = sorted(run.tried, key=lambda one: (not one["kept"], math.inf if one["ratio"] is None else one["ratio"]))
@@ -137,11 +142,11 @@ def _tried(run: RunFigures) -> Iterator[Section]:
 
 
 def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
-    """Return a lever's outcome, and what it would have saved over the remaining steps.
+    """Describe a lever's outcome, and how much time it would have saved over the remaining steps.
 
-    If several levers are kept `together`, only their joint saving is shown. `whole_ms` is the time of a step in the
-    run, including its wait for data and the trainer's own work, so levers save a smaller share of it than of the step
-    alone.
+    If several levers are kept `together`, only their joint saving is shown. `whole_ms` is the duration of a step in the
+    run, including its wait for data and the trainer's own work. Levers therefore save a smaller share of it than of the
+    step alone.
     """
     if not tried["kept"]:
         return str(tried["why_not"])
@@ -158,9 +163,9 @@ def _gain(tried: Mapping[str, Any], whole_ms: float) -> str:
     saved_ms = left * saves_ms - 1e3 * (tried["setup_s"] or 0.0)
     steps = fmt.counted(left, "step")
     if saved_ms <= 0:
-        return f" in a longer run: preparing it takes longer than it saves in the {steps} that were left"
+        return f" in a longer run: preparing it takes longer than what it saves over the remaining {steps}"
     share = f", {fmt.share(saved_ms / (left * whole_ms))} of their time" if saved_ms < left * whole_ms else ""
-    return f": it would have saved about {fmt.duration(saved_ms)} in the {steps} that were left{share}"
+    return f": it would have saved about {fmt.duration(saved_ms)} over the remaining {steps}{share}"
 
 
 def _pictures(run: RunFigures) -> Iterator[Section]:
@@ -175,7 +180,7 @@ def _pictures(run: RunFigures) -> Iterator[Section]:
         if not (run.steps["sum_data_ms"] > 0).any():
             del lines[1]
         yield Series(
-            "Time per step over the run (medians; profiled steps are left out)",
+            "Time per step over the run (medians, without profiled steps)",
             Axis("step", "number"),
             Axis("time", "ms"),
             inside["first"].tolist(),
@@ -221,7 +226,7 @@ def _tables(run: RunFigures) -> Iterator[Section]:
         "lost_ms": Column("lost", "ms", priority=1, help="by all slow steps of the same row"),
     }
     shown = run.slow.assign(name=run.slow["step"].map("{:,.0f}".format), at=run.slow["start_s"].map(fmt.clock))
-    title = "Slow steps, far slower than those around them"
+    title = "Slow steps, far slower than their neighbours"
     yield Table.of(title, shown, slow, budget=Budget(5), noun="slow step", key="slow")
 
 
@@ -234,15 +239,15 @@ def _notes(run: RunFigures) -> Iterator[str]:
     left = [f"{steps} (warm-up)"] * bool(run.warmup)
     left += [fmt.counted(run.profiled, "profiled step")] * bool(run.profiled)
     if left:
-        yield f"Left out of all figures but where the time went: {' and '.join(left)}."
+        yield f"Excluded from all figures except where the run's time went: {' and '.join(left)}."
     if run.load is not None:
         load, cpus = run.load
         yield (
-            f"The machine was busy: a mean load of {load:.1f} on {fmt.counted(cpus, 'CPU')}. Step times and slow steps "
-            "may come from other programs."
+            f"The machine was busy, with a mean load of {load:.1f} on {fmt.counted(cpus, 'CPU')}. Other programs may "
+            "have affected step times and caused slow steps."
         )
     if run.enough and fmt.known(run.phases["ms"]["data"]) is None:
-        yield "Waits for data are not known: they are part of the steps."
+        yield "Waits for data are unknown and therefore part of the steps."
 
 
 def comparison_document(changes: RunChanges) -> Document:
@@ -273,7 +278,7 @@ def _change_verdict(changes: RunChanges) -> Verdict:
         "inconclusive": ("open", f"Inconclusive: neither a difference nor equality within {band} was shown: {effect}"),
     }
     state, sentence = states[changes.verdict]
-    few = "" if ends else f"There are too few steps for an interval: {FEWEST_STEPS} of each are needed."
+    few = "" if ends else f"There are too few steps for an interval: each run needs at least {FEWEST_STEPS}."
     return Verdict(state, sentence, " ".join(filter(None, (few, *_reasons(changes)))))
 
 
@@ -291,7 +296,7 @@ def _reasons(changes: RunChanges) -> Iterator[str]:
 
 
 def _signed(row: pd.Series) -> str:
-    """Return a change in milliseconds with its interval: ``+1.20 ms [1.10, 1.30]``."""
+    """Format a change in milliseconds with its interval, for example ``+1.20 ms [1.10, 1.30]``."""
     ms = float(row["change_ms"])
     change = fmt.interval(ms, (row["low_ms"], row["high_ms"]))
     return f"+{change}" if ms > 0 else change
@@ -304,7 +309,7 @@ def _change_sections(changes: RunChanges) -> Iterator[Section]:
         if (fmt.known(row["ratio"]) or 0.0) > 0:
             inside = fmt.known_bounds((row["ratio_low"], row["ratio_high"]))
             effects.append(Effect(_words(what), fmt.known(row["ratio"]), inside))
-    title = "Time per step of the candidate against the baseline"
+    title = "Time per step of the candidate relative to the baseline"
     yield Effects(title, tuple(effects), same_within=changes.equal_within, head="part")
     heads = (Column("baseline", "ms"), Column("candidate", "ms"), Column("change, 95 % interval", "ms"))
     rows = [(_words(what), *_three(row, "ms")) for what, row in changes.step.iterrows()]
@@ -343,14 +348,14 @@ def ranks_document(ranks: RankFigures) -> Document:
         for rank, ms in times["step_ms"].items()
     ]
     absent = ranks.size - len(times)
-    only = f"{len(times):,} of {fmt.counted(ranks.size, 'rank')} are here: any of the others may be slower."
-    notes = [only] * (absent > 0) + ["Waits for data are not known."] * bool(times["data_ms"].isna().any())
+    only = f"Only {len(times):,} of {fmt.counted(ranks.size, 'rank')} are included: any of the others may be slower."
+    notes = [only] * (absent > 0) + ["Waits for data are unknown."] * bool(times["data_ms"].isna().any())
     return Document(
         "whole runs",
         fmt.counted(len(times), "rank"),
         verdict=_rank_verdict(ranks),
         sections=(
-            Bars("Where the mean step of each rank goes", "ms", tuple(bars)),
+            Bars("Where each rank's mean step time goes", "ms", tuple(bars)),
             Table(
                 "How much longer per step than the rank in the middle (mean, 95 % interval)",
                 heads,
@@ -375,7 +380,7 @@ def _rank_verdict(ranks: RankFigures) -> Verdict:
     if rank is None or part is None:
         if len(ranks.times) > 1 and ranks.differences["low_ms"].isna().all():
             return Verdict("open", "Too few steps to compare the ranks")
-        return Verdict("good", "No rank waits longer for its data, or works longer, than the others")
+        return Verdict("good", "No rank waits longer for data or works longer than the others")
     row: Any = ranks.differences.loc[(rank, part)]
     does = "waits for its data" if part == "waiting for data" else "works"
     longer = fmt.interval(row["change_ms"], (row["low_ms"], row["high_ms"]))

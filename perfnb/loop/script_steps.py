@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 #: Ways to end a step: a step of the first optimizer that stepped or of the last one, or the next batch.
 BY = ("first", "last", "batch")
-#: Code in these packages names no variables of users.
+#: Packages whose variables do not belong to the user.
 _LIBRARIES = ("perfnb", "torch", "runpy", "contextlib")
 
 
 class ScriptSteps:
-    """Determines which loader and which optimizer define the steps in a script's training loop.
+    """Determine which loader and which optimizer define the steps of a script's training loop.
 
     A step ends when the chosen optimizer has stepped, and the next step starts when the loop requests the next batch
     from the same loader. Everything that is requested before the step ends belongs to it, such as further batches (with
@@ -36,7 +36,7 @@ class ScriptSteps:
     Parameters
     ----------
     make_driver : callable
-        Creates the driver; called with the loader, if there is one, at the first batch or step.
+        A function that creates the driver. It is called with the loader, if there is one, at the first batch or step.
     by : str
         One of `BY`.
 
@@ -51,8 +51,8 @@ class ScriptSteps:
         self._steps: LoopSteps | None = None
         self._chosen: weakref.ref[Any] | None = None
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: The loader of the steps, once that is `_known`; the one that was asked last since the last step; the first
-        #: one asked that has not run out; and the one of the previous step.
+        #: The steps' loader, once it is `_known`; the loader that was used last since the last step; the first loader
+        #: used that has not run out; and the previous step's loader.
         self._loader: weakref.ref[Any] | None = None
         self._asked: weakref.ref[Any] | None = None
         self._first: weakref.ref[Any] | None = None
@@ -76,7 +76,7 @@ class ScriptSteps:
         return batch
 
     def _is_own(self, loader: Any) -> bool:
-        """Return whether a loader provides the steps' batches, as far as this is known."""
+        """Return whether, as far as is known, a loader provides the steps' batches."""
         return not self._known or _is(self._loader, loader)
 
     def _ask(self, loader: Any) -> bool:
@@ -92,7 +92,7 @@ class ScriptSteps:
                 steps.use()
                 self._open = False
             elif self._ran_out or not (self._known or _is(before, loader)):
-                steps.skip()  # the work so far was not a step: no optimizer has stepped
+                steps.skip()  # the work so far was not a step, because no optimizer has stepped
                 self._open = False
         if self._by == "batch" and not self._known:
             self._known, self._loader = True, self._asked
@@ -122,13 +122,13 @@ class ScriptSteps:
         if self._by == "batch" or not _is(self._chosen, optimizer):
             return
         if first and self._known and not self._open and self._loader is not None:
-            return  # the step has ended with another optimizer; the next one will end with this one
+            return  # the step ended with another optimizer; the next step will end with this one
         whole = self._open and (self._known or not self._ran_out)
         if whole:
             steps.step()
             steps.end_if_over()
         elif self._open:
-            steps.skip()  # a loader ran out before the first step, and its purpose is not known
+            steps.skip()  # a loader ran out before the first step, so its purpose is unknown
         if not (whole and self._known):
             self._loader = None if self._ran_out else self._asked
         elif self._first is not None and _is(self._first_before, self._first()):
@@ -154,7 +154,7 @@ class ScriptSteps:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Watch every optimizer and loader in this process within the block. Torch does not need to be loaded yet."""
+        """Watch every optimizer and loader of this process within the block. Torch does not have to be loaded yet."""
         with ExitStack() as undo:
             hooks: dict[str, Callable[[ModuleType], Any]] = {
                 "torch.optim.optimizer": lambda module: undo.callback(self._see_optimizers(module)),
@@ -171,7 +171,7 @@ class ScriptSteps:
                 sys.meta_path.remove(finder)
 
     def _see_optimizers(self, module: ModuleType) -> Callable[[], None]:
-        """Wrap the `step` methods of all future optimizer classes, and return a function that stops it.
+        """Wrap the `step` methods of all future optimizer classes, and return a function that stops this.
 
         Torch's own step hooks run inside a range that the profiler records, where the profiler can neither be started
         nor stopped and no hook can be added. They are therefore not used.
@@ -188,7 +188,7 @@ class ScriptSteps:
             def wrapper(*args: Any, **kwargs: Any) -> Any:
                 nonlocal running
                 __tracebackhide__ = True
-                if not seeing or running or not here():  # an optimizer may step others
+                if not seeing or running or not here():  # an optimizer may call the steps of others
                     return own(*args, **kwargs)
                 running = True
                 try:
@@ -227,19 +227,19 @@ def script_variables() -> dict[str, Any]:
         own: Any = frame.f_locals
         variables |= own
         if frame.f_code.co_flags & CO_OPTIMIZED and type(own) is dict and sys.gettrace() is None:
-            own.clear()  # before Python 3.13 a copy, which would keep objects alive that the function lets go
+            own.clear()  # before Python 3.13, this is a copy, which would keep objects alive
     return variables
 
 
 class _AfterImport:
-    """A module finder that calls a function once one of several modules has been imported."""
+    """A module finder that calls a function as soon as a given module has been imported."""
 
     def __init__(self, calls: dict[str, Callable[[ModuleType], Any]]) -> None:
         self._calls = calls
         self._looking = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Find a module with the other finders, and make its loader call back."""
+        """Find a module with the other finders, and make its loader call the function afterwards."""
         if name not in self._calls or self._looking:
             return None
         from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Thin out the rows of steps as a run grows, while sums, order and the slowest steps remain exact.
+"""Thin out the rows of steps as a run grows, while keeping sums, the order and the slowest steps exact.
 
 A row initially represents one step, and later two, four or eight consecutive steps. It stores their number, their sums,
 the slowest step, and one step chosen at random. Unlike row means, the times of randomly chosen steps have the same
@@ -13,13 +13,13 @@ import numpy as np
 
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
-#: The content of a row, in this order. Unknown device times are -1.
+#: The columns of a row, in this order. Unknown device times are -1.
 COLUMNS = (
     *("step", "steps", "begin_ns", "sum_wall_ns", "sum_data_ns", "sum_other_ns"),
     *("slowest_step", "slowest_ns", "slowest_data_ns"),
     *("one_wall_ns", "one_data_ns", "one_device_ns"),
 )
-#: The content of a row for a profiled window, and of one for a reading of memory. Unknown times and bytes are -1.
+#: The columns of a row for a profiled window, and of a row for a memory reading. Unknown times and bytes are -1.
 WINDOW_COLUMNS = (*COLUMNS[:6], "timed_steps", "timed_median_ns")
 READING_COLUMNS = ("at_ns", "step", "resident_bytes", "allocated_bytes")
 _AT = {name: place for place, name in enumerate(COLUMNS)}
@@ -36,7 +36,7 @@ def rows_of(step: Any, begin_ns: Any, wall_ns: Any, data_ns: Any, other_ns: Any,
 
 
 def joined(rows: Rows, size: int, choice: np.random.Generator) -> Rows:
-    """Join every `size` consecutive rows into one, and the remaining rows at the end into another."""
+    """Join every `size` consecutive rows into one, and the remaining rows at the end into another one."""
     if size == 1:
         return rows
     whole = len(rows) // size * size
@@ -53,7 +53,7 @@ def _of_groups(groups: Any, choice: np.random.Generator) -> Rows:
     joined_rows[:, _AT["steps"]] = counts.sum(axis=1)
     joined_rows[:, _SUMS] = groups[:, :, _SUMS].sum(axis=1)
     joined_rows[:, _SLOWEST] = groups[every, groups[:, :, _AT["slowest_ns"]].argmax(axis=1)][:, _SLOWEST]
-    # Each row is chosen with a probability proportional to its steps, so that each step is equally likely.
+    # The probability of each row is proportional to its number of steps, so all steps are equally likely.
     reached = np.cumsum(counts, axis=1)
     drawn = (choice.random(len(groups)) * reached[:, -1]).astype(np.int64)
     joined_rows[:, _ONE] = groups[every, (drawn[:, None] >= reached).sum(axis=1)][:, _ONE]

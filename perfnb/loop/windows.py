@@ -9,7 +9,7 @@ from perfnb.arguments import require_count
 
 
 class Windows:
-    """The steps at which windows are due: first the user's steps, then further steps at a fixed interval.
+    """The steps at which windows are due: first those that the user specified, then more at a fixed interval.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Windows:
         for steps in planned:
             require_count("at", steps, 0)
         if not planned:
-            raise ValueError("at must name at least one step.")
+            raise ValueError("at must contain at least one step.")
         if every is not None:
             require_count("every", every, 1)
         self._planned = sorted(set(planned))
@@ -35,10 +35,10 @@ class Windows:
         self.single = len(self._planned) == 1 and every is None
 
     def next(self, done: int) -> int | None:
-        """Return the number of steps before the next window, after `done` steps; ``None`` if there are no more windows.
+        """Return the number of steps before the next window, or ``None`` if there are no more windows.
 
-        A window that became due while another one was open follows immediately, but repeated windows that were missed
-        are skipped.
+        `done` steps have ended so far. A window that became due while another one was open follows immediately, but
+        repeated windows that were missed are skipped.
         """
         if self._planned:
             return max(done, self._planned.pop(0))
@@ -49,6 +49,6 @@ class Windows:
         return self._last
 
     def postpone(self, window: int | None) -> None:
-        """Make `next` return a window again, because another one precedes it."""
+        """Make `next` return this window again, because another window comes first."""
         if window is not None:
             self._planned.insert(0, window)

@@ -8,7 +8,7 @@ from typing import Any
 
 from IPython.core import completer
 
-#: The magics by name, each with its module and its class; everything else follows from this.
+#: The magics by name, each with its module and its class. Everything else is derived from this mapping.
 MAGICS = {
     "profile_step": ("perfnb.magics.profile_step", "ProfileStepMagics"),
     "gpuwatch": ("perfnb.magics.gpuwatch", "GpuWatchMagics"),
@@ -27,14 +27,14 @@ def register(shell: Any) -> None:
     """Add perfnb's magics and their completion to an IPython shell."""
     unregister(shell)
     shell.register_magics(*map(_holder, MAGICS))
-    if hasattr(completer, "context_matcher"):  # IPython 7, as on Colab, completes no options
+    if hasattr(completer, "context_matcher"):  # IPython 7, which Colab uses, does not complete options
         from perfnb.magics.completion import match_options
 
         shell.Completer.custom_matchers.append(match_options)
 
 
 def unregister(shell: Any) -> None:
-    """Remove the magics, and stop everything that they started."""
+    """Remove the magics and stop everything that they started."""
     watching = shell.magics_manager.registry.pop("GpuWatchMagics", None)
     if watching is not None:
         watching.end()

@@ -15,7 +15,7 @@ from IPython.core.error import UsageError
 from perfnb.magics.line import refuse_short
 from perfnb.step.cells import BATCH, Clause, batches_of, step_of
 
-#: An option after a clause, where it does not belong.
+#: An option after a clause, where options are not allowed.
 _OPTION = re.compile(r"\s--[a-z]")
 
 
@@ -66,12 +66,12 @@ def _compiled(shell: Any, source: str, words: tuple[str, str], compiled: Callabl
         name = shell.compile.cache(transformed, _cell_number(shell), raw_code=source)
         tree = shell.transform_ast(shell.compile.ast_parse(transformed, filename=name))
         if not tree.body:
-            raise UsageError(f"the {what} is empty: there is nothing to {verb}.")
+            raise UsageError(f"the {what} is empty, so there is nothing to {verb}.")
         if any(isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)) for node in _top_level(tree)):
             raise UsageError(f"the {what} cannot use await at its top level: put it into a function.")
         return compiled(tree, name)
     except SyntaxError as error:
-        # A UsageError, or IPython would list the magic's frames above the one line that matters.
+        # With any other exception, IPython would list the magic's frames above the one line that matters.
         error.filename = f"Cell In[{_cell_number(shell)}]"
         said = "".join(traceback.format_exception_only(error)).rstrip()
         raise UsageError(f"the {what} is not valid Python.\n{said}") from None
@@ -110,7 +110,7 @@ def clause_of(shell: Any, clause: str) -> Clause:
     """
     how = "options go before for" if _OPTION.search(clause) else "write for TARGET in ITERABLE, as in a for loop"
     refusal = UsageError(f"cannot read {clause!r}: {how}.")
-    name = shell.compile.cache(clause, _cell_number(shell))  # so that an error in it shows the clause
+    name = shell.compile.cache(clause, _cell_number(shell))  # an error in the clause then shows its text
     try:
         tree = ast.parse(f"{clause.strip().rstrip(':')}: pass")
         loop = tree.body[0] if len(tree.body) == 1 else None

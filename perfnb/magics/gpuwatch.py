@@ -29,8 +29,8 @@ class GpuWatchMagics(Magics):
     @argument(
         "--metrics",
         metavar="WORDS",
-        help="Show only these, separated by commas: cpu, throttled, memory, gpu, gpu-memory, power, temperature, "
-        "clocks, pcie, disk, network.",
+        help="Show only these metrics, separated by commas: cpu, throttled, memory, gpu, gpu-memory, power, "
+        "temperature, clocks, pcie, disk, network.",
     )
     @argument("--into", metavar="NAME", help="Assign the watch to this variable.")
     @argument("command", nargs="*", help="start (the default), stop or status.")
@@ -57,11 +57,11 @@ class GpuWatchMagics(Magics):
         require_name(options.into)
         if cell is not None:
             if rest:
-                raise UsageError(f"%%gpuwatch takes options only, not {rest!r}.")
+                raise UsageError(f"%%gpuwatch accepts only options, not {rest!r}.")
             return self._watch_cell(cell, options)
         command = rest or "start"
         if command not in _WORDS:
-            raise UsageError(f"%gpuwatch takes start, stop or status, not {rest!r}; %%gpuwatch watches a cell.")
+            raise UsageError(f"%gpuwatch accepts start, stop or status, not {rest!r}; %%gpuwatch watches a cell.")
         if command == "start":
             watch = self._start(options)
             if self._stop() is not None:
@@ -72,9 +72,9 @@ class GpuWatchMagics(Magics):
         elif command == "stop":
             watch = self._stop()
             if watch is None:
-                raise UsageError("no watch is running: %gpuwatch starts one.")
+                raise UsageError("no watch is running. To start one, use %gpuwatch.")
             self._bind(options, watch)
-            print(f"{watch!r} Its history is below the cell that started it.")
+            print(f"{watch!r} Its history is displayed below the cell that started it.")
         else:
             self._status()
         return None

@@ -15,7 +15,8 @@ _OPTION = re.compile(r"(--[A-Za-z][\w-]*)(=?)")
 _SHORT = re.compile(r"-[A-Za-z][\w-]*")
 _VALUE = re.compile(r"""\s*("[^"]*"|'[^']*'|\S+)""")
 
-#: A decorator for a magic whose value a trailing ; silences; in IPython 7, as on Colab, it silences nothing.
+#: A decorator for magics whose value is suppressed by a trailing semicolon. It has no effect in IPython 7, which Colab
+#: uses.
 can_be_silenced: Any = getattr(magic, "output_can_be_silenced", lambda function: function)
 
 #: The kinds of option values, in words.
@@ -39,11 +40,11 @@ def split_line(line: str, parser: argparse.ArgumentParser) -> tuple[argparse.Nam
         if action.nargs != 0:
             value = _VALUE.match(rest)
             if value is None or value[1].startswith("--"):
-                raise UsageError(f"{match[1]} needs a value: {match[1]} {action.metavar or action.dest.upper()}")
+                raise UsageError(f"{match[1]} requires a value: {match[1]} {action.metavar or action.dest.upper()}")
             words[-1] += f"={_checked(_unquoted(value[1], match[1]), match[1], action.type)}"
             rest = rest[value.end() :]
         elif match[2] or (rest and not rest[0].isspace()):
-            raise UsageError(f"{match[1]} takes no value.")
+            raise UsageError(f"{match[1]} does not take a value.")
         rest = rest.lstrip()
     if rest == "-h":
         raise UsageError(f"there is no option -h: {parser.prog}? shows the help.")
@@ -61,7 +62,7 @@ def refuse_short(clause: str, parser: argparse.ArgumentParser) -> None:
 def require_name(name: str | None) -> None:
     """Raise a UsageError if the value of ``--into`` is not a variable name."""
     if name is not None and (not name.isidentifier() or keyword.iskeyword(name)):
-        raise UsageError(f"--into needs a variable name, not {name!r}.")
+        raise UsageError(f"--into requires a variable name, not {name!r}.")
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:

@@ -89,9 +89,9 @@ class ProfileStepMagics(Magics):
         if options.stacks and options.no_stacks:
             raise UsageError("--stacks and --no-stacks cannot be combined.")
         if options.ranks is None and (options.ddp or options.split):
-            raise UsageError(f"--{'ddp' if options.ddp else 'split'} needs --ranks N.")
+            raise UsageError(f"--{'ddp' if options.ddp else 'split'} requires --ranks N.")
         if options.quiet and cell is not None and options.into is None:
-            raise UsageError("--quiet shows no report, so a cell also needs --into NAME.")
+            raise UsageError("with --quiet, there is no report, so a cell also requires --into NAME.")
         profile = (self._profile if options.ranks is None else self._ranks)(rest, cell, options, plan)
         if options.into is not None:
             self.shell.user_ns[options.into] = profile
@@ -108,7 +108,7 @@ class ProfileStepMagics(Magics):
             raise UsageError("there is nothing to profile: write a statement after %profile_step.")
         step, batches, body = step_in(self.shell, rest, cell, ProfileStepMagics.profile_step.parser)
         models = self._models(options.model)
-        variables = {name: value for name, value in namespace.items() if name not in hidden}  # without IPython's own
+        variables = {name: value for name, value in namespace.items() if name not in hidden}  # not IPython's own
         chosen = list(models.values()) or None
         return run_profile(
             step,
@@ -134,7 +134,7 @@ class ProfileStepMagics(Magics):
         from perfnb.step.namespace import names_in
 
         if cell is None:
-            raise UsageError("--ranks runs a cell: write %%profile_step --ranks N, and the step below it.")
+            raise UsageError("--ranks requires a cell: write %%profile_step --ranks N, with the step below it.")
         for name in ("watch", "stacks"):
             if getattr(options, name):
                 raise UsageError(f"--{name} applies to this process, but --ranks runs the cell in other processes.")
@@ -146,7 +146,7 @@ class ProfileStepMagics(Magics):
         codes = [body, *([] if clause is None else [clause.assign, clause.iterable])]
         names = list(dict.fromkeys([name for code in codes for name in names_in(code)] + models))
         if any(not name.isidentifier() for name in models):
-            raise UsageError("--ranks takes --model only with names of variables.")
+            raise UsageError("with --ranks, --model accepts only names of variables.")
         payload = pack_cell(body, clause, self.shell.user_ns, names, models or None)
         try:
             order = order_for(
@@ -177,8 +177,10 @@ class ProfileStepMagics(Magics):
                 if not chosen:
                     raise TypeError("it is empty")
             except SyntaxError:
-                raise UsageError(f"--model {text!r} cannot be read: write names separated by commas, as a,b.") from None
-            except Exception as error:  # whatever the user's expression raises
+                raise UsageError(
+                    f"--model {text!r} cannot be read: write names separated by commas, such as a,b."
+                ) from None
+            except Exception as error:  # the user's expression can raise anything
                 words = str(error).rstrip(".") or type(error).__name__
                 raise UsageError(f"--model {name!r} is not a torch module in this notebook: {words}.") from None
             if len(chosen) == 1 and chosen[0] is value:

@@ -1,6 +1,6 @@
 """Compute the tables for a comparison of architectures.
 
-They show each model's cost, how its time is divided among the kinds of layer, and how far the models differ.
+They show each model's cost, how its time is divided among the kinds of layer, and how much the models differ.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ COLUMNS = {
 }
 
 
-#: The kind of work of a layer or an operator, by which models of different designs can be compared.
+#: The kinds of work that layers and operators do, which make models of different designs comparable.
 KINDS = ("attention", "linear", "convolution", "normalisation", "activation", "embedding", "other")
 
-#: The operators of each kind by name, autograd's included; the first match counts.
+#: The operators of each kind by name, including those of autograd. The first match counts.
 _OPS = {
     "attention": r"attention",
-    # a layer that is written by hand takes the square root of a variance
+    # a hand-written layer takes the square root of a variance
     "normalisation": r"norm(?!al)|rsqrt|::(var|std)",
     "convolution": r"conv",
     "embedding": r"embedding",
     "linear": r"addmm|addmv|addbmm|baddbmm|bmm|matmul|linear|::mm$|::mv$|^mm|einsum|dot$",
-    # dropout is elementwise too, and as cheap
+    # dropout is also elementwise and just as cheap
     "activation": r"(re|ge|se|ce|si|g|pre)lu|tanh|sigmoid|softmax|softplus|swish|mish|threshold|dropout|clamp_min",
 }
-#: Operators of attention that is not one operator: products of two activations, and the softmax.
+#: Operators of attention that is not a single operator: products of two activations, and the softmax.
 _BATCHED_PRODUCT, _SOFTMAX = re.compile(r"bmm", re.IGNORECASE), re.compile(r"softmax", re.IGNORECASE)
 _WITHIN_ATTENTION = re.compile(r"bmm|matmul|einsum|softmax", re.IGNORECASE)
 
@@ -98,7 +98,7 @@ def _row(summary: Summary, timing: StepTimes) -> dict[str, Any]:
         "ci_low_ms": None if interval is None else interval.low,
         "ci_high_ms": None if interval is None else interval.high,
         "throughput_per_s": timing.throughput_per_s,
-        # `other` is memory of everything else in the process.
+        # `other` is the memory of everything else in the process.
         "peak_bytes": None if memory is None else memory.peak_bytes - memory.by_category["other"],
         "achieved_flops_per_s": flops / timing.median_ms * 1e3 if flops is not None and timing.median_ms else None,
         "intensity": flops / moved if flops is not None and moved else None,
@@ -173,6 +173,6 @@ def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:
     calls_others = called.index[called["depth"].shift(-1) > called["depth"]]
     kinds = kinds_of_layers(layers.index, layer_ops)
     kinds = kinds[~kinds.index.duplicated() & ~kinds.index.isin(calls_others)]
-    kind = ops["kind"].mask(ops["layer"].isin(SPECIAL_ROWS))  # a loss outside all layers is no activation
+    kind = ops["kind"].mask(ops["layer"].isin(SPECIAL_ROWS))  # a loss outside all layers is not an activation
     kind = kind.fillna(ops["layer"].map(kinds.astype(object))).fillna("other")
     return ops["ms"].groupby(kind.astype(TEXT)).sum().reindex(list(KINDS), fill_value=0.0)

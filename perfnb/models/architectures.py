@@ -1,4 +1,4 @@
-"""`compare_architectures`: compare models on one batch, showing each model's cost and where its time goes."""
+"""`compare_architectures`: compare models on one batch, and show each model's cost and where its time goes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 #: Relative difference up to which two times count as the same.
 EQUAL_WITHIN = 0.02
-#: Share of the budget for timing side by side; the rest is for one profile per model.
+#: Share of the budget for timing the models side by side. The rest is for one profile per model.
 TIMED_SHARE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ArchitectureComparison(Documented):
-    """Several models side by side, with each model's cost and where its time goes. A notebook displays it.
+    """A comparison of several models, with each model's cost and where its time goes. Notebooks display it.
 
     Attributes
     ----------
     table : DataFrame
-        Each model's cost, with one row per name (the index) in the given order. Times are medians with 95 % intervals,
-        and ``intensity`` is FLOP/byte. Any value may be NA.
+        Each model's cost, with one row per name (the index), in the order of `models`. Times are medians with 95 %
+        intervals, and ``intensity`` is in FLOP/byte. Any value may be NA.
     shares : DataFrame
         Where the time goes: ``name``, ``by`` (kind of layer, or phase), ``part``, ``ms``, ``share``. For each name and
         ``by`` the shares add up to 1, and the times to the median.
@@ -94,7 +94,7 @@ def compare_architectures(
     Parameters
     ----------
     models : dict of str to Module or (Module, batch)
-        The models by name. A model that is given with its own batch runs on that batch.
+        The models by name. A model that is passed with its own batch runs on that batch.
     batch : tensor, tuple or mapping
         A tensor is the models' input. In a tuple, the last element is the target, and the other elements are inputs. A
         mapping contains keyword arguments.
@@ -102,8 +102,9 @@ def compare_architectures(
         If ``True``, a step consists of forward, loss and backward. If ``False``, it is only forward, without gradients
         and in evaluation mode.
     loss : callable, optional
-        Called as ``loss(output, target)``, as ``loss(output, batch)`` if the batch is a mapping, or as ``loss(output)``
-        if it is a single tensor. The default is ``output.loss`` if it exists, and otherwise the sum of the outputs.
+        A function that is called as ``loss(output, target)``, as ``loss(output, batch)`` if the batch is a mapping, or
+        as ``loss(output)`` if the batch is a single tensor. The default is ``output.loss`` if it exists, and otherwise
+        the sum of the outputs.
     budget_s : float
         The time limit in seconds for all models. Each model runs at least about twenty times.
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from perfnb.models.architectures import ArchitectureComparison
 
 _PASSES = {"forward_flops": palette.mark("forward"), "backward_flops": palette.mark("backward")}
-#: Longest name in a sentence or above a figure.
+#: Maximum length of a name in a sentence or above a figure.
 _NAME = 60
 
 
@@ -92,7 +92,7 @@ def architectures_document(result: ArchitectureComparison) -> Document:
 
 
 def _known(result: ArchitectureComparison, metric: _Metric) -> dict[str, float]:
-    """Return a metric for the architectures where all of its parts are known, in ascending order."""
+    """Return a metric's values, in ascending order, for the architectures where all of its parts are known."""
     sums = result.table[list(metric.parts)].sum(axis=1, skipna=False)
     known = ((str(name), fmt.known(value)) for name, value in sums.sort_values(kind="stable").items())
     return {name: value for name, value in known if value is not None}
@@ -104,7 +104,7 @@ def _time(result: ArchitectureComparison, name: str) -> Value:
 
 
 def _verdict(result: ArchitectureComparison, timed: Sequence[str]) -> Verdict:
-    """Return which architecture is fastest, by how much, and where the slowest spends its time."""
+    """Describe which architecture is fastest, by how much, and where the slowest one spends its time."""
     step = "training step" if result.training else "inference step"
     if not timed:
         return Verdict("open", "No architecture was timed")
@@ -135,7 +135,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _against(result: ArchitectureComparison, baseline: str, name: str) -> Effect:
-    """Return how one architecture's time compares with another's, regardless of the order of the pair."""
+    """Return how an architecture's time compares with the baseline's, regardless of the order of the pair."""
     for row in result.ratios.itertuples(index=False):
         pair, ratio = (str(row.a), str(row.b)), fmt.known(row.ratio)
         if set(pair) != {baseline, name} or ratio is None:
@@ -168,7 +168,7 @@ def _differs(pair: Effect) -> bool:
 
 
 def _why(result: ArchitectureComparison, fastest: str, slowest: str) -> str:
-    """Return where the slowest architecture spends more time than the fastest."""
+    """Describe where the slowest architecture spends more time than the fastest."""
     parts = part_times(result, "kind")
     more = [(times[slowest] - times[fastest], mark.word) for mark, times in parts if {fastest, slowest} <= set(times)]
     if not more:
@@ -183,7 +183,7 @@ def _why(result: ArchitectureComparison, fastest: str, slowest: str) -> str:
 
 
 def part_times(result: ArchitectureComparison, by: str) -> list[tuple[Mark, dict[str, float]]]:
-    """Return the milliseconds of each part in the measured architectures. Parts that take no time are left out.
+    """Return the milliseconds of each part in the measured architectures, without parts that take no time.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def _option(result: ArchitectureComparison, metric: _Metric) -> Iterator[Section
     timed = metric.unit == "ms"
     if timed:
         for by, word in (("kind", "kind of layer"), ("phase", "phase")):
-            title = f"Where the time of a step goes, by {word}"
+            title = f"Where a step's time goes, by {word}"
             yield Bars(title, "ms", tuple(_stacks(values, part_times(result, by))))
     else:
         table = result.table[list(metric.parts)].astype("Float64").fillna(0.0)
@@ -251,9 +251,9 @@ def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str
         (labels, above), begin = nested(modules), len(rows)
         frame = pd.concat([modules, special])
         values = frame[list(columns)].astype("Float64").sum(axis=1, min_count=1)
-        if metric.unit == "ms":  # shares of a traced step, applied to the timed one
+        if metric.unit == "ms":  # shares of a traced step, applied to the timed step
             values = values * (_time(result, name).number or np.nan)
-        named = labels if above.count(-1) > 1 else (name, *labels[1:])  # a model is known by its name here
+        named = labels if above.count(-1) > 1 else (name, *labels[1:])  # here, a model is identified by its name
         labels = [*named, *(f"{name} {row}" for row in special.index)]
         for label, kind, module, value in zip(labels, frame["kind"], frame["module"], values, strict=True):
             mark = None if pd.isna(kind) else palette.KINDS.get(str(kind))
@@ -263,9 +263,9 @@ def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str
         full += [str(row) if str(row).startswith(name) else f"{name}: {row}" for row in frame.index]
     heads = (
         Column("layer"),
-        Column("kind", priority=1, help="of work, by the operators that it runs itself"),
+        Column("kind", priority=1, help="of work, according to the layer's own operators"),
         Column("module", priority=2),
-        Column(word, metric.unit, bar=True, help="layers inside included"),
+        Column(word, metric.unit, bar=True, help="including the layers inside"),
     )
     if rows:
         title = f"Layers side by side: {word}"
@@ -312,6 +312,9 @@ def _all_pairs(result: ArchitectureComparison) -> Table:
 def _notes(result: ArchitectureComparison) -> Iterator[str]:
     pairs = len(result.ratios)
     if pairs > 1:
-        yield f"Intervals of ratios (95 %) hold for all {pairs} pairs at once; verdicts are corrected for their number."
-    yield "The times of kinds, phases and layers are their shares of a traced step, applied to the timed one."
+        yield (
+            f"Intervals of ratios (95 %) hold simultaneously for all {pairs} pairs, and verdicts are corrected for the "
+            "number of pairs."
+        )
+    yield "The times of kinds, phases and layers are their shares of a traced step, applied to the timed step."
     yield from result.notes

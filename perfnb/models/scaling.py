@@ -21,15 +21,15 @@ from perfnb.profile.summary import device_words
 from perfnb.profile.timing import noise_sentences
 from perfnb.stats.power_law import PowerLaw
 
-#: Share of the budget for timing; the rest is for counting memory and FLOPs.
+#: Share of the budget for timing. The rest is for counting memory and FLOPs.
 TIMED_SHARE = 0.7
-#: Fewest and most rounds; each size runs once per round.
+#: Minimum and maximum number of rounds. Each size runs once per round.
 FEWEST_ROUNDS, MOST_ROUNDS = 6, 100
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ScalingStudy(Documented):
-    """Time and memory as a function of size. A notebook displays it.
+    """Time and memory as a function of size, which notebooks display.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class ScalingStudy(Documented):
     law : PowerLaw
         The law for the median times.
     memory_law : PowerLaw or None
-        The law for peak memory, which is counted and not timed.
+        The law for peak memory, which is counted rather than measured.
     curve : DataFrame
         Predictions on a grid of sizes that is evenly spaced on the log scale: ``size``, ``median_ms``, ``low_ms``,
         ``high_ms``, ``peak_bytes``.
@@ -72,7 +72,7 @@ class ScalingStudy(Documented):
 
     @property
     def warning(self) -> str | None:
-        """A sentence about where a single law does not hold, or ``None`` if it holds everywhere.
+        """A sentence that explains where a single law does not hold, or ``None`` if it holds everywhere.
 
         For example, a law can break where the data no longer fits into a cache, or where a different kernel is used.
         """
@@ -93,7 +93,7 @@ class ScalingStudy(Documented):
 def scaling_study(
     make_step: Callable[[Any], Callable[[], Any]], sizes: Iterable[float], *, budget_s: float = 30.0
 ) -> ScalingStudy:
-    """Measure a step at several sizes and fit a law to its time and memory. The sizes are measured side by side.
+    """Measure a step at several sizes side by side, and fit a law to its time and memory.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def scaling_study(
     chosen.sort()
     given: Any = make_step
     if not callable(given):
-        raise TypeError(f"make_step must be a function that returns the step of a size, not {type(given).__name__}.")
+        raise TypeError(f"make_step must be a function that returns the step for a size, not {type(given).__name__}.")
     steps = [_made(make_step, size) for size in chosen]
     start = time.perf_counter()
     with Progress() as progress:
@@ -164,7 +164,7 @@ def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
     step = make_step(size)
     if not callable(step):
         raise TypeError(
-            f"make_step({shown(size)}) must return a function, the step of that size, but returned "
+            f"make_step({shown(size)}) must return a function, the step for that size, but returned "
             f"{type(step).__name__}: write lambda size: lambda: work(size), or define the step as a function inside "
             "make_step."
         )
@@ -173,7 +173,7 @@ def _made(make_step: Callable[[Any], Any], size: float) -> Callable[[], Any]:
 
 
 def _counted(step: Callable[[], Any]) -> tuple[int | None, int | None]:
-    """Return a step's peak memory and FLOPs. Memory that does not belong to the step is left out."""
+    """Return a step's peak memory and FLOPs, excluding memory that does not belong to the step."""
     from perfnb.step.budget import Plan
 
     __tracebackhide__ = True

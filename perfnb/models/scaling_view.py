@@ -39,7 +39,7 @@ def scaling_document(study: ScalingStudy) -> Document:
 
 
 def size_words(size: float) -> str:
-    """Return a size with all of its digits, such as ``1,024``. The laws know it except for rounding."""
+    """Format a size with all of its digits, for example ``1,024``. In the laws, it is accurate except for rounding."""
     return f"{float(size):,.10g}"
 
 
@@ -67,15 +67,15 @@ def _verdict(study: ScalingStudy) -> Verdict:
         return Verdict(
             "bad",
             f"No single law: time grows as size^{exponents[0]} up to {below}, then as size^{exponents[1]} from {above}",
-            f"There is a jump of {fmt.change(1 + broken.jump)} in between, as at the size of a cache, or where another "
-            "kernel takes over.",
+            f"There is a jump of {fmt.change(1 + broken.jump)} in between, for example because the data exceeds the "
+            "size of a cache, or because another kernel is used.",
             f"Measure more sizes around {below} to {above}, and predict only within one of the two ranges.",
         )
     grows = fmt.with_interval(fmt.significant(law.exponent), law.exponent, law.exponent_ci)
     constant = f", plus a constant {fmt.duration(law.overhead)}" if law.overhead else ""
     if law.exponent_ci is None:
         sentence = f"Time grows as size^{grows}{constant} between two sizes, which are too few for an interval"
-        return Verdict("open", sentence, next="Measure five sizes or more, which show whether one law holds.")
+        return Verdict("open", sentence, next="Measure five or more sizes to find out whether a single law holds.")
     return Verdict("none", f"Time grows as size^{grows}{constant}")
 
 
@@ -99,7 +99,7 @@ def _table(study: ScalingStudy) -> Table:
         Column("size"),
         Column("measured", "ms"),
         Column("predicted", "ms", help="by the law, with its 95 % interval for a new median"),
-        Column("off by", "share", 1, help="measured against predicted"),
+        Column("off by", "share", 1, help="measured relative to predicted"),
         Column("peak memory", "bytes", 1),
         Column("FLOPs", "flops", 2),
     )

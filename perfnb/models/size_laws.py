@@ -1,4 +1,4 @@
-"""Fit laws for how a step's time and memory grow with size, make predictions, and find where the laws break."""
+"""Fit laws for how a step's time and memory grow with size, predict other sizes, and find where the laws break."""
 
 from __future__ import annotations
 

@@ -4,6 +4,6 @@ Read the modules in this order: `subject` (the step and its parts), `budget` (th
 and confirms levers), `measuring`, `values` and `verdicts`; `try_levers` binds them. In a running loop, where each step
 runs only once, `loop_trial` switches levers between `blocks` of the loop's own steps.
 
-The room is large because each kind of lever has its own module in `levers/`, with its conditions, its changes, and the
-lines of code that make it permanent.
+This package is large because each kind of lever has its own module in `levers/`, with its conditions, its changes, and
+the lines of code that make it permanent.
 """

@@ -1,4 +1,4 @@
-"""Levers on a loop's own steps: the allowed levers, the order of the blocks of steps, and the verdicts.
+"""Try levers on a loop's own steps: which levers are allowed, the order of the blocks of steps, and the verdicts.
 
 All functions here are pure.
 """
@@ -20,15 +20,16 @@ from perfnb.remedies.verdicts import HOPELESS, LeverTrial, as_its_interval, fewe
 from perfnb.stats.comparisons import compare_with_first
 from perfnb.stats.planning import STURDY_PAIRS
 
-#: The levers that can be switched between two steps, lower no precision, and need no step that can be called again.
+#: The levers that can be switched between two steps, do not lower precision, and do not have to call a step again.
 IN_LOOPS = (
     *("threads", "compile", "channels_last", "fused_optimizer", "foreach_optimizer", "gc_freeze", "cudnn_benchmark"),
     "loader_workers",
 )
 UNCHECKED_HERE = "values unchecked here: check with try_levers"
-#: The number of steps after a switch that do not count, and the fewest that do in a block.
+#: The number of steps after a switch that do not count, and the minimum number of steps in a block that do.
 LEAD, _COUNTED = 2, 3
-#: The number of pairs of blocks for each lever, and the number after which a lever may be called hopeless.
+#: The number of pairs of blocks for each lever, and the number of pairs after which a lever may be given up as
+#: hopeless.
 PAIRS, _SURE = STURDY_PAIRS, 2
 
 
@@ -50,8 +51,8 @@ def levers_for_loops(wanted: Any) -> list[str] | None:
     if names and all(name in IN_LOOPS for name in names):
         return list(dict.fromkeys(names))
     raise ValueError(
-        f"a running loop allows only these levers: {', '.join(IN_LOOPS)}; not {shown(wanted)}. Others lower precision, "
-        "or need a step that can be called again, as perfnb.try_levers does."
+        f"a running loop allows only these levers: {', '.join(IN_LOOPS)}; not {shown(wanted)}. Other levers lower "
+        "precision or require a step that can be called again: use perfnb.try_levers for these."
     )
 
 
@@ -75,16 +76,16 @@ class BlockTrial(LeverTrial):
 
     @property
     def steps(self) -> int:
-        """The total number of steps in all its blocks."""
+        """The total number of steps in all of the lever's blocks."""
         return 2 * PAIRS * (self.lead + self.counted)
 
     @property
     def hopeless(self) -> bool:
-        """Whether the step is so slow with the lever on that further blocks are not worthwhile."""
+        """Whether the step is so slow with the lever on that trying more blocks is not worthwhile."""
         return len(self.on_ms) >= _SURE and min(self.on_ms) > HOPELESS * min(self.off_ms)
 
     def add(self, took_ms: Mapping[bool, float]) -> None:
-        """Add a complete pair."""
+        """Add a complete pair of blocks."""
         self.off_ms.append(took_ms[False])
         self.on_ms.append(took_ms[True])
 
@@ -118,11 +119,11 @@ def judged(trials: Sequence[BlockTrial]) -> list[BlockTrial]:
     for one in possible:
         better = [other.lever for other in enough if one.family == other.family != "" and _before(other, one)]
         if one.hopeless:
-            one.why_not = f"too slow to keep trying: more than {HOPELESS:.0f} times the step's time"
+            one.why_not = f"too slow to keep trying: it takes more than {HOPELESS:.0f} times as long"
         elif len(one.on_ms) < fewest:
-            one.why_not = f"too few pairs of blocks before the loop ended: {len(one.on_ms)}, and {fewest} are needed"
+            one.why_not = f"too few pairs of blocks before the loop ended: {len(one.on_ms)}, but {fewest} are needed"
         elif one.verdict == "faster" and better:
-            one.why_not = f"only one of its kind can be on, and {better[0]} is faster"
+            one.why_not = f"only one lever of this kind can be on, and {better[0]} is faster"
     return trials
 
 
@@ -139,7 +140,7 @@ def answer(trials: Sequence[BlockTrial]) -> str:
             parts.append(f"{one.lever} is faster by {fmt.with_interval(fmt.share(less), less, ends)}")
     if not any(one.on_ms for one in trials):
         reasons = [one.why_not for one in trials]
-        return f"no lever was tried: {reasons[0] if reasons else 'none applies to this loop'}"
+        return f"no levers were tried: {reasons[0] if reasons else 'none applies to this loop'}"
     if not parts:
-        return "none of the levers that were tried is proven to make the loop faster"
+        return "none of the levers was proven to make the loop faster"
     return f"{', '.join(parts)}; {UNCHECKED_HERE}"

@@ -1,4 +1,4 @@
-"""Plan the cost of trying levers: the number of steps for each part, and whether it fits into the time."""
+"""Plan the cost of trying levers: the number of steps for each part, and whether they fit into the time limit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from perfnb.remedies.verdicts import fewest_rounds
 if TYPE_CHECKING:
     from perfnb.remedies.lever import Lever, PreparedLever
 
-#: The share of the remaining time that is kept for confirming.
+#: The share of the remaining time that is reserved for confirming levers.
 CONFIRM_SHARE = 0.25
-#: With fewer steps than this in the budget, only what the goal needs is measured.
+#: If the budget allows fewer steps than this, only the goal's own figures are measured.
 _FEW_STEPS = 60
-#: The turns in a block of a lever that works ahead: two workers that hold two batches each.
+#: The number of turns in a block of a lever that works ahead, for two workers with two batches each.
 _AHEAD = 10
-#: A lever is tried only if the work before it took at most this many times its planned time.
+#: A lever is tried only if the work before it took at most this many times as long as planned.
 _LATE = 1.1
-#: The margin of the recommended budget, and how many more steps are run before any lever if there is time for them.
+#: The margin of the recommended budget, and the number of additional steps before the first lever if there is time.
 _ROOM, _MORE = 1.2, 10
 
 
@@ -29,10 +29,10 @@ _ROOM, _MORE = 1.2, 10
 class LeverPlan:
     """The number of steps for each part, which is small if only a few long steps fit into the budget."""
 
-    set_up: int = 2  # with a lever on, before it counts
-    checked: int = 3  # after which parameters are compared
-    weighed: int = 2  # for the peak of memory; 0 if it is not measured
-    warm: int = 2  # rounds before those that count
+    set_up: int = 2  # steps with a lever on that do not count
+    checked: int = 3  # steps after which parameters are compared
+    weighed: int = 2  # steps for measuring peak memory; 0 if it is not measured
+    warm: int = 2  # rounds that do not count
     block: int = 3  # for the peak of memory; 0 if that is not measured
     timed: bool = True
     brief: bool = False
@@ -54,7 +54,7 @@ class LeverPlan:
     def a_round(self, levers: Sequence[Lever]) -> int:
         """Return the number of steps in a round of levers.
 
-        Each lever with longer turns also needs turns of the unmodified step.
+        A lever with longer turns also needs its own turns of the unmodified step.
         """
         turns = [self.turn(lever) for lever in levers]
         shared = turns.count(1)
@@ -71,7 +71,7 @@ class LeverPlan:
 
 
 def plan_for(goal: str, step_s: float, budget_s: float) -> LeverPlan:
-    """Return the plan for a budget."""
+    """Return the plan for a given budget."""
     if budget_s >= _FEW_STEPS * step_s:
         return LeverPlan()
     weighed = 2 if goal == "memory" else 0
@@ -86,13 +86,13 @@ class TrialBudget:
     seconds, left_s : float
         The total time, and the time left.
     step_s, plan : float, LeverPlan
-        The time of a step, and the resulting number of steps for each part.
+        The duration of a step, and the resulting number of steps for each part.
     each_s : float
-        The time to prepare and check a lever, apart from its steps.
+        The time needed to prepare and check a lever, excluding its steps.
     kept_s : float
         The time reserved for confirming.
     compiling_s : float
-        The time of the first compilation, which is the only one that does not count.
+        The duration of the first compilation, which is the only one that does not count.
     """
 
     def __init__(self, seconds: float, goal: str) -> None:
@@ -115,7 +115,7 @@ class TrialBudget:
         self.kept_s = max(CONFIRM_SHARE * self.left_s, self.plan.confirming() * self.step_s)
 
     def compiled(self, seconds: float) -> None:
-        """Record a compilation's duration; the first one does not reduce the levers' time."""
+        """Record the duration of a compilation. The first one does not reduce the time for levers."""
         if not self.compiling_s:
             self.compiling_s = seconds
             self._until += seconds
@@ -123,17 +123,17 @@ class TrialBudget:
     def allows(self, lever: Lever, ready: Sequence[PreparedLever] = (), beside: int = 0) -> bool:
         """Return whether there is time to prepare, check and time a lever.
 
-        It is timed together with the levers that are `ready`, and `beside` additional steps must fit.
+        The lever is timed together with the levers that are `ready`, and there must be time for `beside` more steps.
         """
         levers = [*(one.lever for one in ready), lever]
         switching = [one.switching_s for one in ready]
-        switching_s = sum(switching) + max(switching, default=0.0)  # the new one is assumed to switch as slowly as any
+        switching_s = sum(switching) + max(switching, default=0.0)  # the new lever may be as slow as the slowest
         needed_s = self.each_s + self.step_s * (self.plan.each + self.plan.timing(levers) + beside)
         needed_s += switching_s * (self.plan.warm + fewest_rounds(len(levers)))
         return needed_s + self.compiling_s * lever.settles <= _LATE * (self.left_s - self.kept_s)
 
     def need_s(self, levers: Sequence[Lever], confirm: bool, step_s: float) -> int:
-        """Estimate how many seconds would be sufficient for all these levers at this step time."""
+        """Estimate how many seconds would be enough for all of these levers at this step time."""
 
         def seconds(plan: LeverPlan) -> float:
             steps = plan.own + plan.each * len(levers) + plan.timing(levers)

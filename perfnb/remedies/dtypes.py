@@ -22,9 +22,9 @@ from perfnb.step.refusals import is_compiled_in_place
 _DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
 WIDER = _DOUBLE | {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-#: Operators that make a tensor of random numbers in the default dtype, unless another one is requested.
+#: Operators that create a tensor of random numbers in the default dtype, unless another dtype is requested.
 _MAKERS = ("randn", "rand", "normal")
-#: Operators that draw random numbers, and whose result does not depend on numbers they were given: not dropout.
+#: Operators that draw random numbers and whose result does not depend on their input, unlike that of dropout.
 _DRAWS = (
     *_MAKERS,
     *("randn_like", "rand_like", "normal_", "uniform_", "bernoulli", "bernoulli_", "exponential_", "log_normal_"),
@@ -72,7 +72,7 @@ def converted(subject: Subject, dtypes: Mapping[torch.dtype, torch.dtype]) -> It
 
 def _bind(tensor: Tensor, data: Tensor, grad: Tensor | None) -> None:
     if tensor.is_leaf:
-        tensor.grad = None  # of another dtype
+        tensor.grad = None  # the old gradient has another dtype
     tensor.data = data
     if grad is not None:
         tensor.grad = grad
@@ -80,7 +80,7 @@ def _bind(tensor: Tensor, data: Tensor, grad: Tensor | None) -> None:
 
 @contextmanager
 def in_float64(subject: Subject) -> Iterator[None]:
-    """Run the step in float64, with the random numbers that it draws in its own dtype."""
+    """Run the step in float64, but with the same random numbers that it draws in its own dtype."""
     with ExitStack() as stack:
         stack.enter_context(converted(subject, WIDER))
         for module in subject.modules(nn.Module):
@@ -93,7 +93,7 @@ def in_float64(subject: Subject) -> Iterator[None]:
 
 
 class _SameDraws(TorchDispatchMode):
-    """Draws the same numbers as float32, because generators return different numbers in float64."""
+    """Draw the same numbers as in float32, because generators return different numbers in float64."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -24,36 +24,39 @@ class Lever:
     """A change to how a step runs, which is applied from outside and can be undone."""
 
     name: str
-    #: Its effect, in one line.
+    #: The lever's effect, in one line.
     words: str
-    #: The reason why it cannot be tried on a step; empty if it can.
+    #: Returns the reason why the lever cannot be tried on a step; empty if it can.
     refuses: Callable[[Subject], str]
-    #: A context that prepares it and gives a function, which returns a context with the lever on.
+    #: A context that prepares the lever and yields a function, which returns a context with the lever on.
     prepared: Callable[[Subject], AbstractContextManager[Switch]]
-    #: The lines that keep it, in the user's names; comments with instructions where something has no name.
+    #: Returns the lines that make the lever permanent, using the user's names, or comments with instructions if
+    #: something has no name.
     code: Callable[[Subject], list[str]]
-    #: The dtype that it computes in on purpose, if lower than the step's own.
+    #: The dtype that the lever computes in on purpose, if it is lower than the step's own.
     lowers: str = ""
-    #: The bottlenecks in `findings` that it answers.
+    #: The bottlenecks in `findings` that the lever addresses.
     answers: tuple[str, ...] = ()
-    #: Whether preparing it costs so much that it is tried only by name, or if a finding gives reason.
+    #: Whether preparing the lever is so expensive that it is tried only by name, or if a finding suggests it.
     costly: bool = False
     #: Whether it may draw random numbers in another order, as compiled code does.
     reorders: bool = False
-    #: The same lever, prepared so that it draws random numbers as the step does: slower, only for the check.
+    #: The same lever, prepared to draw random numbers in the step's own order. It is slower and used only for the
+    #: check.
     in_order: Callable[[Subject], AbstractContextManager[Switch]] | None = None
-    #: Whether it saves memory, and is therefore tried with ``goal="memory"`` without any finding.
+    #: Whether the lever saves memory, and is therefore tried with ``goal="memory"`` even without a finding.
     for_memory: bool = False
-    #: Whether it works ahead, so that it is timed in blocks of turns; while on, it changes the subject's `batches`.
+    #: Whether the lever works ahead and must be timed in blocks of turns. While it is on, it changes the subject's
+    #: `batches`.
     in_blocks: bool = False
-    #: Whether its first step after it was switched on is unlike those that follow, as with compiled code. It is then
+    #: Whether the first step after switching the lever on differs from later steps, as with compiled code. If so, it is
     #: timed in blocks of steps, the first of which does not count.
     settles: bool = False
-    #: Its own check of results, once it is prepared; by default results are compared with float64.
+    #: The lever's own check of results, once it is prepared. By default, results are compared with float64.
     check: Callable[[Subject, Switch], Values] | None = None
-    #: The choice made for this step, such as a number of workers, once it is prepared.
+    #: Returns the choices made for this step, such as a number of workers, once the lever is prepared.
     says: Callable[[Subject], list[str]] = lambda _: []
-    #: Of levers with the same word, only one can be on.
+    #: Only one of the levers in the same family can be on.
     family: str = ""
 
 
@@ -73,15 +76,15 @@ class PreparedLever:
 
     lever: Lever
     switch: Switch
-    #: The time that preparing took beyond the steps themselves, such as compiling.
+    #: The preparation time in addition to the steps themselves, for example for compiling.
     setup_s: float = 0.0
-    #: The compilations while it was on: while preparing it, and until now.
+    #: The compilations while the lever was on: during its preparation, and in total so far.
     at_first: Compiled = NOTHING_COMPILED
     until_now: Compiled = NOTHING_COMPILED
     on: bool = False  # stays set if the step raises with the lever on
-    #: The time of switching it on and off, which no step's time includes.
+    #: The time to switch the lever on and off, which is not part of any step's time.
     switching_s: float = math.inf
-    #: Notes about it.
+    #: Notes about the trial.
     trial: LeverTrial = field(default_factory=lambda: LeverTrial("", "not tried"))
 
     @property
@@ -95,7 +98,7 @@ class PreparedLever:
 
 @contextmanager
 def prepared(lever: Lever, subject: Subject, step_s: float, set_up: int = 2) -> Iterator[PreparedLever]:
-    """Prepare a lever, and run the step a few times with the lever on.
+    """Prepare a lever and run the step a few times with the lever on.
 
     Raises
     ------
@@ -150,7 +153,7 @@ def all_on(switches: Sequence[Switch]) -> Switch:
 
 
 def without_models(subject: Subject) -> str:
-    """Return the reason why levers for models do not apply."""
+    """Return the reason why levers for models do not apply to the step."""
     return "" if subject.models else "the step calls no model that perfnb can see"
 
 
@@ -166,7 +169,7 @@ def always(on: Callable[[Subject], AbstractContextManager[Any]]) -> Callable[[Su
 
 @contextmanager
 def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Temporarily set an attribute on an object itself."""
+    """Temporarily set an attribute of an object."""
     own = vars(owner)
     had, before = name in own, own.get(name)
     own[name] = value
@@ -181,7 +184,7 @@ def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def forwards(changed: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """Temporarily replace the forward of modules."""
+    """Temporarily replace the forward methods of modules."""
     with ExitStack() as stack:
         for module, forward in list(changed):
             stack.enter_context(attribute(module, "forward", forward))
@@ -189,7 +192,7 @@ def forwards(changed: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterato
 
 
 def forward_within(subject: Subject, context: Switch) -> AbstractContextManager[None]:
-    """Run the models' forward within a context, and nothing else."""
+    """Run only the models' forward within a context."""
 
     def inside(forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

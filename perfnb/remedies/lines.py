@@ -18,9 +18,9 @@ def is_named(name: str | None, value: Any) -> bool:
 
 
 def for_models(*lines: str) -> Callable[[Subject], list[str]]:
-    """Return these lines for each model, with its name for ``{0}``; lines without it come once, at the end.
+    """Return a function that writes these lines for each model, with the model's name for ``{0}``.
 
-    The lines are comments if a model is not in any variable.
+    Lines without ``{0}`` appear once, at the end. If a model is not in any variable, its lines are comments.
     """
 
     def written(line: str, name: str, model: Any) -> str:

@@ -38,10 +38,10 @@ from perfnb.stats.intervals import Floats
 if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverRequest
 
-_NO_TIME = "no time within the budget: raise {}{}, or name fewer levers"
-#: A budget was too short only if the recommended one is at least this many times as long.
+_NO_TIME = "no time left in the budget: raise {}{}, or name fewer levers"
+#: A budget counts as too short only if the recommended budget is at least this many times as long.
 _MORE_THAN_TOO_LITTLE = 1.2
-_HOPELESS = f"too slow to keep timing: more than {HOPELESS:.0f} times the step's time in its first rounds"
+_HOPELESS = f"too slow to keep timing: it took more than {HOPELESS:.0f} times as long in its first rounds"
 _UNCONFIRMED = "no time was left to confirm it: raise {}"
 #: How levers that are timed together behave: whether they work ahead, and whether they settle.
 _GROUPS = ((False, False), (False, True), (True, False))
@@ -49,19 +49,19 @@ _GROUPS = ((False, False), (False, True), (True, False))
 
 @dataclass
 class LeverLoop:
-    """Tries levers on a step within a budget."""
+    """Try levers on a step within a budget."""
 
     subject: Subject
     request: LeverRequest
     budget: TrialBudget
     figures: LeverFigures  # filled during the trial
     progress: Callable[..., None]
-    prove: Callable[[str], None]  # the proof that everything is unchanged
+    prove: Callable[[str], None]  # verifies that everything is unchanged
     own_losses: dict[str, float] = field(default_factory=dict)
     yardstick: Yardstick | None = None
 
     def try_each(self, levers: Sequence[Lever], bounds: Mapping[str, float]) -> None:
-        """Try levers in order, as many as the budget allows.
+        """Try as many levers as the budget allows, in order.
 
         Parameters
         ----------
@@ -100,9 +100,9 @@ class LeverLoop:
         )
 
     def _say_what_would_do(self, possible: Sequence[tuple[Lever, LeverTrial]], too_slow_s: float) -> None:
-        """Record the reason, and a sufficient budget, for levers that had too little time.
+        """Record the reason and a sufficient budget for levers that had too little time.
 
-        `too_slow_s` is the time of a step, including switching, if it left too few rounds; 0 if there were enough.
+        `too_slow_s` is the duration of a step, including switching, if there were too few rounds; 0 otherwise.
         """
         budget = self.budget
         short = [trial for _, trial in possible if not trial.why_not and trial.verdict == "not tried"]
@@ -110,14 +110,14 @@ class LeverLoop:
         if too_slow_s:
             self.figures.need_s = need_s = max(need_s, math.ceil(_MORE_THAN_TOO_LITTLE * budget.seconds))
             short += [trial for _, trial in possible if not trial.why_not and trial.verdict == "not timed"]
-        enough = f" (about {need_s:,} s would do for all)" if need_s > budget.seconds else ""
+        enough = f" (about {need_s:,} s would be enough for all)" if need_s > budget.seconds else ""
         for trial in short:
             trial.why_not = _NO_TIME.format(self.figures.budget_word, enough)
 
     # Prepared and checked
 
     def _prepare(self, stack: ExitStack, possible: Sequence[tuple[Lever, LeverTrial]]) -> list[PreparedLever]:
-        """Prepare and check levers as long as there is also time to time them; the stack undoes them."""
+        """Prepare and check levers as long as there is also time to measure them; the stack undoes them."""
         __tracebackhide__ = True
         budget, ready = self.budget, list[PreparedLever]()
         if not any(budget.allows(lever, beside=budget.plan.own) for lever, _ in possible):
@@ -126,7 +126,7 @@ class LeverLoop:
         if self.request.confirm:
             budget.keep_for_confirming()
             if not any(budget.allows(lever) for lever, _ in possible):
-                budget.kept_s = 0.0  # a lever that cannot be confirmed is more informative than none
+                budget.kept_s = 0.0  # a lever without confirmation is better than no lever at all
         for lever, trial in possible:
             if budget.allows(lever, ready) and (one := self._ready(stack, lever, trial)) is not None:
                 ready.append(one)
@@ -135,7 +135,8 @@ class LeverLoop:
     def _measure_own(self) -> None:
         """Measure the unmodified step.
 
-        The figures are its memory, its distance from the truth, its quality, and the time for these apart from steps.
+        The figures are its memory, its distance from the truth, its quality, and the time to determine these, excluding
+        steps.
         """
         __tracebackhide__ = True
         self._telling("the unmodified step")()
@@ -148,18 +149,18 @@ class LeverLoop:
                 f"results compared with the step on another number of threads: {self.yardstick.why_not}"
             )
         if not self.yardstick.repeats:
-            self.figures.caveat = "results not checked: the step does not repeat itself from the same state"
+            self.figures.caveat = "results not checked: the step is not reproducible from the same state"
         if self.request.quality is None:
             return
         begin, limits = time.perf_counter(), self.request.accepted
         own = losses(self.subject, self.request.quality, limits)
         if unknown := [name for name in limits if name not in RESOURCES and name not in {one.name for one in own}]:
-            raise ValueError(f"limits names {unknown[0]!r}, which quality() does not return.")
+            raise ValueError(f"limits contains {unknown[0]!r}, which quality() does not return.")
         self.own_losses = {one.name: one.candidate for one in own}
         self.budget.each_s += time.perf_counter() - begin
 
     def _ready(self, stack: ExitStack, lever: Lever, trial: LeverTrial) -> PreparedLever | None:
-        """Prepare a lever and check its results; ``None`` if the step fails with it."""
+        """Prepare a lever and check its results; return ``None`` if the step fails with it."""
         __tracebackhide__ = True
         assert self.yardstick is not None
         budget = self.budget
@@ -172,7 +173,7 @@ class LeverLoop:
             trial.values = check([one], self.subject, self.yardstick, again=budget.left_s > budget.compiling_s)
             if budget.plan.weighed and not lever.in_blocks:
                 trial.peak_bytes = peak_bytes(self.subject, one.switch)
-        except Exception as error:  # with this lever the step fails; without it, it runs
+        except Exception as error:  # the step fails only with this lever
             budget.compiled(time.perf_counter() - begin if lever.settles else 0.0)
             trial.why_not = _failed("the step fails with it", error)
             self.prove(f"trying {lever.name}")
@@ -190,7 +191,10 @@ class LeverLoop:
         return one
 
     def _judged(self, switch: Switch) -> tuple[bool | None, str]:
-        """Return whether quality is good enough with a lever on, and its values; ``None`` without a quality test."""
+        """Return whether quality is good enough with a lever on, and its values in words.
+
+        The first result is ``None`` if there is no quality test.
+        """
         __tracebackhide__ = True
         if self.request.quality is None:
             return None, ""
@@ -207,7 +211,7 @@ class LeverLoop:
     def _time(self, ready: Sequence[PreparedLever]) -> float:
         """Time levers side by side and record the results, while reserving the time for confirming.
 
-        Return the seconds that a step took, including switching, if there were too few rounds; 0 if there were enough.
+        Return the seconds that a step took, including switching, if there were too few rounds; 0 otherwise.
         """
         __tracebackhide__ = True
         alike = [[one for one in ready if (one.lever.in_blocks, one.lever.settles) == kind] for kind in _GROUPS]
@@ -242,7 +246,7 @@ class LeverLoop:
     def _rows_of(
         self, group: Sequence[PreparedLever], budget_s: float, words: str
     ) -> tuple[list[PreparedLever], Floats]:
-        """Return the levers in a group that could be timed to the end, and rows for the unmodified step and each.
+        """Return the levers in a group that could be timed completely, and rows for the unmodified step and for each.
 
         If the step fails with a lever, this lever is excluded and the others are timed again.
         """
@@ -267,7 +271,7 @@ class LeverLoop:
     ) -> Floats:
         """Return the milliseconds of the unmodified step and of the step under each switch.
 
-        The method depends on the levers.
+        The levers determine how they are timed.
         """
         __tracebackhide__ = True
         for one in levers:
@@ -282,7 +286,10 @@ class LeverLoop:
         )
 
     def _broken(self, levers: Sequence[PreparedLever], error: Exception) -> list[PreparedLever]:
-        """Return the levers that were on when the step failed. If it also fails without them, raise its error."""
+        """Return the levers that were on when the step failed.
+
+        If the step also fails without them, its error is raised.
+        """
         __tracebackhide__ = True
         broken = [one for one in levers if one.on]
         if not broken:
@@ -294,7 +301,7 @@ class LeverLoop:
     # Confirmed
 
     def _confirm(self, good: Sequence[PreparedLever]) -> None:
-        """Combine the proven levers, largest gain first, and measure them again on fresh rounds."""
+        """Combine the proven levers, largest gain first, and measure them again in fresh rounds."""
         __tracebackhide__ = True
         budget, figures, by_memory = self.budget, self.figures, self.request.goal == "memory"
         kept: list[PreparedLever] = []
@@ -317,7 +324,7 @@ class LeverLoop:
                     self._broken(combination, error)
                     trial.notes.append(_failed("not confirmed: the step fails", error))
                     continue
-            elif by_memory and not kept:  # it hardly varies
+            elif by_memory and not kept:  # memory hardly varies
                 kept, figures.kept, figures.confirmed = combination, tuple(names), trial
                 continue
             if times is None or np.isnan(times).any() or times.shape[1] < fewest_rounds(1):
@@ -332,29 +339,29 @@ class LeverLoop:
                 before = figures.confirmed.peak_bytes or 0
                 better = (confirmed.peak_bytes or before) < before * (1 - MEMORY_MATTERS)
             elif by_memory:
-                better = True  # seen before
+                better = True  # as measured before
             else:
                 better = confirmed.verdict == "faster"
                 better = better and (not kept or compare_with_first(times[[2, 1]])[0].verdict == "faster")
             if better:
-                if not kept:  # its row has the figures that the verdict names
+                if not kept:  # the verdict quotes the figures of this row
                     self.figures.trials[self.figures.trials.index(trial)] = one.trial = confirmed
                 kept, figures.kept, figures.confirmed = combination, tuple(names), confirmed
             else:
                 trial.notes.append(f"adds nothing to {together}" if kept else "not confirmed on fresh pairs")
 
     def _apart(self, one: PreparedLever, kept: Sequence[PreparedLever]) -> str:
-        """Return why a lever cannot be combined with others, or why this is not worth trying; empty if it can."""
+        """Return why a lever cannot be combined with others or is not worth combining; empty if it should be."""
         __tracebackhide__ = True
         assert self.yardstick is not None
         if one.lever.family and one.lever.family in {other.lever.family for other in kept}:
-            return "only one of its kind can be on"
+            return "only one lever of this kind can be on"
         if self.request.goal == "time" and one.trial.ratio is not None and 1 - one.trial.ratio < one.trial.smallest:
-            return "its saving is too small to be seen next to theirs"
+            return "its saving is too small to be visible next to theirs"
         combination = [*kept, one]
         try:
             values = check(combination, self.subject, self.yardstick)
-        except Exception as error:  # each of them works alone
+        except Exception as error:  # each lever works on its own
             return _failed("the step fails", error)
         if values.verdict == DIFFERENT or (values.verdict == UNCHECKED and one.lever.name not in self.request.listed):
             return values.why or "results differ"
@@ -363,9 +370,9 @@ class LeverLoop:
 
 
 def _together(combination: Sequence[PreparedLever]) -> LeverTrial:
-    """Combine several levers into one, with the largest distance of their values from the exact values.
+    """Combine several levers into one trial, with the largest distance of their values from the exact values.
 
-    Their lines of code remain in their own rows.
+    Each lever's lines of code remain in its own row.
     """
     trials = [one.trial for one in combination]
     values = max((trial.values for trial in trials), key=lambda values: FROM_EXACT.index(values.verdict))

@@ -36,13 +36,13 @@ from perfnb.step.steps import SkippedStep, after_optimizer_steps
 if TYPE_CHECKING:
     from perfnb.profile.profile import Profile
 
-#: The course of a trial from step to step: a generator that continues when a step begins, which sends ``None``, and
-#: when it has ended, which sends its milliseconds. `SkippedStep` is thrown into it if the open step does not count.
+#: A trial's course from step to step: a generator that is sent ``None`` when a step begins, and the step's milliseconds
+#: when it has ended. `SkippedStep` is thrown into the generator if the current step does not count.
 _Steps = Generator[None, float | None, Any]
 
 
 class LoopTrial:
-    """Switches levers on and off over blocks of a loop's own steps, and removes everything at the end.
+    """Switch levers on and off over blocks of a loop's own steps, and remove everything at the end.
 
     The code that runs the loop calls `begin` before a step requests its batch, `next` to get this batch, and `end`
     after the step. It calls `pause` when the loop is interrupted: all levers are then switched off, and the current
@@ -51,7 +51,7 @@ class LoopTrial:
     Parameters
     ----------
     wanted : list of str
-        The levers; if empty, those that address a finding, and those that cost little to try.
+        The levers to try. If empty, these are the levers that address a finding and those that cost little to try.
     bounds : mapping of str to float
         The largest possible saving according to each of the profile's findings, in milliseconds.
     roots : sequence of str
@@ -59,7 +59,7 @@ class LoopTrial:
     usual_ms : tuple of float
         The usual duration of the loop's steps, and the part of it spent waiting for data.
     namespace : callable
-        Returns the loop's variables.
+        A function that returns the loop's variables.
     loader : object
         The object that provides the loop's batches.
 
@@ -110,13 +110,13 @@ class LoopTrial:
             self._rest.stop()
 
     def close(self) -> None:
-        """End the trial; no lever is on from now on."""
+        """End the trial and turn all levers off for good."""
         self.finished = True
         with InterruptGate():
             self._steps.close()
 
     def found(self) -> tuple[list[dict[str, Any]], str]:
-        """Return the results so far, in the form for the run's summary and as a line of text."""
+        """Return the results so far, both as entries for the run's summary and as a line of text."""
         trials = judged(self.trials)
         return [one.as_tried(kept=one.helps("time"), left=None) for one in trials], answer(trials)
 
@@ -125,7 +125,7 @@ class LoopTrial:
         self._go_on(self._steps.throw, error)
 
     def _go_on(self, move: Callable[[Any], Any], with_this: Any) -> None:
-        """Switch levers, or do other work that is due; interrupts are deferred until it is done."""
+        """Switch levers or do other work that is due. Interrupts are deferred until this is done."""
         if self.finished:
             return
         with InterruptGate():
@@ -135,9 +135,9 @@ class LoopTrial:
                 self.finished = True
             except Exception as error:
                 self.finished = True
-                warnings.warn(f"perfnb: no further lever is tried: {_first_line(error)}", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"perfnb: no more levers are tried: {_first_line(error)}", RuntimeWarning, stacklevel=4)
 
-    # The course of the trial from the first step to the last: each `yield` waits until a step begins or ends.
+    # The trial from the first step to the last. Each `yield` waits until a step begins or ends.
 
     def _run(self) -> _Steps:
         subject = yield from self._look()
@@ -147,7 +147,7 @@ class LoopTrial:
             steps = fmt.counted(sum(trial.steps for _, trial in ready), "step")
             print(
                 f"perfnb: in the next {steps}, levers are switched on and off at random: {names}. Each step runs once. "
-                "The run stays valid, but not bit-identical; afterwards everything is as you set it.",
+                "The run remains valid but not bit-identical, and your own settings are restored afterwards.",
                 file=sys.stderr,
             )
         for lever, trial in ready:
@@ -235,7 +235,7 @@ class LoopTrial:
 
     @contextmanager
     def _prepared(self, lever: Lever, subject: Subject) -> Iterator[Switch]:
-        """Prepare a lever; the resulting switch keeps the lever's errors from affecting the loop's step."""
+        """Prepare a lever, whose switch then keeps the lever's errors from affecting the loop's step."""
         with ExitStack() as stack:
             if lever.in_blocks:
                 self._rest = rest = RestOfData(subject, self._fail)
@@ -261,18 +261,18 @@ class LoopTrial:
             yield
 
     def _rehearse_update(self, rehearsed: set[int], optimizer: Optimizer, *_: Any) -> None:
-        """Let an optimizer step once without effect, before its first step with a lever on."""
+        """Rehearse an optimizer's first step with a lever on, without any effect."""
         if id(optimizer) in rehearsed:
             return
         rehearsed.add(id(optimizer))
         try:
             with Restored([], [optimizer]), torch.no_grad():
-                inspect.unwrap(type(optimizer).step)(optimizer)  # without anybody's hooks
+                inspect.unwrap(type(optimizer).step)(optimizer)  # without any hooks
         except Exception as error:
             self._fail(error)
 
     def _lines(self, lever: Lever, subject: Subject) -> list[str]:
-        """Return the lines that make a lever permanent, written for the place where they belong, if it is known."""
+        """Return the lines that make a lever permanent, adapted to the place where they belong if it is known."""
         parts: list[tuple[str, str | None]] = []
         changed: dict[str, int | None] = {"fused": True, "foreach": None}
         if lever.in_blocks and subject.loader is not None:
@@ -283,7 +283,7 @@ class LoopTrial:
         lines = [places.rewritten(self._files, kind, name, **changed) for kind, name in parts]
         if lines and all(lines):
             return lines
-        where = f"  # before the loop: {self._place}" if self._place else "  # where is not known"
+        where = f"  # before the loop: {self._place}" if self._place else "  # the place is unknown"
         return [line if line.startswith("#") else line + where for line in lever.code(subject)]
 
 
@@ -298,7 +298,7 @@ def begin_trial(
 
     if (place_in_job() or {}).get("world_size", 1) > 1:
         reason = "the job has several ranks, which would have to switch levers together"
-        warnings.warn(f"perfnb: no lever was tried: {reason}.", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"perfnb: no levers were tried: {reason}.", RuntimeWarning, stacklevel=4)
         return None
     modules, steps = profile._recording.modules, profile.steps
     step_ms, wait_ms = steps.loc[steps["pass"] == "timed", ["wall_ms", "data_ms"]].median().fillna(0.0)
@@ -311,10 +311,10 @@ def _first_line(error: Exception) -> str:
 
 
 class _GuardedForward:
-    """Runs a model's forward with a lever on, and without the lever after an error.
+    """Run a model's forward with a lever on, and continue without the lever after an error.
 
     A copy of the model has its own forward. The forward is first `rehearsed` without effect. If errors can occur in the
-    backward, it is rehearsed as well.
+    backward pass, it is rehearsed as well.
     """
 
     def __init__(self, model: nn.Module, own: Any, changed: Any, failed: Any, rehearsed: set[int] | None) -> None:

@@ -23,15 +23,15 @@ from perfnb.stats.intervals import Floats
 from perfnb.step.memory import LiveObjects, inputs
 from perfnb.step.tracer import Tracer, exclusive
 
-#: The number of steps before quality is judged, the same with and without each lever.
+#: The number of steps before quality is judged, which is the same with and without each lever.
 _QUALITY_STEPS = 3
 _MOST_ROUNDS, _MOST_BLOCKS = 200, 40
-#: The share of a budget by which rounds may exceed it, if steps take longer than the first ones did.
+#: The share by which rounds may exceed a budget if steps take longer than the first ones.
 _SLACK = 0.15
 
 
 def step_seconds(subject: Subject, most_s: float) -> float:
-    """Estimate how long a step takes; two more are run if one takes less than `most_s`."""
+    """Estimate how long a step takes, with two more steps if the first one takes less than `most_s`."""
     __tracebackhide__ = True
     with subject.restored(), subject.gate.opened(), Bench([subject.step], subject.batches) as bench:
         first_s = float(bench.rounds([[0]], pass_name="warmup").min()) / 1e3
@@ -49,14 +49,14 @@ def time_levers(
     block: int = 1,
     ahead: bool = False,
 ) -> Floats:
-    """Return milliseconds for the unmodified step (first row) and under each switch, with a column per round.
+    """Return the milliseconds of the unmodified step (first row) and of the step under each switch, by round.
 
     In each round, every variant runs once, in random order, on the same batch and with the same random numbers. With a
     `block`, it runs that many times back to back, after a step that does not count. Variants that are hopeless in the
     warm-up rounds are excluded from the other rounds, and their rows are NaN.
 
-    If levers work `ahead`, each variant uses its own batches and turns run back to back. Turns that use up batches made
-    in advance do not count. The times then include a batch and its step.
+    If levers work `ahead`, each variant uses its own batches, and its turns run back to back. Turns that use up batches
+    made in advance do not count. The times then include both the batch and its step.
     """
     __tracebackhide__ = True
     until = time.perf_counter() + budget_s
@@ -92,7 +92,8 @@ def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
     """Return the peak memory of a step's tensors on its device.
 
     This is the memory of parameters, buffers, gradients, optimizer state and the batch at the start of a step, plus the
-    step's allocations, minus the memory that it frees. The result is ``None`` if the step has its own profiler.
+    memory that the step allocates, minus the memory that it frees. The result is ``None`` if the step has its own
+    profiler.
     """
     __tracebackhide__ = True
     tracer, live = Tracer(memory=True), LiveObjects()
@@ -105,7 +106,7 @@ def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
         with exclusive(), subject.restored(), switch():
             with tracer:
                 with subject.gate.opened():
-                    subject.run()  # a gradient that is freed later is known only if it was allocated during the trace
+                    subject.run()  # a gradient that is freed later is counted only if it was allocated during the trace
                 held = {block.address: block for block in (*live.blocks(), *inputs(subject.sample))}
                 start_ns = time.time_ns()
                 with subject.gate.opened():

@@ -20,10 +20,10 @@ from perfnb.step.device import random_state
 
 @contextmanager
 def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
-    """Verify that model, optimizer, random numbers and switches are unchanged.
+    """Verify that the model, the optimizer, random numbers and switches are unchanged.
 
-    This yields a function that verifies it in between; its argument describes what ran before. User exceptions are
-    passed on, with a note if something has changed.
+    Yields a function that verifies this in between; its argument describes what ran before. Exceptions from the user's
+    code are passed on, with a note if something has changed.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
         for name in names:
             if name in SWITCHES:
                 SWITCHES[name][1](before[name])
-        ending = "restart from a checkpoint" if differing() else "perfnb has put it back"
+        ending = "restart from a checkpoint" if differing() else "perfnb has restored it"
         return f"After {what}, {names[0]} has changed: {ending}."
 
     def prove(what: str) -> None:
@@ -62,7 +62,7 @@ def untouched(subject: Subject) -> Iterator[Callable[[str], None]]:
 
 
 def fingerprint(subject: Subject) -> dict[str, Any]:
-    """Return everything that must not change, by name: digests of tensors, and values of switches."""
+    """Return everything that must not change, by name: the digests of tensors and the values of switches."""
     seen: dict[str, Any] = {name: read() for name, (read, _) in SWITCHES.items()}
     seen |= {"inference mode": torch.is_inference_mode_enabled(), "the random state": digest(random_state())}
     for root, model in subject.models.items():
@@ -88,14 +88,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Return the memory address of a tensor's values; ``None`` if they are in several places."""
+    """Return the memory address of a tensor's values; ``None`` if they are not in one place."""
     return tensor.data_ptr() if tensor.layout is torch.strided else None
 
 
 def digest(value: Any) -> str:
     """Return a digest of nested tensors and plain values.
 
-    For a tensor that cannot be copied, only its identity counts.
+    If a tensor cannot be copied, the digest depends only on its identity.
     """
     digest = hashlib.blake2b(digest_size=16)
     stack = [value]
@@ -104,7 +104,7 @@ def digest(value: Any) -> str:
         if isinstance(item, Tensor):
             digest.update(str((item.dtype, tuple(item.shape)) if has_numbers(item) else id(item)).encode())
             for part in bits(item) if has_numbers(item) else ():
-                # Computed from a copy, because torch never again resizes memory that NumPy has seen.
+                # The digest is computed from a copy, because torch never resizes memory again once NumPy has seen it.
                 digest.update(part.cpu().clone().numpy().tobytes())
         elif isinstance(item, Mapping):
             stack += [*item.keys(), *item.values()]

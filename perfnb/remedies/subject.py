@@ -1,4 +1,4 @@
-"""The subject of a trial: a step with its models, optimizers and loader, under the user's names."""
+"""Describe the subject of a trial: a step with its models, optimizers and loader, under the user's names."""
 
 from __future__ import annotations
 
@@ -32,25 +32,28 @@ _IDLE = (
 
 @dataclass
 class Subject:
-    """A step and its parts. Parts that are not in any variable are named after their class, loaders ``None``."""
+    """A step and its parts.
+
+    Models and optimizers that are not in any variable are named after their class; such loaders have no name.
+    """
 
     step: Callable[..., Any]
-    batches: Any  # as given: an iterable, a function that returns one, or None
-    models: dict[str, nn.Module]  # the outermost ones that the step calls
-    optimizers: dict[str, Optimizer]  # those that it steps
+    batches: Any  # as passed by the user: an iterable, a function that returns one, or None
+    models: dict[str, nn.Module]  # the outermost models that the step calls
+    optimizers: dict[str, Optimizer]  # the optimizers whose step methods the step calls
     loader: tuple[str | None, DataLoader[Any]] | None
     trains: bool = False  # whether gradients were computed
-    kinds: set[str] = field(default_factory=set)  # of the devices that hold parameters and batches
+    kinds: set[str] = field(default_factory=set)  # of the devices with parameters and batches
     sample: tuple[Any, ...] = ()  # the arguments of one step
-    #: Facts that levers found or chose for this step, such as a number of threads, by their words.
+    #: Values that levers found or chose for this step, such as a number of threads, by key.
     chosen: dict[str, Any] = field(default_factory=dict)
-    gate: InterruptGate = field(default_factory=InterruptGate)  # lets interrupts through where the step runs
-    #: The reason why nothing is known of the optimizer of a step that trains; empty if it is known.
+    gate: InterruptGate = field(default_factory=InterruptGate)  # lets interrupts through while the step runs
+    #: The reason why the optimizer of a training step is unknown; empty if it is known.
     idle: str = ""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The models' parameters, each once."""
+        """The models' parameters, without duplicates."""
         every = itertools.chain.from_iterable(model.parameters() for model in self.models.values())
         return list({id(parameter): parameter for parameter in every}.values())
 
@@ -60,7 +63,7 @@ class Subject:
         return next((kind for kind in sorted(self.kinds) if kind != "cpu"), "cpu")
 
     def modules(self, *kinds: type[nn.Module]) -> Iterator[nn.Module]:
-        """Yield the models' modules that belong to certain classes."""
+        """Yield the models' modules that are instances of the given classes."""
         for model in self.models.values():
             yield from (module for module in model.modules() if isinstance(module, kinds))
 
@@ -81,7 +84,7 @@ class Subject:
         return self.step(*self.sample)
 
     def fed(self, stack: ExitStack) -> Callable[[], Any]:
-        """Return the step with its own batches from the current source; the stack ends their iteration."""
+        """Return a function that runs the step on its own batches; the stack ends their iteration."""
         source = BatchSource(self.batches)
         stack.callback(source.close)
         return lambda: self.step(source.next())
@@ -97,13 +100,13 @@ def find_subject(
     loader: DataLoader[Any] | None = None,
     gate: InterruptGate | None = None,
 ) -> Subject:
-    """Run the step once, restore everything, and determine what the step uses.
+    """Run the step once, restore everything, and determine the objects that the step uses.
 
     Raises
     ------
     CaptureError
-        If the batches are empty, if a given part does not belong to the step, or if the step's changes could not be
-        restored.
+        If the batches are empty, if a part that was passed does not belong to the step, or if the step's changes could
+        not be undone.
     Exception
         Any exception that the step raises.
     """
@@ -125,19 +128,21 @@ def find_subject(
         try:
             with subject.restored(), subject.gate.opened():  # a loader that shuffles draws random numbers
                 subject.sample = (source.next(),)
-            if loader is None and isinstance(source.made, DataLoader):  # a function gave it
+            if loader is None and isinstance(source.made, DataLoader):  # a function returned it
                 subject.batches = loader = source.made
         finally:
             source.close()
     if loader is not None:
         of_loaders = names_of(namespace, DataLoader)
-        # A step that takes batches does not use their loader.
+        # A step that receives batches does not use their loader itself.
         subject.loader = (of_loaders.get(id(loader)) or next(iter(name_of_batches(step, loader)), None), loader)
 
     stepped, called, hidden = _watch(subject, parts=models is not None)
     subject.models = {name: model for name, model in candidates.items() if models is not None or name in called}
     if models is not None and not called:
-        raise CaptureError(f"The step calls no part of model= ({', '.join(candidates)}): pass the model that it calls.")
+        raise CaptureError(
+            f"The step does not call any part of model= ({', '.join(candidates)}): pass the model that it calls."
+        )
     if hidden and not subject.models:
         raise CaptureError(
             f"try_levers found no model that the step calls, and the step {hidden}: keep the model in a variable that "
@@ -147,7 +152,9 @@ def find_subject(
         held = {id(parameter) for parameter in subject.parameters}
         for one in given:
             if one not in stepped and held.isdisjoint(map(id, tensors_of(one))):
-                raise CaptureError(f"optimizer=: this {type(one).__name__} updates no parameter of the step's models.")
+                raise CaptureError(
+                    f"optimizer=: this {type(one).__name__} does not update any parameter of the step's models."
+                )
     elif subject.trains and not stepped:
         subject.idle = _IDLE
     of_optimizers = names_of(namespace, Optimizer)
@@ -161,8 +168,8 @@ def find_subject(
 def _watch(subject: Subject, parts: bool) -> tuple[list[Optimizer], set[str], str]:
     """Run the step once, and restore everything.
 
-    Return the optimizers that it steps, the models that it calls, by name, and a description of hidden changes that
-    could not be restored, which is empty if there are none.
+    Return the optimizers that it uses, the names of the models that it calls, and a description of hidden changes that
+    cannot be undone, which is empty if there are none.
 
     With `parts`, a model also counts as called if only part of it is called. This also records whether the step trains.
     """
@@ -196,23 +203,23 @@ def _watch(subject: Subject, parts: bool) -> tuple[list[Optimizer], set[str], st
             subject.run()
         subject.trains = bool(stepped) or before != [_version(parameter.grad) for parameter in subject.parameters]
     if unknown:
-        return stepped, called, f"calls a {min(unknown)} that is in none of its variables"
+        return stepped, called, f"calls a {min(unknown)} that is not in any of its variables"
     optimized = {id(tensor) for one in stepped for tensor in tensors_of(one)}
     changed = any(
         one._version != version for one, version in zip(plain, versions, strict=True) if id(one) not in optimized
     )
-    return stepped, called, "changes a tensor in place that is part of no model" if changed else ""
+    return stepped, called, "changes a tensor in place that is not part of any model" if changed else ""
 
 
 def _version(grad: Tensor | None) -> tuple[int, int] | None:
-    """Return a version that changes when a gradient is replaced, and when another gradient is added to it."""
+    """Return a version that changes when a gradient is replaced or when another gradient is added to it."""
     return None if grad is None else (id(grad), grad._version)
 
 
 def _outermost(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return the models that are not part of another model, each under its first name.
 
-    Losses and activations have no parameters.
+    Modules without parameters, such as losses and activations, are excluded.
     """
     inner = {id(part) for model in models.values() for part in model.modules() if part is not model}
     first = {id(model): name for name, model in reversed(list(models.items()))}

@@ -1,4 +1,4 @@
-"""Global switches of torch and Python by name, with functions that read and set them."""
+"""Provide functions that read and set the global switches of torch and Python, by name."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _AUTOCASTS = ("cpu", "cuda")
 def older_precision() -> str | None:
     """Return the result of ``torch.get_float32_matmul_precision``; ``None`` if the newer interface is in use.
 
-    Since torch 2.9, there are two interfaces, and reading the older one raises an error once the newer one has been
-    used.
+    Since torch 2.9, there are two interfaces. Once the newer one has been used, reading the older one raises an error.
     """
     try:
         return torch.get_float32_matmul_precision()
@@ -28,7 +27,7 @@ def older_precision() -> str | None:
 
 
 def newer_parts() -> dict[str, Any]:
-    """Return the objects that have an ``fp32_precision`` for products, by name; empty before torch 2.9."""
+    """Return the objects that have an ``fp32_precision`` for matrix products, by name; empty before torch 2.9."""
     owners = {
         "torch.backends.cuda.matmul": torch.backends.cuda.matmul,
         "torch.backends.mkldnn.matmul": getattr(torch.backends.mkldnn, "matmul", None),
@@ -100,7 +99,7 @@ SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 
 @contextmanager
 def kept(name: str) -> Iterator[None]:
-    """Restore a switch afterwards."""
+    """Restore a switch at the end of the context."""
     read, write = SWITCHES[name]
     before = read()
     try:
@@ -111,7 +110,7 @@ def kept(name: str) -> Iterator[None]:
 
 @contextmanager
 def switched(name: str, value: Any) -> Iterator[None]:
-    """Set a switch, and restore it afterwards."""
+    """Set a switch and restore it at the end of the context."""
     with kept(name):
         SWITCHES[name][1](value)
         yield

@@ -28,31 +28,31 @@ if TYPE_CHECKING:
     from perfnb.draw.document import Document
 
 GOALS = ("time", "memory")
-#: The share of the budget for the short profile that finds what to try, and the fewest steps that the profile takes.
+#: The share of the budget for the short profile that determines what to try, and the minimum number of its steps.
 _PROFILE_SHARE, _PROFILE_STEPS = 0.15, 8
-#: The seconds for *Try it*, one compilation not counted, because somebody is waiting.
+#: The time limit of *Try it* in seconds, without the first compilation. It is short because the user is waiting.
 TRY_IT_S = 30.0
 _COLUMNS = (
     *("lever", "verdict", "ratio", "ratio_low", "ratio_high", "saves_ms", "memory", "peak_bytes", "peak_change_bytes"),
     *("values", "error", "setup_s", "pays_after_steps", "bound_ms", "why_not", "notes", "code"),
 )
-_NO_REASON = "no finding gives reason to try it; name it in levers="
-_NO_PROFILE = "no time within the budget for the profile that could give reason to try it; name it in levers="
+_NO_REASON = "no finding suggests it; to try it anyway, name it in levers="
+_NO_PROFILE = "no time in the budget for the profile that might suggest it; to try it anyway, name it in levers="
 
 
 @dataclass
 class LeverRequest:
-    """The levers to try and how to judge them, validated before anything runs.
+    """The levers to try and how to judge them, which are validated before anything runs.
 
     Attributes
     ----------
     listed : list of str
         The levers that the user specified; empty for ``"auto"``.
     accepted : dict of str to float
-        The largest accepted values by name.
+        The largest accepted value of each figure, by name.
     words : callable, optional
-        Returns the lines that enable a lever permanently, given its name and the `Subject`; ``None`` for the lever's
-        own lines.
+        A function that returns the lines that enable a lever permanently, given its name and the `Subject`. If the
+        function returns ``None``, the lever's own lines are used.
     budget_word : str
         The option that the user can increase to allow more time.
 
@@ -80,7 +80,9 @@ class LeverRequest:
         require_quality(self.quality)
         self.accepted = limits_of(self.limits, judged=self.quality is not None, profiled=True)
         if self.quality is None and DIFFERENCE in self.accepted:
-            raise ValueError(f"the limit of {DIFFERENCE!r} does not apply here: results are compared with float64.")
+            raise ValueError(
+                f"the limit {DIFFERENCE!r} does not apply here, because results are compared with float64."
+            )
 
 
 def _listed(wanted: Any) -> list[str]:
@@ -99,7 +101,7 @@ def _listed(wanted: Any) -> list[str]:
 
 
 class LeverTrials(Documented):
-    """The effect of each lever on a step's time and results. Notebooks display it."""
+    """The effect of each lever on a step's time and results, which notebooks display."""
 
     def __init__(self, figures: LeverFigures) -> None:
         self.figures = figures
@@ -115,7 +117,7 @@ class LeverTrials(Documented):
         float64); ``setup_s``; ``pays_after_steps``; ``bound_ms`` (the upper bound from the finding that the lever
         addresses); ``why_not`` (why the lever was not tried, or should not be kept); ``notes`` (graph breaks and
         recompiles, quality, levers that it cannot be combined with); and ``code``. For the first lever that is kept,
-        ratio and interval come from the fresh pairs that confirmed it.
+        the ratio and its interval come from the fresh pairs that confirmed it.
         """
         table = pd.DataFrame([_row_of(trial, self.figures.own_peak) for trial in self.figures.trials])
         numbers = ["ratio", "ratio_low", "ratio_high", "saves_ms", "error", "setup_s", "bound_ms"]
@@ -136,9 +138,9 @@ class LeverTrials(Documented):
         return "\n".join(line for trial in self.figures.trials if trial.lever in self.best for line in trial.code)
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
-        """Yield journal entries for `Journal.add`: the step times with each lever on, its name, and whether it is kept.
+        """Yield journal entries for `Journal.add`: the step times with a lever on, its name, and whether it is kept.
 
-        A combination that is kept comes last, and is accepted instead of its individual levers.
+        A combination that is kept comes last and is accepted instead of its individual levers.
         """
         confirmed = self.figures.confirmed
         combined = confirmed is not None and len(self.best) > 1 and bool(confirmed.times_ms)
@@ -190,10 +192,10 @@ def try_levers(
     """Try levers that could make a step faster or reduce its memory, one by one, and report which ones to keep.
 
     Each lever is switched on and off between individual steps, in random order, so both variants run under the same
-    conditions. The results (outputs, gradients, parameters after the step) are compared with the same step in float64:
-    a lever's distance from it may be at most three times that of your own step. Nothing remains changed: parameters,
-    buffers, gradients, optimizer state, random numbers, global switches, and the position of loaders that keep track of
-    it are restored and checked.
+    conditions. The results (outputs, gradients, and parameters after the step) are compared with the same step in
+    float64: with a lever on, the distance from float64 may be at most three times that of your own step. All changes
+    are undone: perfnb restores and checks parameters, buffers, gradients, optimizer state, random numbers, global
+    switches, and the position of loaders that keep track of it.
 
     Parameters
     ----------
@@ -214,13 +216,14 @@ def try_levers(
         be interrupted, does not count. If steps are long, fewer levers are tried. If no lever can be tried, the result
         contains the number of seconds that would be sufficient.
     quality : callable, optional
-        As in `ab_test`: called without arguments, it returns losses by name, where smaller is better. It is called once
-        for the unmodified step and once with each lever on, each time after a few steps from the same starting point.
+        As in `ab_test`, a function without arguments that returns losses by name, where smaller is better. It is called
+        once for the unmodified step and once with each lever on, each time after a few steps from the same starting
+        point.
     limits : mapping of str to float, optional
-        As in `ab_test`: the largest accepted value of each loss by name, by default the unmodified step's loss plus 0.1
-        %. You can also limit ``peak_memory_bytes``, ``median_ms`` and ``p95_ms``.
+        As in `ab_test`, the largest accepted value of each loss by name; by default, the unmodified step's loss plus
+        0.1 %. You can also limit ``peak_memory_bytes``, ``median_ms`` and ``p95_ms``.
     confirm : bool
-        Whether to measure the levers to keep once more, all together, on fresh pairs.
+        Whether to measure the levers to keep once more, all of them together, on fresh pairs.
 
     Returns
     -------
@@ -329,14 +332,14 @@ def try_one(parts: Mapping[str, Any], lever: str, line: ProgressLine) -> dict[st
     from perfnb.remedies.levers import by_name
 
     __tracebackhide__ = True
-    # A single lever, chosen before measuring, has no advantage from chance: there is nothing to confirm.
+    # A single lever that was chosen before measuring cannot benefit from chance, so there is nothing to confirm.
     goal = "memory" if by_name()[lever].for_memory else "time"
     request = LeverRequest([lever], goal, TRY_IT_S, confirm=False)
     return trial_answer(run_trials(**parts, request=request, quiet=True, line=line), lever)
 
 
 def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: float) -> dict[str, float]:
-    """Run a short profile, and return the milliseconds that removing each bottleneck could save at most."""
+    """Run a short profile, and return how many milliseconds removing each bottleneck could save at most."""
     from perfnb.profile.profiling import run_profile
     from perfnb.step.budget import Plan
 
@@ -348,6 +351,6 @@ def _bounds(subject: Any, namespace: Mapping[str, Any], goal: str, budget_s: flo
 
 
 def bounds_of(findings: pd.DataFrame) -> dict[str, float]:
-    """Return the largest bound for each bottleneck, which may have several findings; 0 if it is unknown."""
+    """Return the largest bound of each bottleneck, which may have several findings; 0 if the bound is unknown."""
     bounds = findings.groupby("bottleneck")["bound_ms"].max().astype(float).fillna(0.0)
     return {str(name): float(bound) for name, bound in bounds.items()}

@@ -1,9 +1,9 @@
-"""Check whether a step computes the same with a lever on.
+"""Check whether a step computes the same results with a lever on.
 
 Outputs and gradients are compared, as well as parameters and buffers after a few more steps. The yardstick is the step
-itself in float64: with a lever on, the distance from it may be at most a few times the unmodified step's distance. If
-the step cannot run in float64, the yardstick is the difference between the step's results with two numbers of threads,
-which sum in different orders.
+itself in float64: with a lever on, the distance from its results may be at most a few times the unmodified step's
+distance. If the step cannot run in float64, the yardstick is the difference between the step's results with two numbers
+of threads, which sum in different orders.
 """
 
 from __future__ import annotations
@@ -31,53 +31,56 @@ from perfnb.remedies.switches import THREADS, switched
 from perfnb.step.device import capacity_bytes
 from perfnb.telemetry.sampler.cgroup import memory_limit_bytes
 
-#: The number of batches of two loaders that are compared; more than the most workers, so that one worker gives two.
+#: The number of batches that are compared between two loaders. It exceeds the number of workers, which means that at
+#: least one worker makes two batches.
 _BATCHES = 6
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """The unmodified step's results, and their distance from the truth."""
+    """The unmodified step's results and their distance from the true results."""
 
     own: Results
     truth: Results
-    #: The reason why `truth` is not in float64, but the step with another number of threads; empty if it is in float64.
+    #: The reason why `truth` is not computed in float64, but with another number of threads; empty if it is in float64.
     why_not: str
-    #: Whether the step computes something else with other random numbers.
+    #: Whether the step's results depend on random numbers.
     random: bool
-    #: Whether the step computes the same when it runs twice from the same state.
+    #: Whether the step's results are the same if it runs twice from the same state.
     repeats: bool = True
     #: The number of steps after which parameters and buffers are compared.
     steps: int = 1
 
     @property
     def exact(self) -> bool:
-        """Whether the truth is in float64."""
+        """Whether the true results were computed in float64."""
         return not self.why_not
 
 
 def measure_yardstick(
     subject: Subject, peak_bytes: int | None = None, brief: bool = False, steps: int = 3
 ) -> Yardstick:
-    """Run the step a few times, and restore everything.
+    """Determine the yardstick by running the step a few times, and restore everything.
 
     `peak_bytes` is the memory that the step needs; in float64, it needs twice as much, plus a copy of its state. If
-    `brief`, the step is assumed to draw random numbers. Parameters are compared after some `steps`, because errors in
-    an optimizer's state become visible only in the second step.
+    `brief`, the step is assumed to draw random numbers. Parameters are compared after several `steps`, because errors
+    in an optimizer's state become visible only in the second step.
     """
     __tracebackhide__ = True
     steps = steps if subject.optimizers else 1
     own = results_of(subject, steps=steps)
     again = own if brief else results_of(subject, steps=steps)
-    # Bit by bit, or within noise.
+    # Either bit for bit or within noise.
     repeats = not differ(own, again) or judge_values(errors_between(own, again, own, kind_of=_kind)).verdict == NOISE
     random = brief or differ(own, results_of(subject, seed_shift=1, steps=steps))
     free = free_bytes(subject.kind)
-    why_not = "there is no memory for float64" if peak_bytes and free is not None and 2 * peak_bytes > free else ""
+    why_not = (
+        "there is not enough memory for float64" if peak_bytes and free is not None and 2 * peak_bytes > free else ""
+    )
     if not why_not:
         try:
             truth = results_of(subject, float64=True, steps=steps)
-        except Exception as error:  # an operator or a part of the step that does not take float64
+        except Exception as error:  # an operator or a part of the step that does not support float64
             words = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
             why_not = f"the step does not run in float64 ({words[:150]})"
     if why_not:
@@ -98,22 +101,24 @@ def free_bytes(kind: str) -> int | None:
 
 
 def errors_of(subject: Subject, switch: Switch, yardstick: Yardstick) -> Errors:
-    """Return the distances from the truth of the results with a lever on, and of the step's own results."""
+    """Return how far the results with a lever on, and the step's own results, are from the true results."""
     __tracebackhide__ = True
     found = results_of(subject, switch, steps=yardstick.steps)
     return errors_between(yardstick.own, found, yardstick.truth, random=yardstick.random, kind_of=_kind)
 
 
 def check(levers: Sequence[PreparedLever], subject: Subject, yardstick: Yardstick, again: bool = True) -> Values:
-    """Check whether the step computes the same with levers on.
+    """Check whether the step computes the same results with levers on.
 
-    The levers are prepared `again` if random numbers prevent an answer.
+    If random numbers prevent an answer, the levers are prepared `again`.
     """
     __tracebackhide__ = True
     if len(levers) == 1 and (own_check := levers[0].lever.check) is not None:
         return own_check(subject, levers[0].switch)
     if not yardstick.repeats:
-        return Values(UNCHECKED, None, "the step does not repeat itself: run twice from the same state, results differ")
+        return Values(
+            UNCHECKED, None, "the step is not reproducible: two runs from the same state gave different results"
+        )
     if not yardstick.own:
         return Values(UNCHECKED, None, "the step calls no model and returns no tensor, so there is nothing to compare")
     lowers = next((one.lever.lowers for one in levers if one.lever.lowers), "")
@@ -145,12 +150,12 @@ def compare_batches(mine: Iterable[Any], other: Iterable[Any], subject: Subject)
     if different is None:
         return Values(SAME, 0.0)
     if _first_difference(own, first(mine, seed_shift=1)) is not None:
-        return Values(UNCHECKED, None, "the loader draws random numbers, and workers may draw others")
-    return Values(DIFFERENT, None, f"batch {different} is another one with workers")
+        return Values(UNCHECKED, None, "the loader draws random numbers, and workers may draw different ones")
+    return Values(DIFFERENT, None, f"batch {different} is different with workers")
 
 
 def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
-    """Return the index of the first batch that differs in any bit."""
+    """Return the index of the first batch with any difference."""
     pairs = zip_longest(a, b)
     return next((place for place, (x, y) in enumerate(pairs) if digest(x) != digest(y)), None)
 
@@ -158,7 +163,7 @@ def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
 def results_of(
     subject: Subject, switch: Switch = nullcontext, *, float64: bool = False, seed_shift: int = 0, steps: int = 1
 ) -> Results:
-    """Return a step's outputs and gradients, and parameters and buffers after `steps` steps, in float64 on the CPU."""
+    """Return a step's outputs and gradients, and parameters and buffers after `steps` steps, as float64 on the CPU."""
     __tracebackhide__ = True
     results: Results = {}
     calls = 0

@@ -1,4 +1,4 @@
-"""Judge levers: which to try first, which are faster, which save memory, and which may be kept.
+"""Judge levers: which ones to try first, which are faster, which save memory, and which may be kept.
 
 All functions here are pure.
 """
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from perfnb.remedies.lever import Lever
     from perfnb.stats.comparisons import PairedComparison
 
-#: A lever that makes the step this many times slower in the warm-up rounds is not timed further.
+#: A lever that makes the step this many times slower in the warm-up rounds is not timed any further.
 HOPELESS = 5.0
-#: The smallest change of the peak of memory that matters; it hardly varies from step to step.
+#: The smallest change in peak memory that matters. Peak memory hardly varies between steps.
 MEMORY_MATTERS = 0.01
 
 
@@ -30,7 +30,7 @@ class LeverTrial:
     """A lever that was tried, or the reason why it was not tried; or a combination of several levers."""
 
     lever: str
-    verdict: str  # of its time: faster, slower, same, inconclusive; "not timed" or "not tried"
+    verdict: str  # on its time: faster, slower, same or inconclusive; or "not timed" or "not tried"
     ratio: float | None = None
     ratio_ci: tuple[float, float] | None = None
     saves_ms: float | None = None
@@ -38,13 +38,13 @@ class LeverTrial:
     setup_s: float | None = None
     why_not: str = ""
     code: list[str] = field(default_factory=list)
-    bound_ms: float | None = None  # the most that the finding it answers said it could save
-    times_ms: tuple[float, ...] = ()  # of the step with the lever on, a value per round
-    peak_bytes: int | None = None  # of allocated memory in a step
-    memory: str = ""  # less, more or same, against the unmodified step
-    smallest: float = 0.0  # the smallest relative difference of time that could have been seen
+    bound_ms: float | None = None  # the largest saving according to the finding that it addresses
+    times_ms: tuple[float, ...] = ()  # step times with the lever on, one per round
+    peak_bytes: int | None = None  # peak of allocated memory in a step
+    memory: str = ""  # less, more or same, relative to the unmodified step
+    smallest: float = 0.0  # the smallest relative time difference that could have been detected
     notes: list[str] = field(default_factory=list)
-    unconfirmed: bool = False  # it helps, but was not measured again
+    unconfirmed: bool = False  # the lever helps, but was not measured again
 
     def timed(self, comparison: PairedComparison, own_ms: Floats | float, times_ms: Floats) -> None:
         """Record the verdict of a comparison, and the saving relative to the unmodified step's time."""
@@ -54,13 +54,16 @@ class LeverTrial:
 
     @property
     def pays_after_steps(self) -> int | None:
-        """The number of steps after which its saving exceeds the time to prepare it; ``None`` if it saves nothing."""
+        """The number of steps after which the lever has saved more time than its preparation took.
+
+        ``None`` if the lever saves nothing.
+        """
         if self.verdict != "faster" or self.setup_s is None or not self.saves_ms:
             return None
         return math.ceil(self.setup_s * 1e3 / self.saves_ms)
 
     def as_tried(self, *, kept: bool, left: int | None) -> dict[str, Any]:
-        """Return its entry for a run's summary, given the number of steps that remained in the run."""
+        """Return the lever's entry for a run's summary, given the number of steps that remained in the run."""
         return {
             **{"lever": self.lever, "verdict": self.verdict, "ratio": self.ratio},
             "interval": None if self.ratio_ci is None else list(self.ratio_ci),
@@ -69,7 +72,7 @@ class LeverTrial:
         }
 
     def helps(self, goal: str) -> bool:
-        """Return whether it makes the step faster or saves memory, and may be kept."""
+        """Return whether the lever makes the step faster or saves memory, depending on the goal, and may be kept."""
         return not self.why_not and (self.memory == "less" if goal == "memory" else self.verdict == "faster")
 
 
@@ -82,35 +85,35 @@ class LeverFigures:
     trials: list[LeverTrial] = field(default_factory=list)
     kept: tuple[str, ...] = ()  # the levers to keep, confirmed together
     confirmed: LeverTrial | None = None  # all of these on at once, measured again on fresh pairs
-    confirms: bool = True  # whether that is done
-    budget_word: str = "budget_s"  # the option that gives more time
-    step_ms: float = 0.0  # of the unmodified step, in the rounds that compare levers
-    fed_ms: float | None = None  # with its batch, if a lever on the loader was timed
+    confirms: bool = True  # whether kept levers are measured again
+    budget_word: str = "budget_s"  # the option that allows more time
+    step_ms: float = 0.0  # the unmodified step's time in the rounds that compare levers
+    fed_ms: float | None = None  # the same including its batch, if a lever on the loader was timed
     rounds: int = 0
-    own_peak: int | None = None  # bytes, of the unmodified step
-    caveat: str = ""  # how values were checked, if not against float64
+    own_peak: int | None = None  # the unmodified step's peak memory in bytes
+    caveat: str = ""  # how values were checked, if not by comparison with float64
     noise: Mapping[str, Any] = field(default_factory=dict)  # what may have disturbed the steps
-    need_s: int | None = None  # a sufficient budget, if the time was too short for some that were ready
+    need_s: int | None = None  # a sufficient budget, if there was too little time for some prepared levers
 
     def own_ms(self, ahead: bool) -> float:
-        """Return the unmodified step's time that savings refer to; it includes the batch for levers that work ahead."""
+        """Return the unmodified step's time that savings refer to, including the batch for levers that work `ahead`."""
         return self.step_ms if self.fed_ms is None or not ahead else self.fed_ms
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The levers to keep, confirmed together; without confirmation, the levers that helped individually."""
+        """The levers to keep, confirmed together; or, without confirmation, the levers that helped individually."""
         if not self.confirms:
             return tuple(trial.lever for trial in self.trials if trial.unconfirmed)
         return self.kept
 
 
 def fewest_rounds(levers: int, level: float = 0.05) -> int:
-    """Return the fewest pairs whose smallest signed-rank p-value, 2 / 2**n, passes Holm's correction."""
+    """Return the minimum number of pairs whose smallest signed-rank p-value, 2 / 2**n, passes Holm's correction."""
     return max(6, math.ceil(1 + math.log2(max(1, levers) / level)))
 
 
 def as_its_interval(verdict: str, interval: tuple[float, float] | None) -> str:
-    """Return a verdict that agrees with the interval next to it.
+    """Return a verdict that agrees with the interval that is displayed next to it.
 
     Holm's test may detect differences that a simultaneous interval does not show.
     """
@@ -128,7 +131,7 @@ def memory_verdict(peak: int | None, own: int | None) -> str:
 
 
 def not_hopeless(pilot_ms: Floats) -> list[int]:
-    """Return the rows that are worth further rounds: the first row, and those that are not many times slower."""
+    """Return the rows that are worth more rounds: the first row, and those that are not many times slower."""
     best = pilot_ms.min(axis=1)
     return [0, *(row for row in range(1, len(best)) if best[row] <= HOPELESS * best[0])]
 
@@ -139,12 +142,12 @@ def keepable(values: Values, listed: bool, quality: bool | None) -> str:
     Parameters
     ----------
     listed : bool
-        Whether the user asked for it by name.
+        Whether the user requested the lever by name.
     quality : bool or None
-        Whether the user's own quality test passes with the lever on; ``None`` without such a test.
+        Whether the user's own quality test passes with the lever on; ``None`` if there is no such test.
     """
     if quality is not None:
-        return "" if quality else "quality is outside the limit"
+        return "" if quality else "quality exceeds the limit"
     if values.verdict in (SAME, NOISE) or (listed and values.verdict in (REDUCED, UNCHECKED)):
         return ""
     if values.verdict == REDUCED:
@@ -165,7 +168,7 @@ def over_a_limit(trial: LeverTrial, limits: Mapping[str, float]) -> str:
     }
     for name, value in measured.items():
         if name in limits and value is None:
-            return f"{name} has a limit and was not measured"
+            return f"{name} has a limit but was not measured"
         if name in limits and value is not None and value > limits[name]:
             return f"{name} is {value:.4g}, above the limit of {limits[name]:.4g}"
     return ""

@@ -1,4 +1,4 @@
-"""Show the levers' effects as a document, and return the answer for *Try it*."""
+"""Present the levers' effects as a document, and return the answer for *Try it*."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from perfnb.remedies.try_levers import LeverTrials
     from perfnb.remedies.verdicts import LeverTrial
 
-#: How *Try it* words the result of checking values, and the effect of a lever that is not to be kept.
+#: How *Try it* describes the result of checking values, and the effect of a lever that should not be kept.
 _VALUES = {
-    "exact": "the same, bit by bit",
+    "exact": "the same, bit for bit",
     "within noise": "as close to float64 as without it",
     "reduced precision": "lower precision, as its dtype explains",
     "different": "different: check before you use it",
     "not checked": "not checked: random numbers are drawn in another order",
 }
-#: An undecided lever is named if it may make a step take less than this share of its time.
+#: An undecided lever is mentioned if it may reduce a step's time to less than this share.
 _MUCH = 0.9
 _NOT_KEPT = {
     "less": "less memory on this machine, but do not keep it yet",
@@ -31,7 +31,7 @@ _NOT_KEPT = {
     "faster": "faster on this machine, but do not keep it yet",
     "slower": "slower on this machine",
     "same": "no faster: the difference is too small to matter",
-    "inconclusive": "no clear difference in the time it was given",
+    "inconclusive": "no clear difference within the time limit",
 }
 
 
@@ -40,7 +40,7 @@ def trials_document(trials: LeverTrials) -> Document:
     figures = trials.figures
     state, sentence = _answer(trials)
     rounds = (
-        f"{fmt.counted(figures.rounds, 'round')}, with every lever once in each" if figures.rounds else "nothing timed"
+        f"{fmt.counted(figures.rounds, 'round')}, each with every lever once" if figures.rounds else "nothing timed"
     )
     step: tuple[Figure, ...] = (Figure("step", figures.step_ms, "ms"),)
     if figures.fed_ms is not None:
@@ -66,22 +66,22 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
         if seen := [trial.lever for trial in figures.trials if trial.unconfirmed]:
             names = " and ".join(seen)
             if not figures.confirms:
-                return "open", f"{names}: {less}, not confirmed (confirm=False), and each tried by itself"
-            return "open", f"{names} could not be confirmed in this budget: seen once that it {less}"
+                return "open", f"{names}: {less}, but not confirmed (confirm=False), and each tried separately"
+            return "open", f"{names} could not be confirmed within this budget: in one measurement, it {less}"
         if all(trial.verdict == "not tried" for trial in figures.trials):
             reasons = {trial.why_not for trial in figures.trials}
             return "none", f"Nothing was tried: {reasons.pop()}" if len(reasons) == 1 else "Nothing was tried"
         if figures.need_s is not None and not figures.rounds:
-            return "open", f"Nothing could be timed within the budget: about {figures.need_s:,} s would do"
+            return "open", f"Nothing could be timed within the budget: about {figures.need_s:,} s would be enough"
         if figures.goal == "time" and (
             faster := [trial.lever for trial in figures.trials if trial.verdict == "faster"]
         ):
-            return "open", f"{' and '.join(faster)}: faster, but not confirmed as fit to keep; see the reason below"
+            return "open", f"{' and '.join(faster)}: faster, but not confirmed as worth keeping; see the reason below"
         open_ones = [trial.lever for trial in figures.trials if figures.goal == "time" and _is_open(trial)]
         if open_ones:
             names, more = " and ".join(open_ones), f"give it more time ({figures.budget_word})"
-            return "open", f"Nothing is proven to make the step faster, but {names} may: {more}"
-        return "none", f"Nothing that was tried {less} and keeps its results"
+            return "open", f"No lever is proven to make the step faster, but {names} may: {more}"
+        return "none", f"None of the levers that were tried {less} without changing its results"
     time = fmt.with_interval(fmt.ratio(kept.ratio), kept.ratio, kept.ratio_ci)
     time = "not measured" if kept.ratio is None else time
     if figures.goal == "memory":

@@ -19,7 +19,7 @@ class CheckResult(NamedTuple):
 class SystemFacts:
     """The facts that were read, by name.
 
-    Each is a value or an `Unread`. An `Unread` can also take the place of all facts.
+    Each fact is a value or an `Unread`. A single `Unread` can also replace all facts.
     """
 
     def __init__(self, facts: Mapping[str, Any] | Unread) -> None:
@@ -60,13 +60,13 @@ class Check(NamedTuple):
 
     name: str
     expected: str
-    why: str  # the reason why it matters for step time
+    why: str  # the reason why the check matters for step times
     how: str
     judge: Judge
 
 
 def check(name: str, expected: str, why: str, how: str) -> Callable[[Judge], Check]:
-    """Make a check from a function that judges facts."""
+    """Return a decorator that turns a function that judges facts into a check."""
     return lambda judge: Check(name, expected, why, how, judge)
 
 

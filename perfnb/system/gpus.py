@@ -1,11 +1,11 @@
-"""Check NVIDIA GPUs. Each check is one row, regardless of how many GPUs there are."""
+"""Check NVIDIA GPUs. Each check is one row, however many GPUs there are."""
 
 from __future__ import annotations
 
 from perfnb.system.check import Check, CheckResult, Judge, SystemFacts, check, judged
 from perfnb.system.read.reading import Unreadable
 
-#: The verdicts in order: the first one that a GPU has decides the row.
+#: The verdicts in order. The first one that applies to any GPU becomes the row's verdict.
 _WORST = ("attention", "unknown", "info", "ok")
 
 
@@ -43,7 +43,7 @@ def _of_each(judge: Judge) -> Judge:
 @check(
     "GPU driver",
     "at least as new as torch's CUDA version",
-    "An older driver rejects newer code, or recompiles it at every start.",
+    "An older driver rejects newer code or recompiles it at every start.",
     "Update the driver, or install a torch build for an older CUDA.",
 )
 def driver(facts: SystemFacts) -> CheckResult:
@@ -56,11 +56,11 @@ def driver(facts: SystemFacts) -> CheckResult:
     found += f", {', '.join(sorted(names))}" if names else ""
     if torch is None or newest is None:
         why = f" ({gpus.why('driver_cuda')})" if newest is None else ""
-        return CheckResult(f"{found}; the CUDA version it supports could not be read{why}", "unknown")
+        return CheckResult(f"{found}; the CUDA version that it supports could not be read{why}", "unknown")
     found += f" (CUDA {newest[0]}.{newest[1]} or older)"
     if not torch["cuda"]:
         how = "Install a CUDA build of torch from pytorch.org."
-        return CheckResult(f"{found}; this torch has no CUDA", "attention", how)
+        return CheckResult(f"{found}; this torch build has no CUDA support", "attention", how)
     found += f"; torch was built with CUDA {torch['cuda']}"
     parts = torch["cuda"].split(".")[:2]
     if len(parts) != 2 or not all(part.isdecimal() for part in parts):
@@ -68,7 +68,7 @@ def driver(facts: SystemFacts) -> CheckResult:
     built = int(parts[0]), int(parts[1])
     if built[0] > newest[0]:
         return CheckResult(found, "attention")
-    # Within a major version an older driver runs newer code, without the newest features.
+    # Within a major version, an older driver can run newer code, except for the newest features.
     return CheckResult(found, "info" if built > newest else "ok")
 
 
@@ -76,8 +76,8 @@ def driver(facts: SystemFacts) -> CheckResult:
     "GPU persistence",
     "on",
     "Without it, the driver is reloaded for each program that finds the GPU unused, which takes seconds.",
-    "sudo nvidia-smi -pm 1, until the next reboot; permanently: the nvidia-persistenced service, whose unit has "
-    "--no-persistence-mode on some systems: remove that.",
+    "Run sudo nvidia-smi -pm 1, which lasts until the next reboot. To make it permanent, enable the "
+    "nvidia-persistenced service; on some systems, its unit contains --no-persistence-mode, which must be removed.",
 )
 @_of_each
 def persistence(device: SystemFacts) -> CheckResult:
@@ -87,8 +87,8 @@ def persistence(device: SystemFacts) -> CheckResult:
 @check(
     "GPU power cap",
     "the default",
-    "With a lower cap the GPU reduces its clocks under load.",
-    "sudo nvidia-smi -pl with the default limit, if power supply and cooling allow it.",
+    "With a lower cap, the GPU reduces its clocks under load.",
+    "Run sudo nvidia-smi -pl with the default limit, if the power supply and cooling allow it.",
 )
 @_of_each
 def power_cap(device: SystemFacts) -> CheckResult:
@@ -102,8 +102,9 @@ def power_cap(device: SystemFacts) -> CheckResult:
 @check(
     "GPU throttling",
     "not now",
-    "A GPU that is too hot or short of power lowers its clocks. Check while a step runs: idle ones rarely do.",
-    "Check cooling and the power cap; %gpuwatch shows when it happens.",
+    "A GPU that is too hot or short of power lowers its clocks. Check while a step is running, because idle GPUs "
+    "rarely throttle.",
+    "Check the cooling and the power cap; %gpuwatch shows when throttling occurs.",
 )
 @_of_each
 def throttling(device: SystemFacts) -> CheckResult:
@@ -114,8 +115,8 @@ def throttling(device: SystemFacts) -> CheckResult:
 @check(
     "GPU ECC",
     "on, without errors",
-    "Uncorrectable errors mean failing memory. Without ECC some GPUs are faster, but errors go unnoticed.",
-    "nvidia-smi -q -d ECC has the details; replace a GPU that keeps producing errors.",
+    "Uncorrectable errors mean that memory is failing. Without ECC, some GPUs are faster, but errors go unnoticed.",
+    "nvidia-smi -q -d ECC shows the details. Replace a GPU that keeps producing errors.",
 )
 @_of_each
 def ecc(device: SystemFacts) -> CheckResult:
@@ -132,10 +133,10 @@ def ecc(device: SystemFacts) -> CheckResult:
 
 @check(
     "GPU PCIe link",
-    "all lanes and the highest generation of GPU and slot",
-    "Copies between host and GPU use it: half the lanes, half the bandwidth.",
-    "Check again while a step runs: only a link that stays slow is faulty. Then try another slot, and check the "
-    "card's seating, risers and the BIOS.",
+    "all lanes and the highest generation of the GPU and the slot",
+    "Copies between host and GPU use this link, and half the lanes mean half the bandwidth.",
+    "Check again while a step is running, because only a link that stays slow is faulty. Then try another slot, and "
+    "check the card's seating, the risers and the BIOS.",
 )
 @_of_each
 def pcie(device: SystemFacts) -> CheckResult:

@@ -1,4 +1,4 @@
-"""Check the rest of the machine: CPU, NUMA, memory and shared memory, the disk that holds the data, and the builds."""
+"""Check the rest of the machine: CPU, NUMA, memory, shared memory, the disk with the data, and the builds."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from perfnb.system.check import Check, CheckResult, SystemFacts, check
 from perfnb.system.read.reading import Unreadable
 
 GIB = 1 << 30
-#: With these drivers "powersave" raises the clock under load; with others, including "amd-pstate", it pins the lowest.
+#: With these drivers, "powersave" raises the clock under load; with others, such as "amd-pstate", it pins the lowest
+#: one.
 _OWN_CONTROL = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 #: The check of current disturbances, and the share of the CPU above which other programs make the machine busy.
 OTHERS, _BUSY = "CPU used by others", 0.25
 _SAVING = ("power", "balance_power")
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
-#: Too little memory is free below this share; more swap in use than this share of memory is not only leftovers.
+#: Too little memory is free if it is below this share. Swap in use above this share of memory consists of more than
+#: leftovers.
 _LITTLE_FREE, _MUCH_SWAPPED = 0.1, 0.02
-#: Docker gives 64 MiB of shared memory by default.
+#: By default, Docker containers have only 64 MiB of shared memory.
 _LITTLE_SHARED = GIB
-#: The throttled time, in milliseconds, that a short burst explains.
+#: A short burst may explain this much throttled time, in milliseconds.
 _BURST_MS = 1000.0
 
 _INTEL = ("x86_64", "amd64", "i686")
@@ -29,16 +31,16 @@ _BLAS = {"open": "OpenBLAS", "accelerate": "Accelerate", "flame": "BLIS", "nvpl"
 
 _WHEEL = "Install the wheel for your machine from pytorch.org."
 _ONE_RUNTIME = (
-    "Each runtime has its own threads, which compete when two run at once. threadpoolctl shows which package loaded "
-    "which; limit the others to one thread."
+    "Each runtime has its own threads, which compete if two of them run at the same time. threadpoolctl shows which "
+    "package loaded which runtime; limit the others to one thread."
 )
 
 
 @check(
     "CPU governor",
-    "performance, or one that raises the clock under load",
-    "A CPU that saves power raises its clock late or not at all: steps are slower and their times vary more.",
-    "sudo cpupower frequency-set -g performance; on a laptop, change the power profile and plug it in.",
+    "performance, or a governor that raises the clock under load",
+    "A CPU that saves power raises its clock late or not at all, so steps are slower and their times vary more.",
+    "Run sudo cpupower frequency-set -g performance; on a laptop, change the power profile and plug it in.",
 )
 def governor(facts: SystemFacts) -> CheckResult:
     governors, drivers = facts["governors"], facts.get("frequency_drivers") or {}
@@ -56,9 +58,9 @@ def governor(facts: SystemFacts) -> CheckResult:
 @check(
     "CPU frequency",
     "no limit below the CPU's maximum",
-    "A limit, or no boost, slows everything on the host. A fixed clock can still be useful for measurements.",
-    "sudo cpupower frequency-set -u with the CPU's maximum. Boost: in the BIOS, or in /sys/devices/system/cpu as "
-    "root write 1 to cpufreq/boost or, with intel_pstate, 0 to intel_pstate/no_turbo.",
+    "A limit or a lack of boost slows down everything on the host. A fixed clock can still be useful for measurements.",
+    "Run sudo cpupower frequency-set -u with the CPU's maximum. Enable boost in the BIOS or, as root, in "
+    "/sys/devices/system/cpu: write 1 to cpufreq/boost or, with intel_pstate, 0 to intel_pstate/no_turbo.",
 )
 def frequency(facts: SystemFacts) -> CheckResult:
     boost = facts.get("boost")
@@ -75,7 +77,7 @@ def frequency(facts: SystemFacts) -> CheckResult:
 @check(
     OTHERS,
     "less than a quarter of the CPU",
-    "A step cannot use the CPU time of other processes: it is slower, and its times vary more.",
+    "A step cannot use the CPU time that other processes take, so it is slower and its times vary more.",
     "Stop other processes, or measure when the machine is idle.",
 )
 def others(facts: SystemFacts) -> CheckResult:
@@ -89,7 +91,7 @@ def others(facts: SystemFacts) -> CheckResult:
     "CPU slowed by heat",
     "never",
     "A CPU that is too hot lowers its clock, so long runs are slower than short ones.",
-    "Improve cooling, use fewer threads, or set a power limit that the CPU can hold for the whole run.",
+    "Improve the cooling, use fewer threads, or set a power limit that the CPU can sustain for the whole run.",
 )
 def heat(facts: SystemFacts) -> CheckResult:
     events, lasted_ms = facts["heat_events"], facts.get("heat_ms")
@@ -104,10 +106,10 @@ def heat(facts: SystemFacts) -> CheckResult:
 
 @check(
     "NUMA",
-    "one node, or the process bound to one",
+    "one node, or a process that is bound to one node",
     "Memory on another node is slower, and each GPU is attached to one node.",
-    "numactl --cpunodebind=0 --membind=0 python ..., with the GPU's node (nvidia-smi topo -m). If a step needs the "
-    "cores of all nodes: one process per node, or numactl --interleave=all.",
+    "Run numactl --cpunodebind=0 --membind=0 python ..., with the GPU's node (nvidia-smi topo -m). If a step needs the "
+    "cores of all nodes, use one process per node, or numactl --interleave=all.",
 )
 def numa(facts: SystemFacts) -> CheckResult:
     nodes = facts["nodes"]
@@ -122,8 +124,8 @@ def numa(facts: SystemFacts) -> CheckResult:
 @check(
     "torch's threads",
     "one per core that the process may use",
-    "Too many threads wait for each other; too few leave cores idle. torch does not notice a container's limit.",
-    "torch.set_num_threads(n), or OMP_NUM_THREADS before Python starts.",
+    "Too many threads wait for each other, and too few leave cores idle. torch does not recognise a container's limit.",
+    "Use torch.set_num_threads(n), or set OMP_NUM_THREADS before Python starts.",
 )
 def threads(facts: SystemFacts) -> CheckResult:
     environment = facts["environment"]
@@ -137,7 +139,7 @@ def threads(facts: SystemFacts) -> CheckResult:
     quota = "" if limit is None else f" (cgroup limit: {limit:g})"
     chosen = "".join(f", {name}={value}" for name, value in variables.items())
     found = f"{fmt.counted(count, 'thread')} for {have}{quota}{chosen}"
-    set_to = f"torch.set_num_threads({real}), or OMP_NUM_THREADS={real} before Python starts."
+    set_to = f"torch.set_num_threads({real}), or set OMP_NUM_THREADS={real} before Python starts."
     if count > allowed:
         return CheckResult(found, "attention", f"{set_to} Threads that share a core wait for each other.")
     if count > real:
@@ -150,7 +152,7 @@ def threads(facts: SystemFacts) -> CheckResult:
 @check(
     "CPU limit of the cgroup",
     "none, or never reached",
-    "A container over its limit is paused for the rest of the period, usually 0.1 s: steps stall at random.",
+    "A container that exceeds its limit is paused for the rest of the period, usually 0.1 s, so steps stall at random.",
     "Raise the container's limit (docker --cpus, resources.limits.cpu), or use fewer threads and workers.",
 )
 def cpu_limit(facts: SystemFacts) -> CheckResult:
@@ -170,7 +172,8 @@ def cpu_limit(facts: SystemFacts) -> CheckResult:
 @check(
     "memory",
     "at least 10 % free",
-    "Free memory caches files. Without it, data is read from disk again, and the system may kill the process.",
+    "Free memory is used to cache files. Without it, data must be read from disk again, and the system may kill the "
+    "process.",
     "Stop other processes and kernels, use fewer workers or smaller batches, or raise the container's limit.",
 )
 def memory(facts: SystemFacts) -> CheckResult:
@@ -190,7 +193,7 @@ def memory(facts: SystemFacts) -> CheckResult:
     "swap",
     "none in use",
     "A step that touches swapped-out memory waits for the disk.",
-    "Use less memory. If everything fits, sudo swapoff -a && sudo swapon -a brings it back; sudo sysctl "
+    "Use less memory. If everything fits, sudo swapoff -a && sudo swapon -a moves it back to memory; sudo sysctl "
     "vm.swappiness=10 makes the system swap later.",
 )
 def swap(facts: SystemFacts) -> CheckResult:
@@ -206,8 +209,9 @@ def swap(facts: SystemFacts) -> CheckResult:
 @check(
     "huge pages",
     "always, or madvise with a program that requests them",
-    "With 2 MiB pages a step on the CPU has fewer TLB misses and page faults.",
-    f"THP_MEM_ALLOC_ENABLE=1 before Python starts makes torch request them; or, as root, write always to {_THP}.",
+    "With 2 MiB pages, a step on the CPU has fewer TLB misses and page faults.",
+    "To make torch request them, set THP_MEM_ALLOC_ENABLE=1 before Python starts. Alternatively, as root, write always "
+    f"to {_THP}.",
 )
 def huge_pages(facts: SystemFacts) -> CheckResult:
     chosen = facts["huge_pages"]
@@ -222,13 +226,13 @@ def huge_pages(facts: SystemFacts) -> CheckResult:
 @check(
     "shared memory (/dev/shm)",
     "at least 1 GiB free",
-    "A DataLoader's workers pass batches through it; when it is full, they die with a bus error.",
-    "docker run --shm-size=8g or --ipc=host; in Kubernetes, an emptyDir with medium: Memory at /dev/shm; otherwise "
-    "delete leftovers of dead programs, or sudo mount -o remount,size=8g /dev/shm.",
+    "A DataLoader's workers pass batches through shared memory. If it is full, they die with a bus error.",
+    "Use docker run with --shm-size=8g or --ipc=host, or in Kubernetes, an emptyDir with medium: Memory at /dev/shm. "
+    "Otherwise, delete the leftovers of dead programs, or run sudo mount -o remount,size=8g /dev/shm.",
 )
 def shared_memory(facts: SystemFacts) -> CheckResult:
     if facts.get("platform") == "darwin":
-        return CheckResult("macOS has no size limit of its own for shared memory", "info")
+        return CheckResult("macOS has no separate size limit for shared memory", "info")
     space = facts["shared_memory"]
     found = f"{fmt.size(space['free'])} of {fmt.size(space['total'])} free"
     return CheckResult(found, "attention" if space["free"] < _LITTLE_SHARED else "ok")
@@ -237,18 +241,18 @@ def shared_memory(facts: SystemFacts) -> CheckResult:
 MIB = 1 << 20
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "beegfs", "afs", "gpfs", "virtiofs")
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-#: Disks of virtual machines, which always claim to be rotational.
+#: Disks of virtual machines, which are always reported as rotational.
 _VIRTUAL = ("vd", "xvd")
-#: A request of at most a MiB should take no longer, in seconds: 100 MiB/s, or the seek of a hard disk.
+#: A request of up to 1 MiB should not take longer than this, in seconds: 100 MiB/s, or the seek time of a hard disk.
 _SLOW_S = 0.01
-#: Fewer bytes from the disk itself do not show its rate.
+#: The disk's rate is unknown if fewer bytes than this were read from the disk itself.
 _FEWEST = MIB
 
 
 @check(
     "disk of the data",
     "a local SSD",
-    "On a network file system or a hard disk a loader waits for each small file.",
+    "On a network file system or a hard disk, a loader waits for each small file.",
     "Copy the data to a local SSD, or pack small files into a few large ones (WebDataset, Parquet, LMDB, HDF5).",
 )
 def disk(facts: SystemFacts) -> CheckResult:
@@ -271,9 +275,10 @@ def disk(facts: SystemFacts) -> CheckResult:
 @check(
     "read test",
     "at most 10 ms for 1 MiB or a small file, from the disk itself",
-    "Once the data is larger than memory, the disk limits the loader. The test reads at most 32 MiB in one second. "
+    "If the data is larger than memory, the disk limits the loader. The test reads at most 32 MiB in one second. "
     "A new file may still be in the cache of the disk or of a virtual machine's host.",
-    "Use more workers if single requests are slow, larger files, a faster disk, or enough memory for the data.",
+    "If single requests are slow, use more workers. Otherwise, use larger files, a faster disk, or enough memory for "
+    "the data.",
 )
 def read_test(facts: SystemFacts) -> CheckResult:
     test = facts["read_test"]
@@ -283,7 +288,7 @@ def read_test(facts: SystemFacts) -> CheckResult:
         return CheckResult(f"{rate}, possibly from the page cache ({what})", "info")
     cached = f"{fmt.size(test['cached_bytes'])} from the page cache"
     if test["disk_bytes"] < _FEWEST:
-        return CheckResult(f"nearly all from the page cache, which does not show the rate of the disk ({what})", "info")
+        return CheckResult(f"nearly all from the page cache, which does not show the disk's rate ({what})", "info")
     requests = max(1, test["disk_requests"])
     each_s, each = test["disk_s"] / requests, fmt.size(test["disk_bytes"] / requests)
     found = f"{_rate(test['disk_bytes'], test['disk_s'])} from the disk, {fmt.duration(1e3 * each_s)} for {each}"
@@ -331,7 +336,7 @@ def python_build(facts: SystemFacts) -> CheckResult:
 @check(
     "torch",
     "a release build with OpenMP, oneDNN and, on Intel and AMD, MKL or another BLAS",
-    "Without these libraries matrix products and convolutions run on one thread or without vector instructions.",
+    "Without these libraries, matrix products and convolutions run on one thread or without vector instructions.",
     _WHEEL,
 )
 def torch_build(facts: SystemFacts) -> CheckResult:

@@ -14,11 +14,11 @@ from perfnb.system.view import resolution_document
 
 
 class Resolution(PairedTimes, Documented):
-    """A step compared with itself on this machine. The verdict should be ``same``. A notebook displays it."""
+    """A comparison of a step with itself, whose verdict should be ``same``. Notebooks display it."""
 
     @property
     def noise_floor(self) -> float:
-        """How much the ratio of two equal steps varies: half of all pairs are within it. For example, 0.01 is 1 %."""
+        """How much the ratio of two equal steps varies: half of all pairs differ by at most this. 0.01 means 1 %."""
         return float(self.pairs["ratio"].sub(1).abs().median())
 
     @property

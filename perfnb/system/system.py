@@ -34,14 +34,14 @@ class SystemCheck(Documented):
     def checks(self) -> pd.DataFrame:
         """One row per check. All columns are text: ``check``, ``found``, ``expected``, ``verdict``, ``why``, ``how``.
 
-        ``verdict`` is "ok", "attention" (may reduce speed or make timings unsteady), "info" (neither good nor bad by
-        itself) or "unknown" (could not be read; ``found`` contains the reason).
+        ``verdict`` is "ok", "attention" (may reduce speed or make timings unsteady), "info" (in itself neither good nor
+        bad) or "unknown" (could not be read; ``found`` contains the reason).
         """
         return self._checks.copy()
 
     @property
     def resolution(self) -> Resolution | None:
-        """How small a difference the machine can detect, or ``None`` unless you requested this."""
+        """How small a difference the machine can detect, or ``None`` if this was not requested."""
         return self._resolution
 
     def _document(self) -> Document:
@@ -64,14 +64,14 @@ def system_check(
     resolution: bool | Callable[[], Any] = False,
     budget_s: float = 10.0,
 ) -> SystemCheck:
-    """Check the machine for problems that slow down steps or make timings unsteady. This does not change anything.
+    """Check the machine for problems that slow down steps or make timings unsteady, without changing anything.
 
     The checks cover the CPU governor, frequency and heat; NUMA; how the number of torch's threads compares with the
     cores and the cgroup's limit; memory, swap, huge pages and shared memory; the disk that holds the data; the builds
     of Python and torch; and for NVIDIA GPUs, the driver, persistence, power cap, throttling, ECC and PCIe link.
 
-    The expectations are rules of thumb, and each is displayed with its reason. If a fact cannot be read, this is
-    reported, and perfnb does not guess. On macOS, many of these facts cannot be read. Windows is not supported.
+    The expectations are rules of thumb, and each of them is displayed with its reason. If a fact cannot be read, perfnb
+    reports this rather than guessing. On macOS, many of these facts cannot be read. Windows is not supported.
 
     Parameters
     ----------

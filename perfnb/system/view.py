@@ -1,4 +1,4 @@
-"""Show a machine check as a document: what currently disturbs timings, problems, and all other checks."""
+"""Present a machine check as a document: current disturbances, problems, and all other checks."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from perfnb.system.host import OTHERS
 if TYPE_CHECKING:
     from perfnb.system.resolution import Resolution
 
-#: The meaning of the verdicts of checks, problems first.
+#: The meaning of the checks' verdicts, problems first.
 RESULTS = {"attention": "needs attention", "unknown": "not known", "info": "for information", "ok": "as expected"}
-#: Lengths of a test whose smallest detectable difference is shown, in seconds.
+#: The smallest detectable difference is shown for tests of these durations, in seconds.
 _SECONDS = (10, 60)
 
 
@@ -116,7 +116,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def resolution_document(found: Resolution) -> Document:
-    """Return the document that shows which differences between steps the machine can detect, and what disturbs it."""
+    """Return a document about the differences between steps that the machine can detect, and what disturbs it."""
     state, sentence, advice = _answer(found)
     count = len(found.a_ms)
     disturbances = noise_sentences(found.noise)
@@ -152,11 +152,11 @@ def _answer(found: Resolution) -> tuple[State, str, str]:
     """Return a sentence about the differences that can be detected, or why this is unknown, and a recommendation."""
     short, long = (found.detectable_in(seconds) for seconds in _SECONDS)
     if found.verdict in ("faster", "slower"):
-        again = "If it happens again, do not trust comparisons here."
-        sentence = f"A step compared with itself looks {found.verdict}: a false positive, as happens in 1 of 20 runs"
+        again = "If it happens again, do not trust comparisons on this machine."
+        sentence = f"A step compared with itself looks {found.verdict}: a false positive, which happens in 1 of 20 runs"
         return "bad", sentence, again
     if short is None or long is None:
-        return "open", "Too few pairs to tell the differences that can be resolved", "Raise budget_s."
+        return "open", "Too few pairs to tell which differences can be resolved", "Raise budget_s."
     least = f"{fmt.share(short)} can be resolved in {_SECONDS[0]} s, and of {fmt.share(long)} in {_SECONDS[1]} s"
     noisy = ", although the machine is too noisy at the moment for a verdict" if found.verdict == "inconclusive" else ""
     return ("open" if noisy else "good"), f"A difference of {least}{noisy}", ""

@@ -55,7 +55,7 @@ def test_a_step_that_waits_for_collectives_is_told_what_perfect_overlap_would_gi
     (one,) = found(exposed_on_host, ddp(wait=3000))
 
     assert one.bound_ms == pytest.approx(3.0, abs=0.02)
-    assert "Perfect overlap would save all of it." in one.evidence
+    assert "Perfect overlap would save all of this time." in one.evidence
     (more,) = found(exposed_on_host, ddp(wait=8000))
     assert "would save 1.9" in more.evidence or "would save 2.0" in more.evidence
     assert found(exposed_on_host, ddp(wait=100)) == []
@@ -72,8 +72,8 @@ def test_no_wait_is_longer_than_its_collectives_are_in_flight() -> None:
 
     (one,) = found(exposed_on_host, hand.recording())
 
-    assert "For 3.90 ms (39 % of the step) the step only waits" in one.evidence
-    assert "in flight for 3.90 ms; 0 % of that is hidden" in one.evidence
+    assert "The step spends 3.90 ms (39 % of the step) only waiting" in one.evidence
+    assert "in flight for 3.90 ms, of which 0 % is hidden" in one.evidence
 
 
 def test_synchronising_each_micro_step_is_bounded_by_the_waits_before_the_last() -> None:

@@ -155,7 +155,7 @@ def test_a_single_small_region_is_not_said_to_be_several() -> None:
     known = facts(with_compiled_regions(hand.recording(), [SMALL], code))
 
     assert only(list(compiled.small_regions.search(known))).evidence.startswith("1 compiled region per step (scaled)")
-    assert compiled.small_regions.words_for(known)[1] == "giving it more work for each entry"
+    assert compiled.small_regions.words_for(known)[1] == "giving it more work per entry"
     assert compiled.small_regions.words_for(facts(compiled_cpu()))[1] == "entering fewer and larger ones"
 
 
@@ -197,10 +197,10 @@ def test_recompilations_in_timed_steps_are_found_with_their_guard() -> None:
 
     assert found.bound_ms == pytest.approx((0.3 + 0.4) / 6)
     assert found.evidence == (
-        "In 2 of 6 timed steps torch.compile compiled forward (model.py:7) again, because a guard failed: k == 1 "
+        "In 2 of 6 timed steps, torch.compile compiled forward (model.py:7) again, because a guard failed: k == 1 "
         "(h = h * k, model.py:8). On average over all steps, compiling took 0.117 ms."
     )
-    assert found.advice == "Keep the value that changes in a tensor, or out of the compiled code."
+    assert found.advice == "Keep the changing value in a tensor, or outside the compiled code."
     assert (found.confidence, [row.name for row in found.rows]) == ("high", ["1", "3"])
 
 
@@ -220,7 +220,7 @@ def test_one_step_with_a_compilation_gives_no_bound_and_no_verdict() -> None:
 
     assert found.bound_ms is None
     assert found.confidence == "low"
-    assert "because a guard failed: k == 1. That took 999 ms." in found.evidence
+    assert "because a guard failed: k == 1. This took 999 ms." in found.evidence
     table = unfolded(slow)[1]
     assert table["bottleneck"].iloc[0] == "graph breaks"  # and the slow step casts no doubt on this bound
     assert "own work takes" not in table["why"].iloc[0]
@@ -240,14 +240,14 @@ def test_what_a_step_takes_longer_because_it_compiled_counts_as_compiling() -> N
 def test_longer_warm_up_is_not_the_remedy_for_steps_that_all_compile() -> None:
     rows = [[step, "forward", "model.py:7", "", 0.3] for step in range(6)]
     advice = only(compiled.recompilation(facts(with_compilations(*rows)))).advice
-    assert advice.startswith("Call torch.compile once, before the steps")
+    assert advice.startswith("Call torch.compile only once, before the steps")
 
 
 @pytest.mark.parametrize(
     ("guard", "cure"),
     [
         ("0/0: tensor 'x' size mismatch at index 0. expected 32, actual 7", "same shape"),
-        ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "one mode"),
+        ("0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0", "same mode"),
         ("0/1: self.calls == 3 # self.calls += 1 # a.py:1 in f", "in a tensor"),
         ("0/1: ___check_obj_id(f, 12)", "the same in every step"),
     ],

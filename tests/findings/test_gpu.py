@@ -59,7 +59,7 @@ def test_lower_precision_is_for_products_in_float32_and_other_kernels_for_the_re
         hand.kernel(kernel, t + 5, t + 10, t + 990)
     found = Profile(hand.recording())._summary.findings
     assert found is not None
-    [said] = [text for text in found.table["advice"] if "less arithmetic helps" in text]
+    [said] = [text for text in found.table["advice"] if "less or faster arithmetic" in text]
     others = {"lower precision (", "kernels tuned to these sizes"} - {advice}
 
     assert advice in said
@@ -124,14 +124,14 @@ def test_host_work_says_where_the_host_was_seen(place: str, name: str, said: str
     work = Profile(hand.recording()).findings.set_index("bottleneck").loc["host work"]
 
     assert said in work["evidence"]
-    assert "for 0.999 ms the trace does not show its work" in work["evidence"]
+    assert "for 0.999 ms, the trace does not show its work" in work["evidence"]
     assert work["confidence"] == "high"
 
 
 def test_host_work_of_which_nothing_is_on_record_is_less_sure_and_asks_for_stacks() -> None:
     work = Profile(two_kernels(5000).recording()).findings.set_index("bottleneck").loc["host work"]
 
-    assert "The trace does not show what." in work["evidence"]
+    assert "The trace does not show its work." in work["evidence"]
     assert work["confidence"] == "medium"
     assert "stacks=True" in work["advice"]
 
@@ -194,7 +194,7 @@ def test_a_copy_that_may_itself_have_waited_is_told_with_low_confidence() -> Non
 
     assert (found["bottleneck"], found["confidence"]) == ("host-device copies", "low")
     assert found["bound_ms"] == pytest.approx(5)
-    assert "its next work had been launched already" in found["evidence"]
+    assert "its next work had already been launched" in found["evidence"]
     assert "before the trace began" in found["blind"]
 
 
@@ -293,4 +293,4 @@ def test_a_trace_of_one_step_gives_no_high_confidence(steps: int, confidence: st
     overhead = summarize(replace(recording, steps=traced)).findings.table.iloc[0]
 
     assert (overhead["bottleneck"], overhead["confidence"]) == ("launch overhead", confidence)
-    assert ("The trace holds only one step" in overhead["why"]) == (steps == 1)
+    assert ("The trace contains only one step" in overhead["why"]) == (steps == 1)

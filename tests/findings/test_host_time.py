@@ -289,4 +289,4 @@ def test_ops_in_float64_take_at_least_twice_as_long_inside_the_model_and_outside
 
     saved = 0.8 * 5 / 6 + 0.2 * 2 / 3 if where == "outside" else 1.0 * 5 / 6
     assert double["bound_ms"] == pytest.approx(saved, rel=0.02)
-    assert ("None of it is in the model." in double["evidence"]) == (where == "outside")
+    assert ("All of these ops are outside the model." in double["evidence"]) == (where == "outside")

@@ -189,7 +189,7 @@ def test_samples_in_memory_are_taken_a_batch_at_a_time() -> None:
 
     assert finding["code"].startswith("import torch; train_loader = ")
     assert finding["code"].endswith("(train_loader.dataset, sampler=train_loader.batch_sampler, batch_size=None)")
-    assert "with one index" in finding["advice"]
+    assert "with a single indexing operation" in finding["advice"]
 
 
 def test_more_workers_than_cores_are_not_told_to_be_more() -> None:

@@ -172,7 +172,7 @@ def test_a_trace_of_python_calls_alone_has_no_verdict(tmp_path: Path) -> None:
 
     assert found is not None
     assert found.table.empty
-    assert found.verdict.verdict == "No verdict: the trace holds no operators."
+    assert found.verdict.verdict == "No verdict: the trace contains no operators."
     assert "smaller model" not in found.verdict.next
     assert "ProfilerActivity.CPU" in found.verdict.next
     with_an_op = perfnb.load(trace.op("aten::add", 3, 5).write(tmp_path / "trace.json"))._summary.findings

@@ -239,7 +239,7 @@ def looping(kind: str, steps: int = 3) -> Written:
     [
         ("AdamW", "construct torch.optim.AdamW with fused=True."),
         ("RMSprop", "construct torch.optim.RMSprop with foreach=True."),
-        ("Mine", "torch._foreach_add_ and similar functions take lists of tensors."),
+        ("Mine", "torch._foreach_add_ and similar functions accept lists of tensors."),
     ],
 )
 def test_the_optimizer_of_a_trace_is_called_what_the_trace_calls_it(kind: str, said: str, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_model_is_compiled_only_where_the_step_calls_it() -> None:
     assert small_ops(True)["code"] == "import torch; net = torch.compile(net)"
     through = small_ops(False)
     assert through["code"] == ""
-    assert "torch.compile(net) alone would compile nothing" in through["advice"]
+    assert "torch.compile(net) alone would not compile anything" in through["advice"]
     nameless = small_ops(None)
     assert nameless["code"] == ""
     assert "net" not in nameless["advice"]
@@ -389,7 +389,7 @@ def copying(kind: str, moved: int, count: int = 1) -> pd.Series:
     ("kind", "moved", "says", "not_said"),
     [
         ("DtoH (Device -> Pageable)", 256, "Read results less often", "pin_memory"),
-        ("DtoH (Device -> Pageable)", 2**24, "Bring less back to the host", "pin_memory"),
+        ("DtoH (Device -> Pageable)", 2**24, "Copy less data back to the host", "pin_memory"),
         ("HtoD (Pageable -> Device)", 2**24, "pin_memory=True", "results"),
         ("HtoD (Pageable -> Device)", 8, "on the device", "pin_memory"),
         ("HtoD (Pinned -> Device)", 2**24, "already come from pinned memory", "pin_memory"),

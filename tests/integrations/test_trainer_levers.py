@@ -222,7 +222,7 @@ def test_a_trial_that_fails_warns_and_the_training_continues(
 
     monkeypatch.setattr(trainer_levers, "run_trials", fails)
     profiler = callback(try_levers=FREE, **SHORT)
-    with pytest.warns(RuntimeWarning, match="perfnb: no lever was tried: RuntimeError: something$"):
+    with pytest.warns(RuntimeWarning, match="perfnb: no levers were tried: RuntimeError: something$"):
         train(tmp_path, profiler, steps=20)
     assert profiler.levers is None
     assert profiler.run.count == 20
@@ -280,7 +280,7 @@ def test_an_error_in_the_middle_of_a_trial_leaves_the_state_as_it_was(
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             train(tmp_path, profiler, steps=20, **own)
     else:
-        with pytest.warns(RuntimeWarning, match="no lever was tried: MemoryError: mine"):
+        with pytest.warns(RuntimeWarning, match="no levers were tried: MemoryError: mine"):
             train(tmp_path, profiler, steps=20, **own)
     assert seen[-1] == "checked"
 
@@ -419,7 +419,7 @@ def test_what_cannot_be_tried_is_refused_before_it_starts(
 ) -> None:
     monkeypatch.setattr(trainer_levers, name, value)
     monkeypatch.setattr(trainer_levers, "run_trials", lambda *_, **__: pytest.fail("it was tried"))
-    with pytest.warns(RuntimeWarning, match=f"perfnb: no lever was tried: {said}"):
+    with pytest.warns(RuntimeWarning, match=f"perfnb: no levers were tried: {said}"):
         fitted(tmp_path, for_lightning(try_levers=True, **SHORT), steps=20)
 
 

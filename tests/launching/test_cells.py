@@ -75,7 +75,7 @@ def test_an_exception_of_a_rank(kernel: Kernel) -> None:
         ("--ranks 2", "!ls", "CaptureError", "The cell uses IPython's own syntax"),
         ("--ranks 0", "model", "UsageError", "--ranks must be a whole number of at least 1, not 0."),
         ("--ranks 2 --watch", "model", "UsageError", "--watch applies to this process"),
-        ("--ddp", "model", "UsageError", "--ddp needs --ranks N."),
+        ("--ddp", "model", "UsageError", "--ddp requires --ranks N."),
     ],
 )
 def test_bad_cells(kernel: Kernel, line: str, body: str, error: str, message: str) -> None:

@@ -60,7 +60,7 @@ def test_the_answer_is_in_the_summary_the_saved_run_and_a_line(
             True,
             40,
         )
-        saved = "worth keeping: it would have saved about 160 ms in the 40 steps that were left, 40 % of their time; "
+        saved = "worth keeping: it would have saved about 160 ms over the remaining 40 steps, 40 % of their time; "
         assert f"{saved}values unchecked here" in " ".join(str(run).split())
         assert run.profiled == 4 + 1 + EACH
         assert run.median_ms == pytest.approx(10.0, rel=0.1)
@@ -138,14 +138,14 @@ def test_several_ranks_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch
     training = Training(batches=30)
     loop = perfnb.profiled(training.batches, try_levers=True, **WINDOW)
     with pytest.warns(
-        RuntimeWarning, match=r"^perfnb: no lever was tried: the job has several ranks, which would have"
+        RuntimeWarning, match=r"^perfnb: no levers were tried: the job has several ranks, which would have"
     ):
         assert set(train(loop, training)) == {10.0}
     assert loop.run.tried == []
 
 
 def test_a_lever_that_a_loop_does_not_allow_is_refused_before_it_starts() -> None:
-    with pytest.raises(ValueError, match="Others lower precision, or need a step that can be called again"):
+    with pytest.raises(ValueError, match="Other levers lower precision or require a step that can be called again"):
         perfnb.profiled([1], try_levers=["autocast"])
 
 
@@ -156,7 +156,7 @@ def test_a_failure_of_perfnb_ends_the_trial_and_not_the_loop(monkeypatch: pytest
     monkeypatch.setattr("perfnb.profile.places.users_files", fails)
     training = Training(batches=30)
     loop = perfnb.profiled(training.batches, try_levers=["gc_freeze"], **WINDOW)
-    with pytest.warns(RuntimeWarning, match=r"^perfnb: no further lever is tried: RuntimeError: perfnb's own$"):
+    with pytest.warns(RuntimeWarning, match=r"^perfnb: no more levers are tried: RuntimeError: perfnb's own$"):
         assert len(train(loop, training)) == 30
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -167,7 +167,8 @@ def test_the_message_about_a_loop_too_short_has_its_true_steps(
     length = SHORT["steps"] + SHORT["traced"] + 4
     later = ", or make one profiled object before the epochs and iterate over it in each of them"
     assert capsys.readouterr().out.splitlines() == [
-        f"perfnb: no step was profiled yet: the loop had 10 steps, and {why}. Choose a smaller at= or steps={more}."
+        f"perfnb: no step has been profiled yet: the loop had 10 steps, and {why}. "
+        f"Choose a smaller at= or steps={more}."
         for why, more in (
             (f"the window of {length} opens only after 10", later),
             (f"no window of {length} fitted between step 9 and the epoch's end", ""),

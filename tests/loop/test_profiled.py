@@ -97,8 +97,9 @@ def test_the_count_goes_on_in_the_next_epoch(capsys: pytest.CaptureFixture[str])
             training(batch)
     assert loop.profiles.at == [35]
     assert capsys.readouterr().out == (
-        "perfnb: no step was profiled yet: the loop had 30 steps, and the window of 6 opens only after 35. Choose a "
-        "smaller at= or steps=, or make one profiled object before the epochs and iterate over it in each of them.\n"
+        "perfnb: no step has been profiled yet: the loop had 30 steps, and the window of 6 opens only after 35. "
+        "Choose a smaller at= or steps=, or make one profiled object before the epochs and iterate over it in each of "
+        "them.\n"
     )
 
 

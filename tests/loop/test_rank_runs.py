@@ -51,7 +51,7 @@ def test_two_ranks_of_which_the_other_waits_in_its_work() -> None:
 def test_ranks_that_are_alike() -> None:
     found = ranks(0.1, 0.1, 0.1)
     assert found.straggler is None
-    assert "No rank waits longer for its data" in str(found)
+    assert "No rank waits longer for data" in str(found)
 
 
 def test_a_rank_that_works_longer() -> None:
@@ -98,5 +98,5 @@ def test_a_rank_that_is_missing_may_be_the_slow_one(tmp_path: Path) -> None:
     keep_run(ranks(0.1, 4.0)[0], tmp_path)
     found = perfnb.load(tmp_path)
     assert isinstance(found, RankRuns)
-    assert "1 of 2 ranks are here" in str(found)
+    assert "Only 1 of 2 ranks are included" in str(found)
     assert found.straggler is None

@@ -67,13 +67,13 @@ def test_waits_for_data(wait: Centre, verdict: str) -> None:
 def test_what_is_said_of_waits() -> None:
     wait = Centre(0.9, 0.8, 1.2)
     plain = only(wait=wait)
-    assert plain["evidence"] == "Steps wait 9.00 ms for their batch on average, 90.0 % [80.0, 100.0] of their time."
+    assert plain["evidence"] == "Steps wait 9.00 ms for their batch on average, or 90.0 % [80.0, 100.0] of their time."
     assert (plain["bound_ms"], plain["confidence"]) == (9.0, "high")
     unsure = [only(wait=Centre(0.06, low, 0.12))["confidence"] for low in (0.0, 0.001)]
     assert unsure == ["low", "high"]
     gpu = only(wait=wait, has_device=True, batches=1200)
     assert "for their 1,200 batches on average" in gpu["evidence"]
-    assert gpu["evidence"].endswith(" The GPU may have worked during the wait.")
+    assert gpu["evidence"].endswith(" The GPU may have been working during the wait.")
     assert gpu["confidence"] == "medium"
     bursts = [only(wait=wait, slow=slow_steps(1, 5, data_ms=waits)) for waits in ((51.0, 50.0), (51.0, 51.0))]
     assert ["in bursts" in each["evidence"] for each in bursts] == [False, True]
@@ -106,7 +106,7 @@ def test_stalls_matter_from_two_percent() -> None:
 
 def test_time_between_steps_matters_from_five_percent() -> None:
     between = only(mean_ms=9.5, between_ms=0.5)
-    assert between["evidence"].startswith("50.0 ms passed between steps, 5.0 % of the time: ")
+    assert between["evidence"].startswith("50.0 ms passed between steps, or 5.0 % of the time: ")
     assert between["bound_ms"] == 0.5
     assert found(mean_ms=9.5, between_ms=0.49).table.empty
 
@@ -181,7 +181,7 @@ def test_when_memory_is_full() -> None:
     soon, late, device = of(999), of(1000), of(999, "allocated")
     assert soon["bottleneck"].tolist() == ["memory growth", "input pipeline"]
     assert (
-        "by 100 MiB over the run. At this rate 1.98 GiB are full after about 1,000 more steps."
+        "or 100 MiB over the run. At this rate, 1.98 GiB are full after about 1,000 more steps."
         in soon["evidence"].iloc[0]
     )
     assert late["bottleneck"].tolist() == ["input pipeline", "memory growth"]
@@ -217,7 +217,7 @@ def test_when_windows_are_due(at: Any, every: int | None, done: list[int], due: 
 
 
 def test_windows_that_are_none_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^at must name at least one step\.$"):
+    with pytest.raises(ValueError, match=r"^at must contain at least one step\.$"):
         Windows([])
     for at, every in ((-1, None), ("3", None), (3, 0)):
         with pytest.raises(ValueError, match=r"^(at|every) must be a whole number"):

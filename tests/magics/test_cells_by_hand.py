@@ -38,14 +38,14 @@ def parser() -> argparse.ArgumentParser:
         ("--step 5", None, "there is no option --step: did you mean --steps?"),
         ("--help", None, "there is no option --help: %%profile_step? shows the help."),
         ("-h", None, "there is no option -h: %%profile_step? shows the help."),
-        ("--steps", None, "--steps needs a value: --steps STEPS"),
-        ("--budget --quiet", None, "--budget needs a value: --budget SECONDS"),
+        ("--steps", None, "--steps requires a value: --steps STEPS"),
+        ("--budget --quiet", None, "--budget requires a value: --budget SECONDS"),
         ("--steps five", None, "--steps must be a whole number, not 'five'."),
         ("--budget much", None, "--budget must be a number, not 'much'."),
         ("--into 'p", None, "the value of --into has no closing quote: 'p"),
         ("--into '", None, "the value of --into has no closing quote: '"),
-        ("--quiet=yes", None, "--quiet takes no value."),
-        ("--quiet,x", None, "--quiet takes no value."),
+        ("--quiet=yes", None, "--quiet does not take a value."),
+        ("--quiet,x", None, "--quiet does not take a value."),
     ],
 )
 def test_options_come_first_and_the_rest_is_left_alone(line: str, options: dict[str, Any] | None, rest: str) -> None:
@@ -81,7 +81,7 @@ def test_into_takes_the_name_of_a_variable(name: str | None, fine: bool) -> None
     if fine:
         require_name(name)
         return
-    with pytest.raises(UsageError, match=f"^--into needs a variable name, not '{name}'"):
+    with pytest.raises(UsageError, match=f"^--into requires a variable name, not '{name}'"):
         require_name(name)
 
 
@@ -115,7 +115,7 @@ def test_a_cell_has_the_value_of_its_last_expression(shell: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("# nothing", "the step is empty: there is nothing to profile."),
+        ("# nothing", "the step is empty, so there is nothing to profile."),
         ("await f()", "the step cannot use await at its top level: put it into a function."),
         ("if x:\n    async for y in z: pass", "the step cannot use await at its top level: put it into a function."),
         ("x = [", "the step is not valid Python.\n  Cell In[3]"),

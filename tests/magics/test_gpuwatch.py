@@ -80,15 +80,15 @@ def test_only_some_charts(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("%gpuwatch stop", "no watch is running: %gpuwatch starts one."),
-        ("%gpuwatch go", "%gpuwatch takes start, stop or status, not 'go'; %%gpuwatch watches a cell."),
+        ("%gpuwatch stop", "no watch is running. To start one, use %gpuwatch."),
+        ("%gpuwatch go", "%gpuwatch accepts start, stop or status, not 'go'; %%gpuwatch watches a cell."),
         ("%gpuwatch --interval 0", "--interval must be between 0.02 and 3600 seconds, not 0."),
         ("%gpuwatch --interval x", "--interval must be a number, not 'x'."),
-        ("%gpuwatch --into 3", "--into needs a variable name, not '3'."),
+        ("%gpuwatch --into 3", "--into requires a variable name, not '3'."),
         ("%gpuwatch --intervall 3", "there is no option --intervall: did you mean --interval?"),
         ("%gpuwatch --help", "there is no option --help: %gpuwatch? shows the help."),
-        ("%%gpuwatch stop\n1", "%%gpuwatch takes options only, not 'stop'."),
-        ("%%gpuwatch\n# nothing", "the cell is empty: there is nothing to watch."),
+        ("%%gpuwatch stop\n1", "%%gpuwatch accepts only options, not 'stop'."),
+        ("%%gpuwatch\n# nothing", "the cell is empty, so there is nothing to watch."),
         ("%%gpuwatch\nf(", "the cell is not valid Python."),
     ],
 )

@@ -44,7 +44,7 @@ def test_an_error_in_the_cell_comes_through(kernel: Kernel) -> None:
             "rate_per_s must be a number of requests per second above 0 and at most 1e6, not 0.0.",
         ),
         ("--budget -1 for x in [1]", "budget_s must be a number of seconds above 0, not -1.0."),
-        ("--into 3 for x in [1]", "--into needs a variable name, not '3'."),
+        ("--into 3 for x in [1]", "--into requires a variable name, not '3'."),
         ("--rates 3 for x in [1]", "there is no option --rates: did you mean --rate?"),
         ("", "%%latency needs requests: write for NAME in REQUESTS after it."),
         ("x in [1]", "cannot read 'x in [1]': write for TARGET in ITERABLE, as in a for loop."),

@@ -22,8 +22,8 @@ LINES = [
     ),
     ("--help", "there is no option --help: %profile_step? shows the help."),
     ("-h", "there is no option -h: %profile_step? shows the help."),
-    ("--steps", "--steps needs a value: --steps N"),
-    ("--steps --warmup 2 train()", "--steps needs a value: --steps N"),
+    ("--steps", "--steps requires a value: --steps N"),
+    ("--steps --warmup 2 train()", "--steps requires a value: --steps N"),
     ("--steps many train()", "--steps must be a whole number, not 'many'."),
     ("--steps 2.5 train()", "--steps must be a whole number, not '2.5'."),
     ("--steps 0 train()", "--steps must be a whole number of at least 1, not 0."),
@@ -31,10 +31,10 @@ LINES = [
     ("--budget -3 train()", "--budget must be a number of seconds above 0, not -3.0."),
     ("--budget nan train()", "--budget must be a number of seconds above 0, not nan."),
     ("--budget soon train()", "--budget must be a number, not 'soon'."),
-    ("--into a.b train()", "--into needs a variable name, not 'a.b'."),
-    ("--into for train()", "--into needs a variable name, not 'for'."),
+    ("--into a.b train()", "--into requires a variable name, not 'a.b'."),
+    ("--into for train()", "--into requires a variable name, not 'for'."),
     ('--name "two words train()', 'the value of --name has no closing quote: "two'),
-    ("--quiet=3 train()", "--quiet takes no value."),
+    ("--quiet=3 train()", "--quiet does not take a value."),
     (
         "--model lost train()",
         "--model 'lost' is not a torch module in this notebook: name 'lost' is not defined.",
@@ -46,7 +46,7 @@ LINES = [
     ),
     (
         '--model "model x" train()',
-        "--model 'model x' cannot be read: write names separated by commas, as a,b.",
+        "--model 'model x' cannot be read: write names separated by commas, such as a,b.",
     ),
     ("", "there is nothing to profile: write a statement after %profile_step."),
     ("--steps 3", "there is nothing to profile: write a statement after %profile_step."),
@@ -55,8 +55,8 @@ CLAUSES = ["for x", "x in loader", "for x in", "while x", "loader", "for x in lo
            "for x in loader for y in x", "for x in await g()", "async for x in loader", "for x in loader]"]  # fmt: skip
 AWAITS = "the step cannot use await at its top level: put it into a function."
 BODIES = [
-    ("   \n\n", "the step is empty: there is nothing to profile."),
-    ("# only a comment\n", "the step is empty: there is nothing to profile."),
+    ("   \n\n", "the step is empty, so there is nothing to profile."),
+    ("# only a comment\n", "the step is empty, so there is nothing to profile."),
     ("await g()", AWAITS),
     ("async with g(): pass", AWAITS),
     ("if True:\n    a = [await g()]", AWAITS),
@@ -123,7 +123,7 @@ def test_a_bad_body(kernel: Kernel, body: str, message: str) -> None:
 def test_quiet_wants_a_name(kernel: Kernel) -> None:
     reply = kernel.run("%%profile_step --quiet\ntrain()")
 
-    assert reply.message == "--quiet shows no report, so a cell also needs --into NAME."
+    assert reply.message == "with --quiet, there is no report, so a cell also requires --into NAME."
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_an_empty_cell(kernel: Kernel) -> None:
         ("--name 'a  b' f('c  d')", {"name": "a  b"}, "f('c  d')"),
         ('--name="it\'s" f()', {"name": "it's"}, "f()"),
         ("--name '' f()", {"name": ""}, "f()"),
-        ("--name --quiet f()", None, "--name needs a value"),
+        ("--name --quiet f()", None, "--name requires a value"),
         ("--name -x f()", {"name": "-x"}, "f()"),
         ("--warmup=0 --budget=1e2 f()", {"warmup": 0, "budget": 100.0}, "f()"),
         ("-x", {}, "-x"),

@@ -47,7 +47,7 @@ def test_an_error_in_the_cell_comes_through(kernel: Kernel) -> None:
     [
         ("--levers compil train()", '--levers must be "auto" or a list of these: threads, compile,'),
         ("--budget -1 train()", "--budget must be a number of seconds above 0, not -1.0."),
-        ("--into 3 train()", "--into needs a variable name, not '3'."),
+        ("--into 3 train()", "--into requires a variable name, not '3'."),
         ("--levers threads, compile train()", "--levers requires names separated by commas, without spaces"),
         ("--lever threads train()", "there is no option --lever: did you mean --levers?"),
         ("", "there is nothing to speed up: write a statement after %try_levers."),

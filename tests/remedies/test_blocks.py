@@ -54,7 +54,7 @@ def test_a_lever_that_helps_is_faster_by_what_was_planted() -> None:
 def test_a_lever_that_does_nothing_is_not_called_faster() -> None:
     [found] = judged([tried("threads", usual(2))])
     assert found.verdict in ("same", "inconclusive")
-    assert answer([found]) == "none of the levers that were tried is proven to make the loop faster"
+    assert answer([found]) == "none of the levers was proven to make the loop faster"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -83,7 +83,7 @@ def test_too_few_pairs_give_no_verdict(levers: int) -> None:
     assert half(fewest).verdict == "faster"
     few = half(fewest - 1)
     assert (few.verdict, few.ratio) == ("not timed", None)
-    assert few.why_not == f"too few pairs of blocks before the loop ended: {fewest - 1}, and {fewest} are needed"
+    assert few.why_not == f"too few pairs of blocks before the loop ended: {fewest - 1}, but {fewest} are needed"
     assert not few.helps("time")
 
 
@@ -101,13 +101,16 @@ def test_of_one_kind_only_the_fastest_is_kept() -> None:
     )
     fused.family = foreach.family = "update"
     first, second = judged([fused, foreach])
-    assert (first.why_not, second.why_not) == ("", "only one of its kind can be on, and fused_optimizer is faster")
+    assert (first.why_not, second.why_not) == (
+        "",
+        "only one lever of this kind can be on, and fused_optimizer is faster",
+    )
 
 
 def test_a_hopeless_lever_is_not_tried_to_the_end() -> None:
     trial = tried("compile", lambda _, on: 60.0 if on else 10.0)
     assert len(trial.on_ms) == 2
-    assert judged([trial])[0].why_not == "too slow to keep trying: more than 5 times the step's time"
+    assert judged([trial])[0].why_not == "too slow to keep trying: it takes more than 5 times as long"
 
 
 def test_the_order_of_blocks_is_random_and_the_seed_decides_it() -> None:
@@ -146,7 +149,7 @@ def test_levers_that_lower_precision_or_repeat_the_step_are_refused_in_a_sentenc
             assert levers_for_loops([lever.name]) == [lever.name]
         else:
             with pytest.raises(
-                ValueError, match=rf"only these levers: threads, .*; not \['{lever.name}'\]. Others lower"
+                ValueError, match=rf"only these levers: threads, .*; not \['{lever.name}'\]. Other levers lower"
             ):
                 levers_for_loops([lever.name])
     assert (levers_for_loops(False), levers_for_loops(True), levers_for_loops("auto")) == (None, [], [])

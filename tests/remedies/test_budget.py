@@ -177,4 +177,4 @@ def test_a_step_too_long_for_the_budget_is_not_run_on_and_the_result_says_what_w
     seconds, steps, found = taken(clock, monkeypatch, 10.0, 30.0, ["threads", "gc_freeze"])
     assert steps <= 3
     assert seconds <= 36
-    assert found.table["why_not"].str.contains(r"about [\d,]+ s would do for all").all()
+    assert found.table["why_not"].str.contains(r"about [\d,]+ s would be enough for all").all()

@@ -229,14 +229,14 @@ def test_attention_that_a_model_chose_for_good_is_refused_in_silence(caplog: pyt
     subject = subject_of(names)
     with untouched(subject):
         why = by_name()["attention"].refuses(subject)
-    assert "when it is made" in why
+    assert "when it is created" in why
     assert 'BertModel.from_pretrained(..., attn_implementation="sdpa")' in why
     assert not caplog.records
 
 
 def test_attention_is_refused_where_the_step_still_calls_none_that_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.remedies.levers.attention._attention_ops", lambda subject: set())
-    assert "still calls no fused" in by_name()["attention"].refuses(subject_of(world(llama, LAST)))
+    assert "still does not call fused" in by_name()["attention"].refuses(subject_of(world(llama, LAST)))
 
 
 @pytest.mark.parametrize(
@@ -284,15 +284,15 @@ def test_an_optimizer_in_a_dict_has_its_lines() -> None:
 def test_an_optimizer_without_a_name_has_a_line_that_says_where() -> None:
     subject = subject_of(world())
     subject.optimizers = {"AdamW": subject.optimizers["opt"]}
-    assert by_name()["fused_optimizer"].code(subject) == ["# where the AdamW is made: fused=True"]
+    assert by_name()["fused_optimizer"].code(subject) == ["# where the AdamW is created: fused=True"]
 
 
 def test_what_the_step_does_not_use_is_refused() -> None:
     names, other = world(), mlp()
     space = namespace_of(names["step"])
-    with pytest.raises(CaptureError, match="calls no part of model="):
+    with pytest.raises(CaptureError, match="does not call any part of model="):
         find_subject(names["step"], None, space, models=[other])
-    with pytest.raises(CaptureError, match="updates no parameter"):
+    with pytest.raises(CaptureError, match="does not update any parameter"):
         find_subject(names["step"], None, space, optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
 
 
@@ -300,8 +300,8 @@ def test_the_backend_of_attention_in_use_is_not_tried() -> None:
     names = world(Attention)
     levers, subject = by_name(), subject_of(names)
     assert "already" in levers["sdpa_flash"].refuses(subject)
-    assert "not for cpu" in levers["sdpa_cudnn"].refuses(subject)
-    assert "not for cpu" in levers["sdpa_efficient"].refuses(subject)
+    assert "not available for cpu" in levers["sdpa_cudnn"].refuses(subject)
+    assert "not available for cpu" in levers["sdpa_efficient"].refuses(subject)
     with sdpa_kernel(SDPBackend.MATH):
         subject.chosen.clear()
         assert "already" in levers["sdpa_math"].refuses(subject)
@@ -327,7 +327,7 @@ def test_a_backend_without_a_kernel_for_the_inputs_is_not_tried(recwarn: pytest.
         ("cudnn_benchmark", world, "does not run on CUDA"),
         ("channels_last", world, "no 2-D convolutions"),
         ("attention", world, "Hugging Face"),
-        ("set_to_none", world, "no zero_grad of the step"),
+        ("set_to_none", world, "does not call any zero_grad"),
         ("set_to_none", lambda: world(source=INFER), "no gradients"),
         ("sdpa_math", world, "does not call"),
         ("inference_mode", world, "computes gradients"),

@@ -396,7 +396,9 @@ def test_a_model_that_nothing_leads_to_is_refused_in_a_sentence_and_keeps_its_we
     elsewhere, model = ModuleType("elsewhere"), nn.Linear(2, 1)
     elsewhere.run = lambda: trained(model)  # type: ignore[attr-defined]
     before = model.weight.detach().clone()
-    with pytest.raises(CaptureError, match="the step calls a Linear that is in none of its variables: keep the model"):
+    with pytest.raises(
+        CaptureError, match="the step calls a Linear that is not in any of its variables: keep the model"
+    ):
         perfnb.try_levers(lambda: elsewhere.run(), budget_s=1)
     assert torch.equal(model.weight, before)
 
@@ -414,7 +416,7 @@ def test_a_step_without_a_model_takes_the_levers_that_need_none() -> None:
         _ = plain * 2
 
     assert perfnb.try_levers(silent, levers=names, budget_s=30).table["values"]["gc_freeze"] == UNCHECKED
-    with pytest.raises(CaptureError, match="the step changes a tensor in place that is part of no model"):
+    with pytest.raises(CaptureError, match="the step changes a tensor in place that is not part of any model"):
         perfnb.try_levers(lambda: plain.add_(1), budget_s=30)
 
 

@@ -87,7 +87,7 @@ def test_a_long_step_gets_a_sensible_subset_within_the_budget(clock: FakeClock) 
     assert (clock.now_ns - begin) / 1e9 <= 1.2 * 120
     tried = table[table["verdict"] != "not tried"]
     assert len(tried) == 1
-    assert "no time within the budget" in " ".join(table["why_not"])
+    assert "no time left in the budget" in " ".join(table["why_not"])
 
 
 @pytest.mark.parametrize("step_s", [0.05, 0.5, 2.0])
@@ -145,7 +145,7 @@ def test_what_adds_up_is_kept_and_what_does_not_go_together_is_told(
     notes = found.table["notes"]
     assert found.best == ("half", "most", "kin")
     assert "the step fails: RuntimeError: not with another" in notes["lonely"]
-    assert "only one of its kind can be on" in notes["kin_of_kin"]
+    assert "only one lever of this kind can be on" in notes["kin_of_kin"]
 
 
 @pytest.mark.deep
@@ -251,9 +251,9 @@ def test_what_was_not_confirmed_is_not_called_no_help(clock: FakeClock, monkeypa
     found = perfnb.try_levers(step, levers=["half"], budget_s=110)
     assert found.table.loc["half", "verdict"] == "faster"
     assert found.best == ()
-    assert "half could not be confirmed in this budget: seen once that it makes the step faster" in str(found)
+    assert "half could not be confirmed within this budget: in one measurement, it makes the step faster" in str(found)
     once = perfnb.try_levers(step, levers=["half"], budget_s=300, confirm=False)
-    assert "half: makes the step faster, not confirmed (confirm=False)" in repr(once)
+    assert "half: makes the step faster, but not confirmed (confirm=False)" in repr(once)
     assert once.best == ("half",)
 
 
@@ -279,11 +279,13 @@ def test_levers_that_could_not_be_timed_are_told_which_budget_would_do(
     step, _ = training(pause=wait)
     short = perfnb.try_levers(step, levers=["half"], budget_s=10)
     assert short.table.loc["half", "verdict"] == "not timed"
-    said = re.search(r"Nothing could be timed within the budget: about ([\d,]+) s would do$", str(short), re.MULTILINE)
+    said = re.search(
+        r"Nothing could be timed within the budget: about ([\d,]+) s would be enough$", str(short), re.MULTILINE
+    )
     assert said is not None, str(short)
     need_s = float(said[1].replace(",", ""))
     assert need_s > 10
-    assert f"raise budget_s (about {said[1]} s would do for all)" in str(short.table.loc["half", "why_not"])
+    assert f"raise budget_s (about {said[1]} s would be enough for all)" in str(short.table.loc["half", "why_not"])
     timing = False
     assert perfnb.try_levers(step, levers=["half"], budget_s=need_s).table.loc["half", "verdict"] == "faster"
 
@@ -297,7 +299,7 @@ def test_a_step_that_does_not_repeat_itself_blames_no_lever() -> None:
 
     found = perfnb.try_levers(step, levers=["threads", "autocast"], budget_s=60)
     assert set(found.table["values"]) == {"not checked"}
-    assert "the step does not repeat itself" in str(found)
+    assert "the step is not reproducible" in str(found)
     assert measure_yardstick(find_subject(step, None, {"model": model})).repeats is False
 
 
@@ -322,9 +324,9 @@ def test_the_budget_that_would_do_is_named(clock: FakeClock) -> None:
     step, _ = training(pause=Waiting(clock, 1.0))
     names = ["threads", "autocast", "fused_optimizer", "gc_freeze"]
     said = " ".join(perfnb.try_levers(step, levers=names, budget_s=40).table["why_not"])
-    enough = int(re.search(r"about (\d+) s would do", said)[1])  # type: ignore[index]
+    enough = int(re.search(r"about (\d+) s would be enough", said)[1])  # type: ignore[index]
     table = perfnb.try_levers(step, levers=names, budget_s=enough).table
-    assert "no time within" not in " ".join(table["why_not"])
+    assert "no time left" not in " ".join(table["why_not"])
 
 
 def test_a_leaked_switch_names_its_lever_and_is_put_back(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +339,7 @@ def test_a_leaked_switch_names_its_lever_and_is_put_back(clock: FakeClock, monke
 
     plant(monkeypatch, lever("leaks", leaking))
     step, _ = training(pause=Waiting(clock, 0.1))
-    words = "After trying leaks, torch's number of threads has changed: perfnb has put it back"
+    words = "After trying leaks, torch's number of threads has changed: perfnb has restored it"
     with pytest.raises(CaptureError, match=words):
         perfnb.try_levers(step, levers=["gc_freeze", "leaks"], budget_s=60)
     assert torch.get_num_threads() == threads
@@ -540,7 +542,7 @@ def test_without_memory_for_float64_the_yardstick_is_the_steps_own_noise(monkeyp
     step, _ = training()
     monkeypatch.setattr("perfnb.remedies.values.free_bytes", lambda kind: 10)
     found = perfnb.try_levers(step, levers=["gc_freeze"], budget_s=60, confirm=False)
-    assert "there is no memory for float64" in str(found)
+    assert "there is not enough memory for" in str(found)
     assert found.table.loc["gc_freeze", "values"] == SAME
 
 

@@ -82,7 +82,7 @@ def test_a_lever_that_helps_is_told_from_one_that_does_not(capsys: pytest.Captur
     assert steps == 1 + 2 * 12 * 2 * (2 + 3)
     assert capsys.readouterr().err == (
         "perfnb: in the next 240 steps, levers are switched on and off at random: fused_optimizer, gc_freeze. Each "
-        "step runs once. The run stays valid, but not bit-identical; afterwards everything is as you set it.\n"
+        "step runs once. The run remains valid but not bit-identical, and your own settings are restored afterwards.\n"
     )
     fused, frozen = facts(trial)
     assert (fused["lever"], fused["verdict"], fused["kept"]) == ("fused_optimizer", "faster", True)
@@ -444,7 +444,7 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
-        (DataLoader(Stream()), "a stream does not report which of its samples are left; to try it yourself: loader ="),
+        (DataLoader(Stream()), "a stream does not report which samples remain; to try it yourself: loader ="),
         (DataLoader(Numbers(4), num_workers=2), "the loader already has workers; to try it yourself:"),
         ([1, 2], "no DataLoader feeds the step"),
     ],

@@ -61,7 +61,7 @@ def test_a_faster_lever_with_other_results_is_not() -> None:
     [
         ("slower", "slower on this machine"),
         ("same", "no faster: the difference is too small to matter"),
-        ("inconclusive", "no clear difference in the time it was given"),
+        ("inconclusive", "no clear difference within the time limit"),
     ],
 )
 def test_a_lever_that_does_not_help_saves_nothing(verdict: str, words: str) -> None:

@@ -239,13 +239,13 @@ def test_levers_many_times_slower_are_timed_no_further() -> None:
         ({"median_ms": 11.0, "peak_memory_bytes": 100.0}, ""),
         ({"median_ms": 10.9}, "median_ms is 11, above the limit of 10.9"),
         ({"peak_memory_bytes": 99.0}, "peak_memory_bytes is 100, above the limit of 99"),
-        ({"p95_ms": 99.0}, "p95_ms has a limit and was not measured"),
+        ({"p95_ms": 99.0}, "p95_ms has a limit but was not measured"),
     ],
 )
 def test_limits_on_time_and_memory(limits: dict[str, float], why: str) -> None:
     tried = LeverTrial("a", "faster", times_ms=(10.0, 11.0, 12.0), peak_bytes=100)
     assert over_a_limit(tried, limits) == why
-    assert over_a_limit(LeverTrial("a", "faster"), {"median_ms": 9.0}) == "median_ms has a limit and was not measured"
+    assert over_a_limit(LeverTrial("a", "faster"), {"median_ms": 9.0}) == "median_ms has a limit but was not measured"
 
 
 def test_what_helps_depends_on_the_goal() -> None:

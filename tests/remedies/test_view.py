@@ -26,7 +26,7 @@ def test_effects_and_what_else_a_lever_changes() -> None:
         "perfnb · levers · <script>",
         "Keep fused_optimizer: 1.30 ms (10.0 ms → 8.70 ms, 13 % less) saved, confirmed on fresh pairs:",
     ]
-    assert lines[2:5] == ["0.870 × [0.840, 0.900]", CODE[0], "step 10.0 ms · 40 rounds, with every lever once in each"]
+    assert lines[2:5] == ["0.870 × [0.840, 0.900]", CODE[0], "step 10.0 ms · 40 rounds, each with every lever once"]
     effects = lines[lines.index("Time of a step with each lever, against the baseline") :][1:6]
     assert effects[0].startswith("fused_optimizer 0.860 × [0.830, 0.890] ")
     assert effects[0].endswith(" faster")
@@ -61,12 +61,12 @@ def test_what_is_kept_and_the_lines_for_it() -> None:
     assert "step with its batch 10.0 ms · 40 rounds" in str(lever_trials(fed_ms=10.0))
     once = lever_trials([replace(TRIALS[2], unconfirmed=True)], None, rounds=9, confirms=False)
     assert (once.best, once.code) == (("fused_optimizer",), CODE[0])
-    assert "not confirmed (confirm=False)" in str(once)
+    assert "but not confirmed (confirm=False)" in str(once)
     nothing = found(None)
     assert (nothing.best, nothing.code) == ((), "")
-    assert "fused_optimizer: faster, but not confirmed as fit to keep" in str(nothing)
+    assert "fused_optimizer: faster, but not confirmed as worth keeping" in str(nothing)
     slower = lever_trials([trial for trial in TRIALS if trial.verdict != "faster"], None)
-    assert "Nothing that was tried makes the step faster and keeps its results" in str(slower)
+    assert "None of the levers that were tried makes the step faster without changing its results" in str(slower)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_lever_that_may_save_much_is_named_as_undecided(
     trial = LeverTrial("workers", "inconclusive", ratio, ends, 1.0, why_not=why_not)
     said = str(lever_trials([trial], None, goal=goal))
     assert ("proven to make the step faster, but workers may: give it more time" in said) == is_open
-    assert ("Nothing that was tried" in said) == (not is_open)
+    assert ("None of the levers that were tried" in said) == (not is_open)
 
 
 def test_what_was_not_tried_takes_a_line() -> None:

@@ -185,7 +185,7 @@ def test_what_is_no_step_is_named_with_what_to_write_instead() -> None:
 def test_a_scaling_study_wants_functions() -> None:
     with pytest.raises(TypeError, match=r"^make_step\(1\) must return a function, .*, but returned Tensor: write"):
         perfnb.scaling_study(lambda size: X * size, [1, 2])
-    with pytest.raises(TypeError, match=r"^make_step must be a function that returns the step of a size, not list"):
+    with pytest.raises(TypeError, match=r"^make_step must be a function that returns the step for a size, not list"):
         perfnb.scaling_study([none], [1, 2])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^the step that make_step returns requires an argument"):
         perfnb.scaling_study(lambda size: never, [1, 2])  # type: ignore[arg-type,return-value]

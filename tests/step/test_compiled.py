@@ -484,7 +484,7 @@ def test_recompilations_by_a_python_number_that_changes_are_found_with_their_gua
 
     line = Counts.forward.__code__.co_firstlineno
     found = p.findings[p.findings["bottleneck"] == "recompilation"].iloc[0]
-    assert f"In 3 of 3 timed steps torch.compile compiled forward (test_compiled.py:{line}) again" in found["evidence"]
+    assert f"In 3 of 3 timed steps, torch.compile compiled forward (test_compiled.py:{line}) again" in found["evidence"]
     assert "self.calls == " in found["evidence"]
     assert "in a tensor" in found["advice"]
     assert 0 < found["bound_ms"] <= p.steps.loc[p.steps["pass"] == "timed", "wall_ms"].mean()

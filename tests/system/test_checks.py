@@ -171,7 +171,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "read test",
         {"read_test": READ | {"disk_bytes": 0, "cached_bytes": 9 << 20}},
         "info",
-        "the rate of the disk",
+        "the disk's rate",
     ),
     ("read test", {"read_test": READ | {"cache_known": False}}, "info", "possibly from the page cache"),
     ("read test", {"read_test": READ | {"failed": 2}}, "ok", "2 files could not be read"),
@@ -221,7 +221,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "attention",
         "32.0 ms for 1.00 MiB",
     ),
-    ("read test", {"read_test": READ | {"disk_bytes": (1 << 20) - 1}}, "info", "the rate of the disk"),
+    ("read test", {"read_test": READ | {"disk_bytes": (1 << 20) - 1}}, "info", "the disk's rate"),
     ("read test", {"read_test": READ | {"cached_bytes": 1 << 20}}, "ok", "of 3 files in /data, 1.00 MiB from the page"),
     ("read test", {"read_test": READ | {"temporary": True}, "data": None}, "ok", "3 files and a new temporary file)"),
     ("read test", {"read_test": READ | {"files": 0}}, "unknown", "nothing was read"),
@@ -253,7 +253,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "12.4 or older); torch was built with CUDA 13.0",
     ),
     ("GPU driver", {"torch": TORCH | {"cuda": "12.8"}}, "info", "12.8"),
-    ("GPU driver", {"torch": TORCH | {"cuda": None}}, "attention", "this torch has no CUDA"),
+    ("GPU driver", {"torch": TORCH | {"cuda": None}}, "attention", "this torch build has no CUDA"),
     ("GPU driver", {"gpus": GOOD["gpus"] | {"driver_cuda": Unread("Not Found")}}, "unknown", "Not Found"),
     ("GPU driver", {"gpus": GOOD["gpus"] | {"driver": Unread("Not Found")}}, "ok", "Not Found"),
     ("GPU persistence", gpus(persistent=False), "attention", "GPU 0: on; GPU 1: off"),
@@ -292,7 +292,7 @@ def test_the_advice_names_the_number_of_threads() -> None:
 def test_the_advice_fits_what_was_found() -> None:
     never, madvise = (rows(huge_pages=chosen)["huge pages"]["how"] for chosen in ("never", "madvise"))
     assert never.startswith("As root, write always")  # where they are forbidden torch asks in vain
-    assert madvise.startswith("THP_MEM_ALLOC_ENABLE=1")
+    assert madvise.startswith("To make torch request them, set THP_MEM_ALLOC_ENABLE=1")
     assert "ATEN_CPU_CAPABILITY" in rows(torch=TORCH | {"capability": "DEFAULT"})["torch"]["how"]
     assert "ATEN_CPU_CAPABILITY" not in rows(torch=TORCH | {"onednn": False})["torch"]["how"]
 
@@ -300,7 +300,7 @@ def test_the_advice_fits_what_was_found() -> None:
 def test_a_narrow_link_is_to_be_looked_at_while_a_step_runs() -> None:
     row = rows(**gpus(pcie_width=8))["GPU PCIe link"]
     assert "idle" in row["found"]
-    assert row["how"].startswith("Check again while a step runs")
+    assert row["how"].startswith("Check again while a step is running")
 
 
 def test_without_a_gpu_its_checks_say_so() -> None:

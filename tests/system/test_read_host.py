@@ -165,7 +165,7 @@ def test_elsewhere_what_exists_is_read_and_the_rest_is_said(tmp_path: Path, plat
     assert told["swap"]["total"] >= told["swap"]["used"] >= 0
     word = {"darwin": "macOS", "win32": "Windows"}[platform]
     for name in ("governors", "huge_pages", "nodes", "shared_memory", "cpu_limit"):
-        assert told[name].why == f"perfnb cannot read it on {word}"
+        assert told[name].why == f"perfnb cannot read this on {word}"
 
 
 FILES = sorted(

@@ -147,7 +147,7 @@ def test_what_can_be_resolved_comes_first() -> None:
     [
         (resolution(1.2, 0.001), "bad", "A step compared with itself looks slower: a false positive"),
         (resolution(1.0, 0.15, 8), "open", "although the machine is too noisy at the moment for a verdict"),
-        (resolution(1.0, 0.001, 1), "open", "Too few pairs to tell the differences that can be resolved"),
+        (resolution(1.0, 0.001, 1), "open", "Too few pairs to tell which differences can be resolved"),
     ],
 )
 def test_a_resolution_that_cannot_be_trusted_says_so(found: Resolution, state: str, words: str) -> None:

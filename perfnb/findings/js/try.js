@@ -1,4 +1,4 @@
-// Try it: a finding's lever tried on the step, in the kernel that profiled it.
+// Try it: try a finding's lever on the step, in the kernel that profiled it.
 import { cardTools } from "../../draw/js/document.js";
 import { codeBlock, factRows, h } from "../../draw/js/dom.js";
 import { inUnit } from "../../draw/js/format.js";
@@ -6,8 +6,8 @@ import { effects } from "../../draw/js/plots.js";
 
 const triesByModel = new WeakMap();
 
-// What was tried, as the kernel tells it, drawn again at each change. Only a kernel that still has the step makes it
-// ready; a saved or exported report never is.
+// Returns the state of a model's trials, as reported by the kernel, and redraws them after each change. The state becomes
+// ready only if the kernel still has the step, so it never does in a saved or exported report.
 function triesOf(model) {
   if (triesByModel.has(model)) return triesByModel.get(model);
   const tries = { ready: false, asked: null, count: 0, running: null, answers: {}, drawers: [] };
@@ -38,7 +38,7 @@ function pressButton(word, lever, tries, busy) {
   return h("button", { type: "button", class: "pf-try", disabled: busy, click: () => tries.press(lever) }, word);
 }
 
-// The effect of the lever below the most that its finding could save.
+// Shows the lever's effect below the maximum saving of its finding.
 function comparison(card, { effect }) {
   if (card.share == null || effect.ratio == null) return null;
   const best = { label: "Could save", ratio: 1 - card.share, words: inUnit(1 - card.share, "ratio"), verdict: card.bound };
@@ -64,10 +64,10 @@ function answerOf(card, answer, tries, advice, busy) {
 function progressOf(tries) {
   const words = tries.asked ? "waiting for the kernel" : tries.words;
   const bar = h("progress", tries.total ? { value: String(tries.done), max: String(tries.total), "aria-label": "Progress" } : { "aria-label": "Progress" });
-  return h("div", { class: "pf-trying" }, bar, h("span", { role: "status" }, words), h("button", { type: "button", class: "pf-try", title: "Where messages wait until a cell ends, interrupt the kernel instead", click: () => tries.stop() }, "Stop"));
+  return h("div", { class: "pf-trying" }, bar, h("span", { role: "status" }, words), h("button", { type: "button", class: "pf-try", title: "If this frontend delivers messages only after a cell ends, interrupt the kernel instead", click: () => tries.stop() }, "Stop"));
 }
 
-// What stands in a finding where its advice was: advice and button, progress, or the answer.
+// The content that replaces a finding's advice: the advice and a button, the progress, or the answer.
 function trial(card, tries, advice, plainAdvice) {
   const lever = card.lever;
   const running = tries.ready && (tries.asked ?? tries.running);

@@ -1,4 +1,4 @@
-"""All rules. Add new rules to the module for their subject."""
+"""All rules. Add a new rule to the module that covers its subject."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ _SUBJECTS = (
 RULES: tuple[Rule, ...] = tuple(
     value for subject in _SUBJECTS for value in vars(subject).values() if isinstance(value, Rule)
 )
-#: Rules of one name differ only in how they search, in their threshold, and in the lever.
+#: Rules with the same name differ only in their search, their threshold and their lever.
 BY_NAME = {rule.name: rule for rule in RULES}

@@ -23,16 +23,16 @@ from perfnb.findings.rules.fusion import attention_layers
 from perfnb.recording.nesting import Bools
 from perfnb.roofline.levels import COMPUTE, MEMORY, RooflineLevels
 
-#: Share of the step above which it is compute-bound, or memory-bound.
+#: Shares of the step above which it is considered compute-bound and memory-bound.
 _MOST, _MUCH = 0.4, 0.15
-#: Share of the time of matrix kernels above which those in float32 count.
+#: Share of the matrix kernels' time above which kernels in float32 count.
 _SOME = 0.05
-#: Share of the roof below which something else holds a layer back, above which the roof bounds the layer, and above
-#: which the layer is near it.
+#: Shares of the roof below which something else slows a layer down, above which the roof bounds the layer, and above
+#: which the layer is near the roof.
 _FAR, BINDS, _NEAR = 0.3, 0.5, 0.7
-#: Share of a layer's traffic above which it waits for its weights.
+#: If weights account for more than this share of a layer's traffic, the layer waits for its weights.
 _WEIGHTS = 0.5
-#: Least speedup of lower precision worth reporting.
+#: Minimum speedup from lower precision worth reporting.
 _FASTER = 1.2
 #: Kernels that multiply matrices, and those that do so in float32 without the units for lower precision.
 _PRODUCTS = re.compile(
@@ -40,7 +40,7 @@ _PRODUCTS = re.compile(
 )
 _TUNED = ' (torch.compile with mode="max-autotune")'
 _CACHES = "Caches: data that stays in them moves faster than the measured bandwidth."
-#: Kernels of such libraries that multiply no matrices: they move data or normalise batches.
+#: Kernels from the same libraries that do not multiply matrices, but move data or normalise batches.
 _NO_PRODUCTS = re.compile(r"batched_transpose|nchwToNhwc|nhwcToNchw|\bbn_(?:bw|fw)_", re.IGNORECASE)
 _SENDS, _FILLS = re.compile(r"nccl|rccl", re.IGNORECASE), re.compile(r"Memset|Memcpy")
 _FLOAT32 = re.compile(
@@ -53,7 +53,7 @@ _FLOAT32 = re.compile(
 class RoofWork:
     """Layers on one side of the ridge."""
 
-    #: Their time in a timed step.
+    #: The layers' time in a timed step.
     ms: float
     #: The least time that the roof allows.
     least_ms: float
@@ -69,30 +69,33 @@ class RoofWork:
 
 
 def work_under(facts: Facts, bound: str, least: float, without: Collection[str] = ()) -> RoofWork:
-    """Return the layers under one part of the roof that reach at least a given share of it, `without` some."""
+    """Return the layers under one part of the roof that reach at least a given share of it.
+
+    The layers in `without` are excluded.
+    """
     roofline = facts.figures.roofline
     if roofline is None:
         return RoofWork(0.0, 0.0, 0.0, ())
     points = roofline.points
-    # Ops without a formula, such as elementwise ones, are judged by their bytes alone: they must move them fast.
+    # Ops without a formula, such as elementwise ones, are judged only by how fast they move their bytes.
     unknown = points["bound"].isna() & (bound == MEMORY)
     is_bound = (points["bound"] == bound).fillna(False) | unknown
     points = points[(points["kind"] == "layer") & is_bound & points["ms"].notna() & ~points["name"].isin(without)]
-    if bound == COMPUTE:  # it is unknown how far a part is below a ceiling that was measured too low
+    if bound == COMPUTE:  # if a ceiling was measured too low, the distance from it is unknown
         points = points[~points["dtype"].isin(list(roofline.refuted))]
-    # For a step on the host use typical times: their sum never exceeds the step.
+    # For a step on the host, use typical times, whose sum never exceeds the step.
     ms = points["ms"] if facts.gpu is not None else points["name"].map(facts.layers_ms)
     ms = ms.astype("Float64").fillna(0.0).astype(float)
     peak = points["dtype"].map(dict(roofline.peaks)).astype("Float64")
     arithmetic = (points["flops"] / peak).fillna(0.0).astype(float) * 1e3
     moved = points["bytes"].astype(float) / (roofline.bandwidth or math.inf) * 1e3
     needed = moved if bound == MEMORY else arithmetic
-    # Work that was counted in one step may not have run in another.
+    # Work that was counted in one step may not have run in others.
     reaches = (ms > 0) & (needed >= least * ms)
     ms, needed, arithmetic = (each[reaches].clip(upper=ms[reaches]) for each in (ms, needed, arithmetic))
     heaviest = points["name"][ms.sort_values(ascending=False, kind="stable").index[:3]]
     if facts.gpu is not None and len(ms):
-        # Their kernels may overlap: together they then take less time, and need less.
+        # If kernels overlap, the layers together take and need less time.
         together = facts.layers_on_gpu_ms(set(points["name"][ms.index]))
         shorter = together / float(ms.sum())
         needed, arithmetic, ms = needed * shorter, arithmetic * shorter, ms * shorter
@@ -101,33 +104,34 @@ def work_under(facts: Facts, bound: str, least: float, without: Collection[str] 
 
 @rule("compute", "Compute-bound", "computing as fast as large products do", ceiling=True, worth=0.05)
 def compute(facts: Facts) -> Iterator[Finding]:
-    """Find arithmetic near the roof, or far below the capability of the units for it."""
+    """Find arithmetic that is near the roof, or far below what the arithmetic units can do."""
     roofline = facts.figures.roofline
     if roofline is None:
         yield from _products_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
         return
-    # Unfused attention is a separate finding.
+    # Unfused attention is reported separately.
     work = work_under(facts, COMPUTE, _FAR, without=attention_layers(facts))
     near = work.efficiency >= _NEAR
     if facts.share(work.ms) < _MOST:
         return
     if not near and facts.busy and facts.gpu is None:
-        return  # the CPU was busy with other work, but not while the roof was measured
+        return  # the CPU was busy with other work during the step, but not while the roof was measured
     doubt = _doubt(roofline)
     layout = any(facts.kinds.get(name) == "Conv2d" for name in work.layers)
     model = facts.variable(work.layers[0])
     yield Finding(
         f"Compute-bound layers take {facts.of_step(work.ms)} and reach {fmt.share(work.efficiency)} of the rate of "
-        "large products on this machine.",
+        "large matrix products on this machine.",
         work.ms - work.least_ms,
-        "The step is close to what the machine can do: only less arithmetic helps, by "
-        + (f"lower precision ({_autocast(facts)}) or " if _pays(roofline) else "")
+        "The step is close to the machine's limit, so it needs less arithmetic to become faster: "
+        + (f"lower precision ({_autocast(facts)}), " if _pays(roofline) else "")
         + "a smaller model or a better algorithm."
         if near
-        else "Larger products use the machine better: larger batches (perfnb.scaling_study shows whether they make a "
-        "sample cheaper), sizes that are multiples of 16" + (", channels last for convolutions." if layout else "."),
+        else "Larger products use the machine better. Try larger batches (perfnb.scaling_study shows whether they make "
+        "a sample cheaper) and sizes that are multiples of 16"
+        + (", and channels last for convolutions." if layout else "."),
         "medium" if near and not doubt else "low",
-        f"{doubt}The roof was measured with large square products; small or odd-sized ones cannot reach it.",
+        f"{doubt}The roof was measured with large square products. Small or odd-sized products cannot reach it.",
         "How much of a layer's time is arithmetic and how much is waiting for memory.",
         rows("layer", work.layers),
         code=lever_line("channels_last", model) if model and layout and not near else "",
@@ -145,7 +149,7 @@ def _autocast(facts: Facts, dtype: str = "bfloat16") -> str:
 
 
 def _pays(roofline: RooflineLevels) -> bool:
-    """Return whether bfloat16 was measured to be faster, and nothing in the step contradicts that."""
+    """Return whether bfloat16 was measured to be faster and nothing in the step contradicts this."""
     if roofline.refuted.keys() & {"float32", "bfloat16"}:
         return False
     full, less = roofline.peaks.get("float32"), roofline.peaks.get("bfloat16")
@@ -153,7 +157,7 @@ def _pays(roofline: RooflineLevels) -> bool:
 
 
 def _doubt(roofline: RooflineLevels) -> str:
-    """Return the reason why the ceilings may be too low, in a sentence; empty if nothing suggests it."""
+    """Return a sentence that explains why the ceilings may be too low, or an empty text if nothing suggests this."""
     if not roofline.ceilings_doubted:
         return ""
     return f"Low confidence: other programs used {fmt.share(roofline.others)} of the CPUs while the roof was measured. "
@@ -163,8 +167,8 @@ def _doubt(roofline: RooflineLevels) -> str:
 def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
     """Find layers with low arithmetic intensity that move bytes about as fast as the machine can.
 
-    On the host, these are products that read far more weights than samples. Elementwise work on the host rarely waits
-    for memory, and is judged by its chains instead.
+    On the host, these are matrix products that read far more weights than samples. Elementwise work on the host rarely
+    waits for memory and is judged by its chains instead.
     """
     if facts.figures.roofline is None:
         yield from _moves_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
@@ -175,13 +179,14 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
     work = work_under(facts, MEMORY, _FAR, without=attention_layers(facts))
     note, code = compiling(facts, work.layers)
     yield Finding(
-        f"Memory-bound layers take {facts.of_step(work.ms)}; the bytes that they must move take "
-        f"{fmt.duration(work.least_ms)} at this machine's bandwidth.",
+        f"Memory-bound layers take {facts.of_step(work.ms)}. Moving their data takes {fmt.duration(work.least_ms)} at "
+        "this machine's bandwidth.",
         work.ms - work.arithmetic_ms,
-        "Move fewer bytes: fuse such layers with their neighbours (torch.compile), use lower precision, avoid copies "
-        f"and layout changes.{note}",
+        "Move fewer bytes: fuse such layers with their neighbours (torch.compile), use lower precision, and avoid "
+        f"copies and layout changes.{note}",
         "medium",
-        "Fused into their neighbours they would move almost nothing, but all of them can rarely be fused.",
+        "Fused into their neighbours, these layers would move almost no data, but it is rarely possible to fuse all of "
+        "them.",
         _CACHES,
         rows("layer", work.layers),
         code=code,
@@ -190,7 +195,7 @@ def memory_bandwidth(facts: Facts) -> Iterator[Finding]:
 
 
 def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
-    # Backward reads weights, too, and writes their gradient.
+    # Backward also reads the weights, and writes their gradient.
     others = _not_reading_weights(facts.recording.modules, roofline, times=3 if facts.trains else 1)
     work = work_under(facts, MEMORY, _FAR, without=others)
     if not work.layers:
@@ -198,15 +203,15 @@ def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
     halves = _pays(roofline) and not facts.trains  # in bfloat16, small weight updates are lost
     model = facts.variable(work.layers[0])
     yield Finding(
-        f"Layers that read their weights for only a few samples take {facts.of_step(work.ms)}; the bytes that they "
-        f"must move take {fmt.duration(work.least_ms)} at this machine's bandwidth, their arithmetic "
+        f"Layers that read their weights for only a few samples take {facts.of_step(work.ms)}. Moving their data takes "
+        f"{fmt.duration(work.least_ms)} at this machine's bandwidth, and their arithmetic takes "
         f"{fmt.duration(work.arithmetic_ms)}.",
         work.ms - work.arithmetic_ms,
-        "Let more samples share each read of the weights: a larger batch takes little longer, as perfnb.scaling_study "
-        "can show. Smaller weights (lower precision, quantisation) shorten the step itself.",
+        "Let more samples share each read of the weights: a larger batch takes only a little longer, which you can "
+        "check with perfnb.scaling_study. Smaller weights (lower precision, quantisation) shorten the step itself.",
         "medium",
-        "Bytes are those of the layers' tensors, most of them weights. The bound applies per sample, for a batch large "
-        "enough to be compute-bound.",
+        "The bytes are those of the layers' tensors, most of which are weights. The bound applies per sample, for a "
+        "batch large enough to be compute-bound.",
         _CACHES,
         rows("layer", work.layers),
         code=f"{model} = {model}.to(torch.bfloat16)  # and its inputs" if model and halves else "",
@@ -214,7 +219,7 @@ def _weights(facts: Facts, roofline: RooflineLevels) -> Iterator[Finding]:
 
 
 def _not_reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times: int) -> pd.Series:
-    """Return layers whose traffic is not mostly weights, if weights are read this many times."""
+    """Return the layers whose traffic does not consist mostly of weights, if weights are read this many times."""
     points = roofline.points[roofline.points["kind"] == "layer"]
     inside = modules.groupby("parent")["parameter_bytes"].sum().reindex(modules.index, fill_value=0)
     own = pd.Series((modules["parameter_bytes"] - inside).to_numpy(), index=modules["name"].to_numpy())
@@ -224,7 +229,7 @@ def _not_reading_weights(modules: pd.DataFrame, roofline: RooflineLevels, times:
 
 @rule("low precision unused", "Compute-bound in float32", "lower precision", ceiling=True, worth=0.05)
 def low_precision(facts: Facts) -> Iterator[Finding]:
-    """Find products in float32 on hardware that multiplies lower precision faster."""
+    """Find matrix products in float32 on hardware that computes them faster in lower precision."""
     roofline = facts.figures.roofline
     if roofline is None:
         yield from _float32_of_trace(facts, facts.gpu) if facts.gpu is not None else ()
@@ -235,21 +240,21 @@ def low_precision(facts: Facts) -> Iterator[Finding]:
         return
     work, faster = work_under(facts, COMPUTE, _FAR), roofline.peaks["bfloat16"] / roofline.peaks["float32"]
     yield Finding(
-        f"Products in float32 take {facts.of_step(work.ms)}. Large ones run {faster:.2g} times as fast in bfloat16 "
-        "here, as measured.",
+        f"Matrix products in float32 take {facts.of_step(work.ms)}. On this machine, large products were measured to "
+        f"run {faster:.2g} times as fast in bfloat16.",
         work.least_ms * (1 - 1 / faster),
-        f"Compute products in bfloat16, {_autocast(facts)}, and check that the result is still good.",
+        f"Compute products in bfloat16 ({_autocast(facts)}), and check that the results are still good.",
         "low",  # a measured MLP saved a third of such a bound
-        f"{_doubt(roofline)}Both rates were measured with large products. Smaller ones gain less, and conversions cost "
-        "time.",
-        "Whether the model keeps its quality: perfnb.ab_test checks that.",
+        f"{_doubt(roofline)}Both rates were measured with large products. Smaller products gain less, and conversions "
+        "cost time.",
+        "Whether the model's quality suffers: perfnb.ab_test can check this.",
         rows("layer", work.layers),
         remedy="autocast",
     )
 
 
 def _kernels(gpu: GpuFacts) -> tuple[Bools, Bools]:
-    """Return which runs are matrix kernels, and which are other compute kernels."""
+    """Return two masks of the runs: one for matrix kernels and one for other compute kernels."""
     runs = gpu.runs
     computes = (runs.sort == SORTS.index("computation")) & ~runs.named(_SENDS) & ~runs.named(_FILLS)
     multiplies = runs.named(_PRODUCTS) & ~runs.named(_NO_PRODUCTS)
@@ -272,17 +277,17 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     note, code = ("", "") if how else compiling(facts, facts.heaviest_layers(facts.ops), "compile_max_autotune")
     part = "none of them is" if single < _SOME * ms else f"{fmt.duration(single)} of that is"
     yield Finding(
-        f"Matrix kernels run for {facts.of_step(ms)}; the GPU is busy for {fmt.share(1 - gpu.idle_share)} of it. By "
-        f"their names, {part} in float32.",
+        f"Matrix kernels run for {facts.of_step(ms)}; the GPU is busy for {fmt.share(1 - gpu.idle_share)} of the "
+        f"step. Judging by the kernels' names, {part} in float32.",
         ms,
-        "The GPU is working: less arithmetic helps, by "
+        "The GPU is busy, so it needs less or faster arithmetic: "
         + (f"lower precision ({how}), " if how else f"kernels tuned to these sizes{facts.for_torch(_TUNED)}, ")
-        + f"another algorithm, or less to compute.{note}",
+        + f"another algorithm, or less computation.{note}",
         "low",
-        "Inferred from kernel names; a trace does not count their arithmetic, so how close they are to the roof is "
-        "unknown. The bound is all of their time: a change can remove only part of it.",
-        "FLOPs and bytes: such kernels may wait for memory too, as products with few rows do. And the precision of "
-        "kernels whose names do not give it.",
+        "This is inferred from kernel names. A trace does not count arithmetic, so it is unknown how close the kernels "
+        "are to the roof. The bound is their total time, but a change can remove only part of it.",
+        "FLOPs and bytes: such kernels may also wait for memory, for example in products with few rows. In addition, "
+        "the precision of kernels whose names do not indicate it.",
         _heaviest(gpu, products),
         code=code,
         remedy="autocast" if how else "compile_max_autotune" if code else "",
@@ -290,7 +295,7 @@ def _products_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
 
 
 def _lower_precision(facts: Facts) -> str:
-    """Describe how to multiply in lower precision on this GPU; empty if it has no units for this."""
+    """Describe how to compute matrix products in lower precision on this GPU; empty if it has no units for this."""
     if (has_them := has_units(facts.recording, "bfloat16")) is not False:
         return _autocast(facts) + ("" if has_them else " if the GPU has units for it")
     return _autocast(facts, "float16") if has_units(facts.recording, "float16") else ""
@@ -301,14 +306,15 @@ def _moves_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     ms = gpu.ran_ms(others)
     note, code = compiling(facts, facts.heaviest_layers(facts.ops))
     yield Finding(
-        "Kernels that multiply no matrices (elementwise, norms, softmax, copies within the device) run for "
+        "Kernels that do not multiply matrices (elementwise, norms, softmax, copies within the device) run for "
         f"{facts.of_step(ms)}.",
         ms,
-        f"Fuse them with their neighbours{facts.for_torch(' (torch.compile)')}, use lower precision, avoid layout "
-        f"changes.{note}",
+        f"Fuse them with their neighbours{facts.for_torch(' (torch.compile)')}, use lower precision, and avoid "
+        f"layout changes.{note}",
         "low",
-        "Inferred from kernel names: most such kernels are memory-bound, but the trace does not hold their bytes.",
-        "Bytes moved, and the GPU's bandwidth.",
+        "This is inferred from kernel names. Most such kernels are memory-bound, but the trace does not record the "
+        "bytes that they move.",
+        "The bytes moved, and the GPU's bandwidth.",
         _heaviest(gpu, others),
         code=code,
         remedy="compile",
@@ -328,8 +334,8 @@ def _float32_of_trace(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
         if tf32 is not False
         else f"Compute products in lower precision: {how}. This GPU has no units for TF32 and bfloat16.",
         "low",
-        "Inferred from kernel names; how much faster they become depends on the GPU.",
-        "Whether the model keeps its quality." if tf32 is not None else "Which units this GPU has.",
+        "This is inferred from kernel names. The speedup depends on the GPU.",
+        "Whether the model's quality suffers." if tf32 is not None else "Which units this GPU has.",
         _heaviest(gpu, single),
         code=lever_line("float32_precision", "high") if tf32 else "",
         remedy="float32_precision" if tf32 else "autocast",

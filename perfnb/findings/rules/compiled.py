@@ -48,13 +48,13 @@ _GUARD_CURES = (
         r"size mismatch|\.size\(|shape|stride",
         "Give all batches the same shape (drop_last=True of a DataLoader, padding), or compile with dynamic=True.",
     ),
-    (r"requires_grad|grad_mode|training", "Call it in one mode in every step, or compile one copy for each mode."),
-    (r"==", "Keep the value that changes in a tensor, or out of the compiled code."),
+    (r"requires_grad|grad_mode|training", "Use the same mode in every step, or compile a separate copy for each mode."),
+    (r"==", "Keep the changing value in a tensor, or outside the compiled code."),
 )
-_WARM_UP = "Run more steps before those that count, so that all code is compiled by then."
+_WARM_UP = "Run more steps before the timed ones, so that all code has been compiled by then."
 _COMPILE_ONCE = (
-    "Call torch.compile once, before the steps, and nothing that discards its code, such as torch.compiler.reset. If "
-    f"neither is done in a step: {_WARM_UP[0].lower()}{_WARM_UP[1:]}"
+    "Call torch.compile only once, before the steps, and do not discard its code, for example with "
+    f"torch.compiler.reset. If no step does either of these: {_WARM_UP[0].lower()}{_WARM_UP[1:]}"
 )
 _NUMBER = re.compile(r"^[0-9]{1,9}/[0-9]{1,9}: ")
 _OTHER_GUARD = "Make sure that the value checked by this guard is the same in every step."
@@ -65,7 +65,7 @@ class _Runs:
     """The compiled regions in the traced steps on the CPU, with median times over steps that did the same work."""
 
     found: RegionRuns
-    #: By run: the place and the reason of its graph break, empty without one, and its function.
+    #: For each run: the location and the reason of its graph break, which are empty if there is none, and its function.
     broke_at: np.ndarray
     broke: np.ndarray
     function: np.ndarray
@@ -105,8 +105,8 @@ class _Costs(NamedTuple):
 def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels: Floats) -> _Costs:
     """Return the costs of some runs, given nanoseconds by run.
 
-    Tracing slows torch's own code, which is all there is in a short gap between regions, but hardly affects Python code
-    and kernels.
+    Tracing slows down torch's own code but hardly affects Python code and kernels. A short gap between regions contains
+    only torch's own code.
     """
     short = code < _SHORT_NS
     cost = _Costs(
@@ -134,7 +134,7 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
     code = np.where(ends, runs.ns("rest_ns"), runs.ns("gap_ns")) + np.where(
         following != NONE, runs.ns("back_gap_ns"), 0.0
     )
-    # One of the regions is entered in any case.
+    # One of the regions must be entered in any case.
     entering = np.where(np.isin(np.arange(len(group)), following), runs.ns("enter_ns") + runs.ns("back_enter_ns"), 0.0)
     kernels = runs.found.beside_ns(following)
     by_group = pd.Series(runs.broke_at, dtype=TEXT).where(broken).groupby(group)
@@ -151,13 +151,13 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
         f"{place_in_words(place)} ({reasons[place]}){f', up to {fmt.duration(by_place[place])}' if each else ''}"
         for place in places[:_MOST]
     )
-    more = f"; and in {fmt.counted(len(places) - _MOST, 'more place')}" if len(places) > _MOST else ""
+    more = f"; and at {fmt.counted(len(places) - _MOST, 'more place')}" if len(places) > _MOST else ""
     split = f"{fmt.counted(chosen.sum() / facts.steps, 'compiled region')} per step run in place of {groups:,.0f}"
     parts = (
         f": {fmt.duration(cost.code)} in the code between them, {fmt.duration(cost.entering)} in entering them, and "
         f"{fmt.duration(cost.kernels)} in generated kernels next to a break, which could be fused across it."
     )
-    ask = " To learn how much, call perfnb.compile_for_profiling() before the code is compiled."
+    ask = " To find out how much this costs, call perfnb.compile_for_profiling() before the code is compiled."
     yield Finding(
         f"Graphs break at {named}{more}. Therefore {split}"
         + (f", which costs up to {facts.of_step(cost.whole)}{parts}" if runs.kernels_known else "."),
@@ -165,18 +165,19 @@ def graph_breaks(facts: Facts) -> Iterator[Finding]:
         " ".join(f"At {place_in_words(place)}: {_cure(reasons[place])}." for place in places[:_MOST])
         + ("" if runs.kernels_known else ask),
         "medium",
-        "The code between regions and their entry were measured while they were traced. How much faster the kernels "
-        "next to a break would be without it is not known.",
-        "What kernels further from a break would gain, and what the code between regions would cost inside a graph.",
+        "The code between regions and the time to enter them were measured while they were traced. It is not known how "
+        "much faster the kernels next to a break would be without it.",
+        "How much kernels further from a break would gain, and how much the code between regions would cost inside a "
+        "graph.",
         rows("op", [f"{REGION}{name}" for name in frame["region"][broken].unique()[:_MOST]]),
     )
 
 
 def _left_uncompiled(facts: Facts) -> pd.DataFrame:
-    """Return the functions that torch left uncompiled because a graph breaks where it cannot resume, on the CPU.
+    """Return the functions that torch left uncompiled on the CPU because it cannot resume after a graph break.
 
-    If regions in the steps end at the same break, the break is attributed to them, because torch resumes there and
-    gives up only around it.
+    If regions in the steps end at the same break, the break is attributed to them: in that case torch does resume there
+    and leaves only the enclosing functions uncompiled.
     """
     record = facts.recording.compiled
     code = pd.DataFrame(columns=CompiledCode._fields) if record is None or facts.gpu is not None else record.code
@@ -197,22 +198,22 @@ def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
         f"{place_in_words(row['broke_at'])} ({row['broke']})"
         for _, row in first.iterrows()
     )
-    parts = f" What it calls is compiled in parts: {small.evidence}" if small is not None else ""
+    parts = f" The functions that it calls are compiled in parts: {small.evidence}" if small is not None else ""
     return Finding(
-        "torch.compile leaves a function uncompiled where it cannot resume behind a graph break, such as in a loop or "
-        f"a with block: {named}.{parts}",
+        "torch.compile leaves a function uncompiled if it cannot resume after a graph break, such as in a loop or a "
+        f"with block: {named}.{parts}",
         None if small is None else small.cost.whole,
         " ".join(f"At {place_in_words(row['broke_at'])}: {_cure(row['broke'])}." for _, row in first.iterrows()),
         "medium",
         "torch reported the break. Regions and kernels were measured while they were traced, which makes entering a "
         "region slower.",
-        "What compiling the rest of the function would save.",
+        "How much compiling the rest of the function would save.",
         () if small is None else small.rows,
     )
 
 
 def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[Ints, Bools]:
-    """For each run, return the number of its region if there were no graph breaks, and whether it is the last one.
+    """Return, for each run, the number of its region if there were no graph breaks, and whether it is the last one.
 
     If a graph breaks in a function that torch cannot resume, torch leaves this function and the enclosing functions
     uncompiled. Groups with breaks within one call to a model therefore belong together. Other groups belong together if
@@ -229,7 +230,7 @@ def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[I
 
 
 def _following(group: Ints, has: Bools) -> Ints:
-    """Return the next run in the same group for each run; `NONE` if there is none."""
+    """Return, for each run, the next run in the same group; `NONE` if there is none."""
     following, rows = np.full(len(group), NONE), np.flatnonzero(has)
     same = group[rows[1:]] == group[rows[:-1]]
     following[rows[:-1][same]] = rows[1:][same]
@@ -245,7 +246,7 @@ class _Small(NamedTuple):
 
     evidence: str
     cost: _Costs
-    #: Whether several of them could be one.
+    #: Whether several of them could be compiled as one.
     joined: bool
     rows: tuple[Row, ...]
 
@@ -264,7 +265,7 @@ def _small(facts: Facts) -> _Small | None:
     small = alone & (work > 0) & (entering > _COMPARABLE * work)
     if not small.any():
         return None
-    # Two regions that could be one have no more code between them than they are long.
+    # Two regions could be compiled as one if the code between them takes no longer than the regions themselves.
     apart, behind = runs.ns("apart_ns"), np.append(np.arange(1, len(frame)), NONE)
     close = frame["apart_ns"].notna().to_numpy() & (apart <= forward + forward[behind])
     joined = close & alone & alone[behind] & (small | small[behind])
@@ -292,7 +293,7 @@ def _words_of_small(facts: Facts) -> tuple[str, str]:
     small = _small(facts)
     if small is None or small.joined:
         return "Slowed by entering compiled regions", "entering fewer and larger ones"
-    return "Slowed by entering a compiled region", "giving it more work for each entry"
+    return "Slowed by entering a compiled region", "giving it more work per entry"
 
 
 @rule("small regions", "Slowed by entering compiled regions", worth=0.1, words=_words_of_small)
@@ -306,8 +307,8 @@ def small_regions(facts: Facts) -> Iterator[Finding]:
         small.cost.whole,
         "Compile the code that calls these regions, so that one larger region is entered instead of many."
         if small.joined
-        else "Give the region more work for each entry: larger batches, or more of the step. Otherwise, compare it "
-        "with the uncompiled code, which may be as fast.",
+        else "Give the region more work per entry: larger batches, or more of the step. Otherwise, compare it with the "
+        "uncompiled code, which may be just as fast.",
         "medium",
         "Regions and kernels were measured while they were traced, which makes entering a region slower.",
         "Whether the code that calls the regions can be compiled as a whole.",
@@ -347,24 +348,24 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
     bound, once = float(per_step.mean()), len(steps) == 1
     took = f"On average over all steps, compiling took {fmt.duration(bound)}."
     yield Finding(
-        f"In {len(steps)} of {len(per_step)} timed steps torch.compile compiled {what} {why}{others} "
-        + (f"That took {fmt.duration(float(per_step.sum()))}." if once else took),
+        f"In {len(steps)} of {len(per_step)} timed steps, torch.compile compiled {what} {why}{others} "
+        + (f"This took {fmt.duration(float(per_step.sum()))}." if once else took),
         None if once else bound,
         next((cure for pattern, cure in _GUARD_CURES if re.search(pattern, guard)), _OTHER_GUARD)
         if guard
         else (_COMPILE_ONCE if len(steps) == len(per_step) else _WARM_UP),
         "low" if once else "high",
-        "One step with a compilation does not show how often it recurs."
+        "A single step with a compilation does not show how often it recurs."
         if once
         else "torch timed each compilation in the timed steps.",
-        "Code that runs uncompiled because it has been compiled as often as torch allows.",
+        "Code that runs uncompiled because it has reached torch's limit of recompilations.",
         rows("step", steps[:5]),
         of_ms=max(facts.step_ms, float(facts.timed_ms.mean())),
     )
 
 
 def _guard(text: str) -> str:
-    """Return a guard without its region's number: ``k == 1 (h = h * k, model.py:11)``."""
+    """Return a guard without its region's number, for example ``k == 1 (h = h * k, model.py:11)``."""
     guard, *places = _NUMBER.sub("", text.partition(" (HINT")[0], count=1).split(" # ")
     where = ", ".join(place_in_words(place.partition(" in ")[0]) if place is places[-1] else place for place in places)
     return f"{guard.strip()} ({where.strip()})" if where else guard.strip()

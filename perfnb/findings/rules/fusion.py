@@ -24,7 +24,7 @@ _WORTH = 0.03
 _SOFTMAX = re.compile(r"aten::_?(?:safe_)?softmax$")
 _PRODUCT = re.compile(r"aten::(?:matmul|bmm|baddbmm|einsum)$")
 _BATCHED = re.compile(r"aten::baddbmm$|aten::bmm$")
-#: Ops that may be between the products and the softmax: scale, mask, dropout, a change of dtype or device.
+#: Ops that may occur between the products and the softmax: scale, mask, dropout, and changes of dtype or device.
 _BETWEEN = re.compile(
     r"aten::(?:mul|div|add|sub|rsub|neg|where|masked_fill|tril|triu|native_dropout|dropout|feature_dropout|bernoulli|to|"
     r"_to_copy|copy|clone|contiguous|type_as|float|half|bfloat16|softmax|_softmax|nan_to_num|maximum|eq|ne|lt|gt|"
@@ -33,16 +33,16 @@ _BETWEEN = re.compile(
 )
 _FREE = re.compile(r"aten::(?:transpose|view|reshape|permute|expand|unsqueeze|squeeze|select|slice|t|detach|alias)$")
 _COUNTED = ("aten::bmm", "aten::baddbmm")
-#: Share of peak arithmetic at which fused attention runs on a CPU: measured 0.47 to 0.85 forward and 0.35 to 0.63
-#: backward, for head sizes 16 and 64 and 128 to 1,024 positions. It writes no attention matrices, so it can beat
-#: separate products.
+#: Share of peak arithmetic that fused attention reaches on a CPU: 0.47 to 0.85 forward and 0.35 to 0.63 backward were
+#: measured for head sizes 16 and 64 and 128 to 1,024 positions. Fused attention writes no attention matrices and can
+#: therefore be faster than separate products.
 _FUSED, _FUSED_BACKWARD = 0.7, 0.5
-#: Work of the fused backward pass relative to the separate one's four products: it recomputes one of forward's.
+#: Work of the fused backward pass relative to the four products of the unfused one: it recomputes a product of forward.
 _AGAIN = 5 / 4
 _AGAIN_WORDS = ", and a fused backward pass recomputes one of them (Dao et al., FlashAttention, 2022)"
 #: The depth to which a product may be nested in the operator that was called.
 _DEPTH = 4
-#: The distance from the softmax, in operators, within which a product is searched.
+#: The number of operators before and after the softmax among which a product is searched for.
 _REACH = 12
 _ELEMENTWISE = re.compile(
     r"(?:add|sub|rsub|mul|div|true_divide|neg|abs|exp|expm1|log|log1p|sqrt|rsqrt|square|pow|reciprocal|sin|cos|tanh|erf|"
@@ -60,7 +60,7 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @rule("attention unfused", "Bound by unfused attention", "a fused kernel", remedy="attention")
 def unfused_attention(facts: Facts) -> Iterator[Finding]:
-    """Find a softmax between two batched products, with only scale, mask and dropout in between."""
+    """Find a softmax between two batched matrix products, with only scale, mask and dropout in between."""
     forward, count = _segments(facts)
     if count == 0:
         return
@@ -73,14 +73,15 @@ def unfused_attention(facts: Facts) -> Iterator[Finding]:
         return
     top = facts.heaviest_layers(used)
     yield Finding(
-        f"Attention runs as separate products and a softmax in {fmt.counted(count / facts.steps, 'place')} per step, "
-        f"for {facts.of_step(whole)}: {fmt.duration(products)} in the products and {fmt.duration(whole - products)} in "
-        "between, where the full attention matrices go through memory.",
+        f"Attention runs as separate products and a softmax in {fmt.counted(count / facts.steps, 'place')} per step "
+        f"and takes {facts.of_step(whole)}: {fmt.duration(products)} in the products and "
+        f"{fmt.duration(whole - products)} between them, where the full attention matrices pass through memory.",
         max(whole - remains, 0.0),
         _advice(facts, top),
         "medium",
-        f"Inferred from the order of operators. The products remain{_AGAIN_WORDS if len(backward) else ''}.",
-        "Whether the attention weights themselves are needed; which fused kernel this device has.",
+        "This is inferred from the order of operators. A fused kernel still computes the products"
+        f"{_AGAIN_WORDS if len(backward) else ''}.",
+        "Whether the attention weights themselves are needed, and which fused kernel this device supports.",
         rows("layer", top) + rows("op", ["aten::_softmax"]),
     )
 
@@ -102,12 +103,12 @@ def attention_ops(facts: Facts) -> Bools:
 
 
 def _advice(facts: Facts, layers: list[str]) -> str:
-    """Return the recommendation; torch's own layer only needs to know that its weights are not needed."""
+    """Return the recommendation, which for torch's own layer is only an argument of its call."""
     own = [name for name in layers if facts.kinds.get(name) == "MultiheadAttention"]
     if own:
         return (
-            "Use the fused operator, which keeps no full attention matrix in memory: nn.MultiheadAttention does so if "
-            f"its weights are not requested. Call {own[0]} with need_weights=False."
+            "Use the fused operator, which keeps no full attention matrix in memory: nn.MultiheadAttention uses it if "
+            f"the attention weights are not requested. Call {own[0]} with need_weights=False."
         )
     return (
         "Use torch.nn.functional.scaled_dot_product_attention, which keeps no full attention matrix in memory. For a "
@@ -116,7 +117,7 @@ def _advice(facts: Facts, layers: list[str]) -> str:
 
 
 def _remains(facts: Facts, products: float, of_backward: float) -> float:
-    """Return milliseconds per step that the fused operator takes, which is at most about the time of its products."""
+    """Return the milliseconds per step that the fused operator takes: about the time of its products at most."""
     known = _arithmetic_ms(facts)
     forward = known / 3 if of_backward else known
     return min(products - of_backward, forward / _FUSED) + min(
@@ -127,7 +128,7 @@ def _remains(facts: Facts, products: float, of_backward: float) -> float:
 def _arithmetic_ms(facts: Facts) -> float:
     """Return the time that the products' arithmetic takes at the peak rate; infinite if it is unknown."""
     roofline = facts.figures.roofline
-    # On a busy machine, a peak measured in quiet times is no yardstick.
+    # On a busy machine, a peak that was measured in quiet times cannot be reached.
     if roofline is None or facts.gpu is not None or facts.busy:
         return math.inf
     points = roofline.points[(roofline.points["kind"] == "op") & roofline.points["name"].isin(_COUNTED)]
@@ -138,13 +139,13 @@ def _arithmetic_ms(facts: Facts) -> float:
 
 
 def _kind(name: str) -> str:
-    """Return what an op is: softmax, product, an op that may be between them, or none of these."""
+    """Return the kind of an op: softmax, product, an op that may occur between them, or none of these."""
     return "s" if _SOFTMAX.match(name) else "p" if _PRODUCT.match(name) else "b" if _BETWEEN.match(name) else ""
 
 
 @shared
 def _segments(facts: Facts) -> tuple[Ints, int]:
-    """Return rows of the operators from one product to the other, and the number of attentions in all steps."""
+    """Return the rows of the operators from one product to the other, and the number of attentions in all steps."""
     ops = facts.ops
     candidates = ops[ops["outer"] & ops["phase"].isin(("forward", "other"))]
     kinds: list[str] = of_labels(candidates["op"], _kind, "").tolist()
@@ -175,9 +176,10 @@ def _segments(facts: Facts) -> tuple[Ints, int]:
 
 
 def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
-    """Return milliseconds per step in all these operators, and in the products inside them: on the GPU if there is one.
+    """Return the milliseconds per step in all these operators, and in the products inside them.
 
-    Copies that a batched product makes of non-contiguous inputs do not count as part of the product.
+    If there is a GPU, these are its times. Copies that a batched product makes of non-contiguous inputs do not count as
+    part of the product.
     """
     ops = facts.ops
     products = ops[_with_inside(facts, used) & found(ops["op"], _BATCHED.match)]
@@ -187,7 +189,7 @@ def _times(facts: Facts, used: pd.DataFrame) -> tuple[float, float]:
 
 
 def _with_inside(facts: Facts, used: pd.DataFrame) -> Bools:
-    """Return a mask of all operators that are among these or nested in them."""
+    """Return a mask of these operators and all operators nested in them."""
     around = facts.ops["around"].to_numpy()
     inside = np.zeros(len(around), dtype=bool)
     inside[used.index.to_numpy()] = True
@@ -214,8 +216,8 @@ class Chains:
     one_pass_ns: float
     #: Number of chains.
     count: int
-    #: By block: time between two ops of a chain, when memory is freed; at most as long as the first op took and no
-    #: more than the block's ops leave.
+    #: For each block, the time between two ops of a chain, when memory is freed. It is at most as long as the first op
+    #: and never exceeds the block's time outside ops.
     gaps_ns: Floats
 
 
@@ -231,16 +233,16 @@ def elementwise_chains(facts: Facts) -> Iterator[Finding]:
     used, whole = facts.ops[chains.members], facts.per_step(chains.whole_ns)
     by_op, layers = facts.heaviest_ops(used), facts.heaviest_layers(used)
     note, code = compiling(facts, layers) if layers else ("", "")
-    what = "the model that computes it" if layers else "the function that computes it (it is in no layer)"
+    what = "the model that computes it" if layers else "the function that computes it (it is not part of a layer)"
     yield Finding(
         f"{fmt.counted(len(used) / facts.steps, 'elementwise op')} per step ({', '.join(map(str, by_op))}) run back to "
         f"back in {fmt.counted(chains.count / facts.steps, 'chain')} and take {facts.of_step(whole)}: each reads its "
         "whole tensor from memory and writes another, with little arithmetic per byte.",
         facts.per_step(chains.whole_ns - chains.one_pass_ns),
-        f"Fuse each chain into one pass over the data: compile {what} with torch.compile. Or write into existing "
-        f"tensors (out=, in-place), which at least avoids new memory.{note}",
+        f"Fuse each chain into one pass over the data: compile {what} with torch.compile. Alternatively, "
+        f"write into existing tensors (out=, in-place), which at least avoids allocating new memory.{note}",
         "medium",
-        "One pass remains: the longest op of each chain.",
+        "A fused chain still needs one pass, which takes as long as its longest op.",
         "Whether each op needs the result of the previous one, and whether the tensors fit into a cache.",
         rows("layer", layers) + rows("op", by_op),
         code=code,
@@ -249,13 +251,16 @@ def elementwise_chains(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def chains_of(facts: Facts) -> Chains:
-    """Return chains of two or more longer elementwise ops, back to back on one thread, excluding attention."""
+    """Return the chains of two or more longer elementwise ops that run back to back on one thread.
+
+    Ops that belong to attention are excluded.
+    """
     ops = facts.ops
     gaps = np.zeros(len(facts.attribution.cells))
     fused, ends, free = (_is(pattern, ops["op"]) for pattern in (_ELEMENTWISE, _ENDS, _MOVES_NOTHING))
     phases = ["forward", "loss", "backward"]
     if not (ops["direction"] == "backward").any():
-        phases.append("other")  # otherwise it may be an update by hand, tensor after tensor
+        phases.append("other")  # in a training step, this may be a manual update, tensor by tensor
     own = (ops["outer"] & ops["phase"].isin(phases)).to_numpy()
     whole = ops["whole_ns"].to_numpy(dtype=float)
     long = (fused | ends) & (whole >= facts.tiny_ns) & ~attention_ops(facts)

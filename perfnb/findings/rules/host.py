@@ -29,23 +29,23 @@ from perfnb.trace_names import LAYER_SPAN
 
 #: Share of the step, and milliseconds of it, worth reporting.
 _WORTH, _LEAST_MS = 0.1, 0.2
-#: Share of the step above which the host's own code is always accounted for, by sampled stacks if possible.
+#: Share of the step above which the host's own code is always explained, by sampled stacks if possible.
 WORTH_SAMPLING = 0.15
-#: Fewest traced steps that reliably show a step's regular work.
+#: Minimum number of traced steps that reliably show a step's regular work.
 _SURE = 2
-#: Fewest small operators per step worth reporting.
+#: Minimum number of small operators per step worth reporting.
 _FEWEST = 30
-#: The time that Python may take around a call, in lengths of a tiny op; a third of one is usual on a quiet machine.
+#: The time that Python may take around a call, as a multiple of a tiny op; on a quiet machine, a third is usual.
 _AROUND = 2.0
 #: Calls to a model per step that count as a loop around it.
 _FEWEST_ROUNDS = 8
 _PHASES = ("forward", "loss", "backward")
 #: Share of the work above which CUDA graphs launch it already.
 _GRAPHS = 0.5
-#: Nanoseconds of Python that a call to an op or a layer costs in any case, and above which a stretch without ops is
-#: more.
+#: Nanoseconds of Python that a call to an op or a layer always costs, and above which a stretch without ops must
+#: contain other code.
 _USUAL_NS, _STRETCH_NS = 30_000, 200_000
-#: The places of the host's own code. In the model, freeing large memory between ops looks the same.
+#: Where the host's own code runs. In the model, freeing large amounts of memory between ops looks the same.
 _WHERE = {
     "loss": "around the loss",
     "other": "outside model, loss and optimizer",
@@ -56,17 +56,17 @@ _OUTSIDE = ("loss", "other")
 #: Peak bytes above which freeing memory may take long.
 _LARGE = 256 * 2**20
 _PLACES = {"calls": "calls to the GPU's runtime", "ops": "ops", "functions": "Python functions"}
-#: Share of the time above which one place where the host was seen takes most of it.
+#: Share of the time above which one of these places accounts for most of it.
 _MAINLY = 0.5
 
 
 @rule("dispatch overhead", "Bound by dispatch overhead", "fewer and larger ops", remedy="compile")
 def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
-    """On the CPU, find everything in forward and backward that is not work in longer operators."""
+    """Find all time in forward and backward on the CPU that is not spent on work in longer operators."""
     if facts.gpu is not None:
         return
     ops, blocks = facts.ops, facts.attribution.host.blocks
-    # Reads in loops and compiled code have findings of their own.
+    # Reads in loops and compiled code have their own findings.
     chosen = ~reads_of(facts).looped & ~facts.in_compiled(blocks["thread"].to_numpy(), blocks["start"].to_numpy())
     outer = ops[ops["phase"].isin(_PHASES) & ops["outer"] & chosen[facts.lines[ops["block"].to_numpy()]]]
     outer = outer[~facts.in_compiled(outer["thread"].to_numpy(), outer["start"].to_numpy())]
@@ -81,34 +81,35 @@ def dispatch_overhead(facts: Facts) -> Iterator[Finding]:
     if rounds > _FEWEST_ROUNDS:
         bound, code = min(max(calling, _together_ms(facts, rounds)), facts.step_ms), ""
         takes = (
-            f"at least {fmt.duration(calling)}. The model is called {rounds:,.0f} times per step, and one call could "
-            f"save up to {facts.of_step(bound)}"
+            f"at least {fmt.duration(calling)}. The model is called {rounds:,.0f} times per step, and a single "
+            f"call instead could save up to {facts.of_step(bound)}"
         )
         advice = "Call the model once, with all samples in one batch, if no call needs the result of another."
     else:
         bound, (note, code) = calling, compiling(facts, layers)
         takes, fuse = facts.of_step(bound), facts.for_torch(" with torch.compile")
-        advice = f"Make each op do more: a larger batch, fewer and wider layers, or fusion{fuse}.{note}"
+        advice = f"Give each op more work: use a larger batch, fewer and wider layers, or fusion{fuse}.{note}"
     leaves = int((~modules.index.isin(modules["parent"])).sum())
-    among = f" (in {fmt.counted(leaves, 'layer')})" if leaves else ""  # a trace may know no layers
+    among = f" (in {fmt.counted(leaves, 'layer')})" if leaves else ""  # a trace may contain no layers
     yield Finding(
         f"{count:,.0f} of {len(outer) / facts.steps:,.0f} ops in forward and backward{among} are shorter than "
         f"{facts.tiny_ns / 1e3:.0f} µs: calling them, from Python and through autograd, takes {takes}.",
         bound,
         advice,
         "medium",
-        "All time of these phases outside longer ops counts as overhead, up to what calls can cost; a little of it is "
-        "work.",
-        "How much of this a compiler would actually fuse, and how much of the work a longer op would need.",
+        "All time in these phases outside longer ops counts as overhead, up to the most that calls can cost. A small "
+        "part of it is actual work.",
+        "How much of this a compiler would actually fuse, and how much time the same work would take in longer ops.",
         rows("layer", layers) + rows("op", facts.heaviest_ops(small, 2)),
         code=code,
     )
 
 
 def _rounds(facts: Facts) -> float:
-    """Return the number of calls to the model that the step calls most often; 0 if each call has its own backward pass.
+    """Return the number of calls to the model that the step calls most often.
 
-    Such calls are micro-batches, whose gradients are accumulated because a single large batch does not fit.
+    The result is 0 if each call has its own backward pass. Such calls are micro-batches, whose gradients are
+    accumulated because a single large batch does not fit.
     """
     calls, blocks = model_calls(facts), facts.attribution.host.blocks
     often = float(calls.groupby("layer").size().max()) / facts.steps if len(calls) else 0.0
@@ -117,7 +118,7 @@ def _rounds(facts: Facts) -> float:
 
 
 def _together_ms(facts: Facts, rounds: float) -> float:
-    """Return the most that a single call to the model, instead of this many calls, could save.
+    """Return the most time that a single call to the model could save, compared with this many calls.
 
     This is the time of all rounds except one, minus the arithmetic. Python code after the last call counts as freeing
     the results of the calls, up to the time that this can take.
@@ -135,16 +136,16 @@ def _together_ms(facts: Facts, rounds: float) -> float:
 
 
 def _calling_ms(facts: Facts, small_ns: Floats, chosen: Bools) -> float:
-    """Return milliseconds per step in small ops and around all ops, limited for each call to what a call can cost.
+    """Return the milliseconds per step in small ops and around all ops, limited to the most that each call can cost.
 
-    Anything longer is not overhead; it is caused by freeing memory, or by other programs that use the core.
+    Any additional time is not overhead, but is caused by freeing memory or by other programs that use the core.
     """
     cells, outer = facts.attribution.cells, facts.ops[facts.ops["outer"]]
     line = facts.lines[outer["block"].to_numpy()]
     calls = np.bincount(line, minlength=len(cells)) + facts.blocks_inside + 1
     here = cells["phase"].isin(_PHASES).to_numpy() & chosen
     most = (1.0 if facts.busy else _AROUND) * facts.tiny_ns * calls[here]
-    # In time of a timed step: if other programs made threads wait, that is many times a traced one.
+    # Scaled to a timed step, which may take many times as long as a traced one if other programs made threads wait.
     around, inside = facts.left_ns[here] * facts.scale, small_ns * facts.scale
     return float(np.minimum(around, most).sum() + np.minimum(inside, facts.tiny_ns).sum()) / 1e6 / facts.steps
 
@@ -169,13 +170,13 @@ def launch_overhead(facts: Facts) -> Iterator[Finding]:
             f"graphs, which launch a whole step at once.{note}"
         )
     yield Finding(
-        f"The GPU was idle for {facts.of_step(bound)} because the host had launched nothing yet; "
+        f"The GPU was idle for {facts.of_step(bound)} because the host had not launched any work yet; "
         f"a step has {gpu.kernels:,.0f} kernels{short}.{speed}",
         bound,
         advice,
         "high" if gpu.idle_share > 0.5 else "medium",
         "Each gap ended with work that was launched too late.",
-        "How much the profiler itself slowed down the host; without it the gaps are shorter.",
+        "How much the profiler itself slowed down the host. Without the profiler, the gaps are shorter.",
         rows("op", gpu.late_ops[:3]),
         code=code,
         remedy="compile_reduce_overhead" if gpu.graph_share < _GRAPHS else "",
@@ -204,13 +205,14 @@ def host_code(facts: Facts) -> Iterator[Finding]:
     ask = "" if named else " To see which function it is, profile with stacks=True."
     among = f", {fmt.duration(ops_ms)} of it in ops" if ops_ms > NAMED * bound else ""
     yield Finding(
-        f"For {facts.of_step(bound)} the host runs code {_WHERE[most]}: Python, or another library{among}.{named}",
+        f"The host spends {facts.of_step(bound)} on code {_WHERE[most]}: Python, or another library{among}.{named}",
         bound,
-        f"Move it out of the step, or do it less often, in another thread or process, or with fewer calls.{ask}",
+        "Move this code out of the step, or run it less often, in another thread or process, or with fewer "
+        f"calls.{ask}",
         "low" if memory is not None and memory.peak_bytes > _LARGE and not named else "medium",
         "The time is known; "
-        + ("which lines took it was sampled, a hundred times per second." if named else "its cause is not."),
-        f"{'' if named else 'Which function ran. '}Freeing large memory looks the same.",
+        + ("the lines that took it were sampled a hundred times per second." if named else "its cause is not."),
+        f"{'' if named else 'Which function ran. '}Freeing large amounts of memory looks the same.",
         rows("phase", [most]),
     )
 
@@ -221,15 +223,16 @@ class HostTime:
 
     python_ns: Floats
     ops_ns: Floats
-    #: The blocks with enough of it.
+    #: The blocks with enough of this work.
     chosen: Bools
 
 
 def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
-    """Return Python code between the ops of some phases, and the ops outside model, loss, backward pass and optimizer.
+    """Return the time of Python code between ops, and of ops outside model, loss, backward pass and optimizer.
 
-    Long ops before the last backward pass may be the step's purpose, so they do not count. Inside the other phases,
-    only long stretches of Python count, and in the model only those whose lines stacks can name.
+    Python code is counted in the given phases. Long ops before the last backward pass may be the step's purpose, so
+    they do not count. Inside the other phases, only long stretches of Python count, and in the model only those whose
+    lines can be named by stacks.
     """
     cells, modules = facts.attribution.cells, facts.recording.modules
     nothing = np.zeros(len(cells))
@@ -248,10 +251,10 @@ def host_time(facts: Facts, phases: Collection[str]) -> HostTime:
 
 
 def unnamed_share(facts: Facts) -> float:
-    """Return the share of the step that is the host's own work, whose lines could be named by sampling stacks.
+    """Return the share of the step that the host spends on its own work, whose lines sampled stacks could name.
 
-    Such work must occur in each of several traced steps, because an interruption of a single step looks the same. The
-    result is 0 if sampling is not worthwhile.
+    Such work must occur in each of several traced steps, because an interruption of a single step would look the same.
+    The result is 0 if sampling is not worthwhile.
     """
     if not facts.live or facts.steps < _SURE:
         return 0.0
@@ -277,7 +280,7 @@ def _short(name: str) -> str:
 
 @rule("host work", "Host-bound (the GPU waits for other work on the host)", "removing that work", worth=0.05)
 def host_work(facts: Facts) -> Iterator[Finding]:
-    """Find idle time in pieces that are too long for launching, spent in a long op or call, or in Python."""
+    """Find periods of idle time that are too long for a launch, while the host runs a long op, a call, or Python."""
     gpu = facts.gpu
     if gpu is None:
         return
@@ -286,21 +289,21 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     advice, code = _advice(facts, gpu)
     longest = gpu.doing.longest["ops"]
     yield Finding(
-        f"The GPU was idle for {facts.of_step(bound)} in pieces of more than {fmt.duration(LONG_NS / 1e6)}: launching "
-        f"takes less, so the host did something else. {_seen(gpu)}{lines_in_words(facts, PHASES, bound)}",
+        f"The GPU was idle for {facts.of_step(bound)} in periods of more than {fmt.duration(LONG_NS / 1e6)}. Launching "
+        f"takes less time, so the host did something else. {_seen(gpu)}{lines_in_words(facts, PHASES, bound)}",
         bound,
         advice,
         "high" if known and gpu.idle_share > 0.5 else "medium",
-        "The host had launched nothing that the GPU could have run"
-        + ("." if known else ", but for most of that time the trace does not show the host's work."),
-        "What the host did outside recorded ops, calls and functions; work that is missing from the trace.",
+        "The host had not launched anything that the GPU could have run"
+        + ("." if known else ", but for most of this time, the trace does not show the host's work."),
+        "What the host did outside recorded ops, calls and functions, and work that is missing from the trace.",
         rows("op", [longest] if longest else []),
         code=code,
     )
 
 
 def _seen(gpu: GpuFacts) -> str:
-    """Describe the host's work: ``It spent 30.0 s in calls to the GPU's runtime (most in cudaMalloc) ...``."""
+    """Describe the host's work, as in ``It spent 30.0 s in calls to the GPU's runtime (most in cudaMalloc) ...``."""
     doing, bound = gpu.doing, gpu.idle_by["host"]
     parts = [
         f"{fmt.duration(doing.shares[place] * bound)} in {word} (most in {_short(doing.longest[place])})"
@@ -308,9 +311,9 @@ def _seen(gpu: GpuFacts) -> str:
         if doing.shares[place] >= 0.01
     ]
     if not parts:
-        return "The trace does not show what."
+        return "The trace does not show its work."
     rest = 1 - doing.seen
-    left = f"; for {fmt.duration(rest * bound)} the trace does not show its work" if rest >= 0.01 else ""
+    left = f"; for {fmt.duration(rest * bound)}, the trace does not show its work" if rest >= 0.01 else ""
     return f"It spent {', '.join(parts)}{left}."
 
 
@@ -318,13 +321,13 @@ def _advice(facts: Facts, gpu: GpuFacts) -> tuple[str, str]:
     share, longest = gpu.doing.shares, gpu.doing.longest
     if share["calls"] >= _MAINLY:
         return (
-            f"Look at {_short(longest['calls'])}: the first use of a GPU, a library or a kernel loads what it needs. "
+            f"Look at {_short(longest['calls'])}: on first use, a GPU, a library or a kernel has to be loaded. "
             "Run a few steps before the traced one.",
             "",
         )
     if share["calls"] + share["ops"] >= _MAINLY:
         most = longest[max(("ops", "calls"), key=lambda place: share[place])]
-        return f"Look at {_short(most)}: it runs on the host for a long time and launches late.", ""
+        return f"Look at {_short(most)}: it runs on the host for a long time and launches work late.", ""
     if share["functions"] >= _MAINLY:
         return "Take this function off the critical path: call it less often, elsewhere, or before the loop.", ""
     how, code = "record Python functions too", RECORD_MORE
@@ -359,7 +362,7 @@ def unexplained_idle(facts: Facts) -> Iterator[Finding]:
         bound,
         "Record more: the host's ops and calls together with the GPU's work, "
         + ("" if facts.records_python or facts.recording.is_foreign else "Python stacks, ")
-        + "synchronisation events, and only whole steps.",
+        + "synchronisation events, and only complete steps.",
         "low",
         "If the trace is complete, the GPU certainly ran nothing; the cause is unknown.",
         "Work missing from the trace, work of other processes, other streams, and ranks that were late.",

@@ -1,6 +1,7 @@
 """Find memory problems.
 
-These are activations that dominate the peak or are recomputed, a strained allocator, and memory that steps do not free.
+The rules look for activations that dominate the peak or are recomputed, for an allocator under pressure, and for memory
+that steps never free.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.proposed_code import EXPANDABLE, is_amd
 
 _MIB = 2**20
-#: Share of the peak above which activations dominate, and bytes below which it does not matter.
+#: Activations dominate if they exceed this share of the peak; below this number of bytes, they do not matter.
 _DOMINATES, _LEAST_BYTES = 0.5, 64 * _MIB
-#: Share of reserved memory that is unused between blocks, and bytes of it, worth reporting.
+#: Unused memory between blocks is worth reporting above this share of reserved memory and this number of bytes.
 _FRAGMENTED, _LEAST_FRAGMENTS = 0.3, 256 * _MIB
-#: Least share of the peak that every step must leave behind, and bytes.
+#: Memory is growing if every step leaves behind at least this share of the peak and this number of bytes.
 _GROWS, _LEAST_GROWTH = 0.002, _MIB // 4
 _ROUGHLY = "half precision for activations"  # autocast keeps some in float32
 _WAYS = ("checkpointing", "half the batch", _ROUGHLY)
@@ -41,15 +42,15 @@ def activation_memory(facts: Facts) -> Iterator[Finding]:
     layers = memory.owners.loc[memory.owners["category"] == "activations", "layer"].dropna().head(3)
     of_what = "the peak of {}" if memory.incomplete is None else "the {} that were alive when memory ran out"
     yield Finding(
-        f"Activations take {fmt.size(held)} of {of_what.format(fmt.size(memory.peak_bytes))}, "
-        f"{fmt.share(held / memory.peak_bytes)}{': ' + said if said else ''}.",
+        f"Activations take up {fmt.size(held)} of {of_what.format(fmt.size(memory.peak_bytes))} "
+        f"({fmt.share(held / memory.peak_bytes)}){': ' + said if said else ''}.",
         None,
         "Recompute activations in the backward pass instead of keeping them (torch.utils.checkpoint.checkpoint around "
-        "each block), or use smaller batches and accumulate gradients; this saves memory, not time."
+        "each block), or use smaller batches and accumulate gradients. This saves memory, but no time."
         + "".join(f" {way.detail}" for way in checkpointing.itertuples()),
         "medium" if len(checkpointing) else "high",
-        "The bytes were counted" + ("; what a change frees is estimated." if len(checkpointing) else "."),
-        "Whether memory is short at all. Recomputation costs up to another forward pass.",
+        "The bytes were counted" + ("; the savings are estimates." if len(checkpointing) else "."),
+        "Whether memory is short at all. Recomputation costs up to one additional forward pass.",
         rows("layer", filter(None, layers)) + rows("memory", [f"{memory.peak_ms:.6g}"]),
         remedy="checkpointing" if facts.trains else "",
         bound_bytes=held,
@@ -65,13 +66,14 @@ def recomputation(facts: Facts) -> Iterator[Finding]:
     again = (facts.attribution.cells["direction"] == "recompute").to_numpy()
     bound = facts.per_step(float(facts.cells_ns[again].sum()))
     yield Finding(
-        f"The backward pass recomputes forward work for {facts.of_step(bound)}.",
+        f"The backward pass spends {facts.of_step(bound)} on recomputing forward work.",
         bound,
-        "Checkpoint fewer blocks, only those with the most memory for their time, or none if memory "
-        f"suffices{facts.for_torch(': call them without torch.utils.checkpoint.checkpoint')}.",
+        "Checkpoint fewer blocks: only those that use the most memory for their computing time, or none if there is "
+        f"enough memory{facts.for_torch('. Call the others without torch.utils.checkpoint.checkpoint')}.",
         "high",
-        "Calls of layers inside the backward pass were traced.",
-        "Whether memory suffices without it: perfnb.estimate_memory predicts that without running anything.",
+        "The trace shows calls to layers inside the backward pass.",
+        "Whether there is enough memory without checkpointing: perfnb.estimate_memory predicts this without running "
+        "anything.",
         rows("layer", facts.heaviest_layers(facts.ops[facts.ops["direction"] == "recompute"])),
     )
 
@@ -86,17 +88,17 @@ def allocator(facts: Facts) -> Iterator[Finding]:
         unsure = gpu.is_unsure("allocator")
         yield Finding(
             f"The GPU was idle for {facts.of_step(bound)} while the host allocated or freed device memory: "
-            f"{fmt.counted(calls, 'call')} in the trace, {fmt.duration(in_calls)} per step. Each waits until all work "
-            "is done.",
+            f"{fmt.counted(calls, 'call')} in the trace, {fmt.duration(in_calls)} per step. Each call waits until "
+            "all earlier work is done.",
             bound,
-            "In steady state a step takes its memory from torch's cache: find what bypasses it (a library's workspace, "
-            "empty_cache(), changing sizes) or what fills it."
+            "In steady state, a step gets its memory from torch's cache. Find out what bypasses the cache (a library's "
+            "workspace, empty_cache(), changing sizes) or fills it."
             if facts.uses_torch
-            else "Keep buffers from step to step, or take them from a pool.",
+            else "Reuse buffers across steps, or allocate them from a pool.",
             "low" if unsure else "high",
             "The calls are in the trace, and the GPU was idle while they ran"
-            + (", but the launch of the next work is not in it." if unsure else "."),
-            "Who made the calls: look at the ops around them. A first step allocates more than later ones.",
+            + (", but the trace does not contain the launch of the next work." if unsure else "."),
+            "What made the calls: look at the ops around them. The first step allocates more than later ones.",
             rows("op", gpu.late_ops[:2]),
         )
     if memory is None:
@@ -108,11 +110,12 @@ def allocator(facts: Facts) -> Iterator[Finding]:
         again = "was" if retries == 1 else "were"
         tried = f"{fmt.counted(retries, 'allocation')} {again} retried after emptying the cache; " if retries else ""
         yield Finding(
-            f"{tried}{fmt.size(idle)} of {fmt.size(reserved)} reserved memory were unused between blocks at the peak.",
+            f"{tried}{fmt.size(idle)} of {fmt.size(reserved)} of reserved memory was unused, in gaps between blocks, "
+            "at the peak.",
             None,
-            "Let segments grow instead of adding new ones, and keep shapes the same from step to step.",
+            "Let segments grow instead of adding new ones, and keep shapes the same in all steps.",
             "high" if retries else "medium",
-            "These are the allocator's own counts.",
+            "The allocator itself counted these.",
             "How much time the retries cost.",
             rows("memory", [f"{memory.peak_ms:.6g}"]),
             code="" if is_amd(facts.recording) else EXPANDABLE,
@@ -131,10 +134,11 @@ def growth(facts: Facts) -> Iterator[Finding]:
         return
     owner = f", most of it allocated by {memory.kept_by}" if memory.kept_by else ""
     yield Finding(
-        f"Both steps whose allocations were recorded left {fmt.size(kept)} each that nothing freed{owner}.",
+        f"Each of the two steps whose allocations were recorded left behind {fmt.size(kept)} that was never "
+        f"freed{owner}.",
         None,
-        "Two steps do not prove a leak: let perfnb.find_leaks watch more of them. Something may keep tensors, such as "
-        "a list of losses with their graphs (keep loss.detach() instead).",
+        "Two steps do not prove a leak: use perfnb.find_leaks to watch more of them. Something may be keeping tensors "
+        "alive, such as a list of losses with their graphs (store loss.detach() instead).",
         "low",
         "Only two steps were watched; a cache or a history may still be filling up.",
         "Later steps.",

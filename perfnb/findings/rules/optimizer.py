@@ -18,20 +18,22 @@ from perfnb.recording.nesting import Bools
 from perfnb.recording.text import found
 from perfnb.trace_names import FUSED, FUSED_ON_CPU
 
-#: Fewest operators in an update that count as a loop.
+#: Minimum number of operators in an update that count as a loop.
 _FEWEST = 40
 _READ = re.compile("aten::_local_scalar")
-#: Fewest gradients changed in place, one by one, that count as clipping in a loop; the ops that do so.
+#: Minimum number of gradients that are changed in place, one by one, to count as clipping in a loop; and the ops that
+#: change them.
 _FEWEST_CLIPPED = 20
 _CLIPS = re.compile(r"aten::(?:mul|div|clamp|clamp_min|clamp_max|clip|copy)_$")
 _AT_ONCE = re.compile(r"aten::_(?:foreach|fused)_")
-#: Bytes moved per byte of a parameter: read it and its gradient, write it; more with two moments.
+#: Bytes moved per byte of a parameter: the parameter and its gradient are read, and the parameter is written. With two
+#: moments, more is moved.
 _MOVED, _MOVED_WITH_STATE = 3, 7
 #: The cost per parameter that remains when updating all at once, in ops that do nothing (fused SGD and Adam of torch
 #: 2.13, at least, with 40 and 120 parameters of up to 16 KiB: 0.8 and 3.6 µs): torch's optimizers collect parameters,
 #: gradients and states in Python.
 _PER_TENSOR, _PER_TENSOR_WITH_STATE, _BARE_NS = 1.2, 5.5, 650.0
-#: torch's optimizers that take foreach=True but not fused=True.
+#: torch's optimizers that accept foreach=True but not fused=True.
 _FOREACH = ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 _ADAM = re.compile(r"aten::(?:sqrt|addcdiv)_?$")
 
@@ -58,7 +60,7 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
         bound, waits = min(bound, idle), f" The GPU was idle for {fmt.duration(idle)} of that."
     known = facts.optimizers
     classes = list(dict.fromkeys(str(part["class"]) for part in known if part.get("class"))) or facts.optimizer_classes
-    if classes == ["LBFGS"]:  # its vectors already hold all parameters
+    if classes == ["LBFGS"]:  # its vectors already contain all parameters
         return
     tensors = sum(int(part.get("tensors") or 0) for part in known)
     over = f" over {tensors:,} parameters" if tensors else ""
@@ -68,16 +70,16 @@ def optimizer_loop(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         f"{f'{names[0]}.step()' if len(known) == len(names) == 1 else 'The optimizer'} takes "
         f"{fmt.share(facts.shown_share('optimizer'))} of the step "
-        f"({fmt.duration(facts.figures.phases['ms']['optimizer'])} as traced), in {fmt.counted(count, 'op')} run one "
-        f"by one{over}; updating all at once would take about {fmt.duration(floor)}.{waits}",
+        f"({fmt.duration(facts.figures.phases['ms']['optimizer'])} as traced) and runs {fmt.counted(count, 'op')} one "
+        f"by one{over}. Updating all parameters at once would take about {fmt.duration(floor)}.{waits}",
         bound,
-        "Update all parameters in one call instead of a loop over them"
+        "Update all parameters in one call instead of looping over them"
         f"{_switched(lever, names) if line else _how(facts, classes)}.{_sparse(facts)}",
         "medium",
-        "The phase's time was measured. What remains is an estimate: the bytes that an update must move, and what "
-        "torch does per parameter even if it updates all at once.",
-        "Gradient clipping or synchronisation in between counts as the optimizer's. Keeping all parameters in one flat "
-        "tensor would save what remains, too.",
+        "The phase's time was measured. The remaining time is an estimate based on the bytes that an update must move "
+        "and on the work that torch does for each parameter even if it updates all of them at once.",
+        "Gradient clipping or synchronisation in between counts as part of the optimizer. Keeping all parameters in "
+        "one flat tensor would also save the remaining time.",
         rows("phase", ["optimizer"]) + rows("op", facts.heaviest_ops(own)),
         code=line,
         remedy=lever,
@@ -97,16 +99,16 @@ def gradient_clipping(facts: Facts) -> Iterator[Finding]:
     floor = 2 * count * _PER_TENSOR * bare / 1e6  # a norm and a product
     taken = min(facts.per_step(float(facts.cells_ns[blocks].sum())), facts.shown_ms("other"))
     yield Finding(
-        f"Between the backward pass and the optimizer, {fmt.counted(len(own) / facts.steps, 'op')} run one by one for "
-        f"{facts.of_step(taken)}: {fmt.counted(count, 'gradient')} are changed in place, each on its own.",
+        f"Between the backward pass and the optimizer, {fmt.counted(len(own) / facts.steps, 'op')} run one by one and "
+        f"take {facts.of_step(taken)}: {fmt.counted(count, 'gradient')} are modified in place, each separately.",
         max(taken - floor, 0.0),
         "Clip all gradients in one call: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True), "
-        "or clip_grad_value_. The first clips by the norm of all gradients together: keep the loop if it clips each "
-        "gradient by its own norm.",
+        "or clip_grad_value_. The first function clips by the norm of all gradients together, so keep the loop if it "
+        "clips each gradient by its own norm.",
         "medium",
-        "The time was measured. That these ops clip gradients is inferred from where they run and that they work in "
-        "place.",
-        "By which norm the loop clips, and what else runs between the backward pass and the optimizer.",
+        "The time was measured. These ops are assumed to clip gradients because of where they run and because they "
+        "work in place.",
+        "Which norm the loop uses, and what else runs between the backward pass and the optimizer.",
         rows("phase", ["other"]) + rows("op", facts.heaviest_ops(own)),
     )
 
@@ -135,19 +137,19 @@ def clips_gradients(facts: Facts) -> Bools:
 
 
 def _switched(lever: str, names: list[str]) -> str:
-    """Describe the line for existing optimizers."""
+    """Describe the effect of the line of code on existing optimizers."""
     existing = "optimizer" if len(names) == 1 else "optimizers"
     return f": this line switches the existing {existing} to {lever.removesuffix('_optimizer')}=True"
 
 
 def _how(facts: Facts, classes: list[str]) -> str:
-    """Describe how to make it update all parameters at once, if there is no line of code for this."""
+    """Describe how to make the optimizer update all parameters at once, for cases without a line of code."""
     arguments = {_argument(facts, kind) for kind in classes}
     if arguments == {None}:
-        return ": torch._foreach_add_ and similar functions take lists of tensors"
+        return ": torch._foreach_add_ and similar functions accept lists of tensors"
     if len(arguments) == 1:
         return f": construct {' and '.join(f'torch.optim.{kind}' for kind in classes)} with {arguments.pop()}=True"
-    return ": most of torch's optimizers take fused=True or foreach=True"
+    return ": most of torch's optimizers accept fused=True or foreach=True"
 
 
 def _argument(facts: Facts, kind: str) -> str | None:
@@ -181,7 +183,7 @@ def _sparse(facts: Facts) -> str:
     return (
         f" {fmt.share(share)} of the parameters are embeddings ({first}) that no other layer shares. If their weights "
         "are used only for look-ups, construct them with sparse=True and give them their own optimizer "
-        "(torch.optim.SparseAdam, or SGD without weight decay): then only the rows that a batch looked up are updated."
+        "(torch.optim.SparseAdam, or SGD without weight decay). Then only the rows that a batch looked up are updated."
     )
 
 

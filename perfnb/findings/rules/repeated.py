@@ -1,6 +1,6 @@
 """Find calls to a trained model whose results no backward pass uses.
 
-These calls repeat the same forward pass.
+Such calls repeat a forward pass that the step computes anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perfnb.findings.facts import Facts, shared
 from perfnb.findings.finding import Finding, rows, rule
 from perfnb.recording.nesting import NONE, innermost, subtree_sums
 
-#: Calls to one model are alike if each has at least this share of the ops of the largest.
+#: Calls to a model are considered equal if each has at least this share of the ops of the largest call.
 _ALIKE = 0.5
 #: The time that may pass after a call for using and freeing its results, as a share of the call.
 _USING = 0.1
@@ -31,7 +31,7 @@ _USING = 0.1
     worth=0.05,
 )
 def repeated_forward(facts: Facts) -> Iterator[Finding]:
-    """Find a model that the step trains, and also calls without a backward pass.
+    """Find a model that the step trains and also calls without a backward pass.
 
     Both calls must have the same number of ops.
     """
@@ -49,13 +49,14 @@ def repeated_forward(facts: Facts) -> Iterator[Finding]:
     name = str(facts.recording.modules["name"].iloc[layer])
     number, every = len(again) / facts.steps, (calls["layer"] == layer).sum() / facts.steps
     yield Finding(
-        f"{name} is called {fmt.counted(every, 'time')} per step, and "
-        f"{fmt.counted(number, 'call')} of them has no backward pass: {facts.of_step(bound)}.",
+        f"{name} is called {fmt.counted(every, 'time')} per step, including "
+        f"{fmt.counted(number, 'call')} without a backward pass, which takes {facts.of_step(bound)}.",
         bound,
         "If both calls get the same inputs, keep the outputs of the trained call and compute metrics from them. "
-        "If not, this is not waste: run code that only evaluates under torch.no_grad(), and less often if possible.",
+        "If not, the second call is not wasted: run code that only evaluates under torch.no_grad(), and less often if "
+        "possible.",
         "low",
-        "Calls and backward passes were counted. Whether both calls get the same inputs is not known.",
+        "Calls and backward passes were counted. It is not known whether both calls get the same inputs.",
         "The inputs of the calls.",
         rows("layer", [name]),
     )
@@ -63,7 +64,7 @@ def repeated_forward(facts: Facts) -> Iterator[Finding]:
 
 @shared
 def model_calls(facts: Facts) -> pd.DataFrame:
-    """Return one row per call to a model that the step calls itself.
+    """Return one row for each call that the step itself makes to a model.
 
     The columns are ``step``, ``layer`` (its row among the modules), ``end``, ``ops`` inside, ``ns`` (including
     children), ``after_ns`` (the time right after it), and ``trained`` (whether a backward pass runs through it).

@@ -1,4 +1,4 @@
-"""Find synchronisation: the host waits for results, and the GPU then waits for the host."""
+"""Find synchronisation, where the host waits for results and the GPU then waits for the host."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from perfnb.recording.nesting import NONE, Bools, Floats, forest_of, innermost
 from perfnb.recording.text import TEXT, found
 
 _LEAST_MS = 0.05
-#: Nanoseconds of Python usual between a read and the next operator, and for each operator of the step if nothing
-#: follows: then the results of forward and backward are freed.
+#: Nanoseconds that Python usually takes between a read and the next operator, and for each operator of the step if
+#: no operator follows, because then the results of forward and backward are freed.
 _USUAL_NS, FREEING_NS = 20_000, 1_000
 _OF_TORCH = re.compile("aten::")
-#: Fewest reads in one block that are a loop.
+#: Minimum number of reads in one block that count as a loop.
 _FEWEST_ROUNDS = 10
 _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()", "aten::is_nonzero": "if tensor:"}
 
@@ -37,7 +37,10 @@ _PYTHON_NAME = {"aten::item": ".item()", "aten::_local_scalar_dense": ".item()",
     worth=0.04,
 )
 def synchronisation(facts: Facts) -> Iterator[Finding]:
-    """Find reads of results: on a GPU, the resulting idle time; on the CPU, the time of the reads and their use."""
+    """Find reads of results.
+
+    On a GPU, they cost the resulting idle time; on the CPU, the time to read and to use the results.
+    """
     return _on_gpu(facts, facts.gpu) if facts.gpu is not None else _on_cpu(facts)
 
 
@@ -55,13 +58,14 @@ def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
     reads = _reads(facts)
     what = _what(facts, reads) if len(reads) else fmt.counted(calls, "synchronising call")
     yield Finding(
-        f"After {what} the GPU was idle for {facts.of_step(bound)}: the host had waited "
-        f"({fmt.duration(waited)} per step in synchronising calls) and had queued nothing.",
+        f"After {what}, the GPU was idle for {facts.of_step(bound)}, because the host had been waiting "
+        f"({fmt.duration(waited)} per step in synchronising calls) and had not queued any work.",
         bound,
         f"Read results less often, or later: accumulate losses on the device{facts.for_torch(' (loss.detach())')} and "
         "read the sum every hundred steps.",
         "low" if gpu.is_unsure("synchronisation") else "medium",
-        "This idle time started while the host waited; without the wait the host might still be too slow to fill it.",
+        "This idle time started while the host was waiting. Without the wait, the host might still be too slow to keep "
+        "the GPU busy.",
         "Which line of the program waited.",
         _op_rows(reads),
     )
@@ -71,10 +75,10 @@ def _on_gpu(facts: Facts, gpu: GpuFacts) -> Iterator[Finding]:
 class Reads:
     """Reads of results on the CPU."""
 
-    #: The outermost operators that bring results to the host.
+    #: The outermost operators that copy results to the host.
     ops: pd.DataFrame
-    #: By block, in nanoseconds: Python after reads beyond the usual; and in loops of reads, all of the Python code and
-    #: the operators from the first read of a block to its last one.
+    #: For each block, in nanoseconds: the time in excess of the usual that Python takes after reads; and for loops of
+    #: reads, the time of all Python code and of all operators from the block's first read to its last one.
     after_ns: Floats
     loop_python_ns: Floats
     loop_ops_ns: Floats
@@ -90,7 +94,7 @@ def reads_of(facts: Facts) -> Reads:
     """Return the reads of a step on the CPU.
 
     Reads by the optimizer, the loader and gradient clipping are excluded. Reads inside another operator, such as
-    ``aten::std``, are also excluded, because they are part of torch and not requested by the user's code.
+    ``aten::std``, are also excluded, because they belong to torch rather than to the user's code.
     """
     reads, nothing = _reads(facts), np.zeros(len(facts.cells_ns))
     claimed = clips_gradients(facts)[facts.lines[reads["block"].to_numpy()]]
@@ -109,8 +113,9 @@ def reads_of(facts: Facts) -> Reads:
 def _loops(facts: Facts, reads: pd.DataFrame) -> tuple[Floats, Floats]:
     """For each block, return the Python code and the operators in loops that read a result in each iteration.
 
-    An iteration begins before its read, so that the first one counts as much as the others. Longer operators count only
-    if the next operator reads their result, or if they run after the backward pass, where nothing belongs to the model.
+    An iteration begins before its read, which means that the first iteration counts as much as the others. Longer
+    operators count only if the next operator reads their result, or if they run after the backward pass, where nothing
+    belongs to the model.
     """
     blocks, size = facts.attribution.host.blocks, len(facts.cells_ns)
     block = facts.lines[reads["block"].to_numpy()]
@@ -130,7 +135,7 @@ def _loops(facts: Facts, reads: pd.DataFrame) -> tuple[Floats, Floats]:
     counts = (whole < facts.tiny_ns) | is_read | before_read | gaps_after_backward(facts)[line]
     size_of = partial(np.bincount, minlength=size)
     lasted = (ops["end"].to_numpy() - start).astype(float)
-    # Python code in proportion, because single stretches of it may have been interrupted.
+    # Python code is counted in proportion, because individual stretches of it may have been interrupted.
     around = (blocks["end"] - blocks["start"]).to_numpy() - size_of(line, weights=lasted)
     within = np.where(is_loop, last - begin, 0) - size_of(line[inside], weights=lasted[inside])
     share = np.clip(within / np.maximum(around, 1.0), 0.0, 1.0)
@@ -156,34 +161,36 @@ def _on_cpu(facts: Facts) -> Iterator[Finding]:
     if bound < _LEAST_MS:
         return
     looped = reads.looped.any() and bound > taken
-    then = f", then {fmt.duration(after_ms)} of Python before the next op starts" if after_ms > 0 else ""
+    then = f", followed by {fmt.duration(after_ms)} of Python before the next op starts" if after_ms > 0 else ""
     named = lines_in_words(facts, phases, bound)
     yield Finding(
         f"{_what(facts, reads.ops)}: at least {fmt.duration(taken)} in the reads and the code after them, and up to "
-        f"{facts.of_step(bound)} with the rest of the loops that they are in.{named}"
+        f"{facts.of_step(bound)} including the rest of the loops that contain them.{named}"
         if looped
-        else f"{_what(facts, reads.ops)}: {fmt.duration(read_ms)} in the reads{then}; {fmt.share(facts.share(bound))} "
-        f"of the step.{named}",
+        else f"{_what(facts, reads.ops)}: {fmt.duration(read_ms)} in the reads{then}, in total "
+        f"{fmt.share(facts.share(bound))} of the step.{named}",
         bound,
-        "Compute it for the whole batch with tensors, and read one result: a mask instead of indices, a sum instead of "
-        "numbers. Or do it every hundred steps."
+        "Compute the result for the whole batch with tensors and read it once, for example as a mask instead of "
+        "indices or as a sum instead of single numbers. Alternatively, do this only every hundred steps."
         if looped
-        else "The time goes into using the results (printing, logging, plotting): do it every hundred steps."
+        else "Most of the time is spent on using the results (printing, logging, plotting). Do this only every hundred "
+        "steps."
         if taken - read_ms > read_ms
-        else "Read results less often, or stay with tensors: a mask instead of indices, a sum instead of numbers.",
+        else "Read results less often, or keep them in tensors: use a mask instead of indices, or a sum instead of "
+        "single numbers.",
         "medium",
-        "The loop was seen; that all of it is there for what it reads is an assumption."
+        "The loop is in the trace, but it is an assumption that the whole loop serves the values that it reads."
         if looped
-        else "The read was seen; that the Python code after it belongs to it is an assumption.",
+        else "The read is in the trace, but it is an assumption that the Python code after it uses the result.",
         "" if named else "The Python code after the read.",
         rows("layer", facts.heaviest_layers(reads.ops)) + _op_rows(reads.ops),
     )
 
 
 def _until_next(facts: Facts, reads: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Return nanoseconds from each read to the next op or block on its thread, or to the end of its block.
+    """Return the nanoseconds from each read to the next op or block on its thread, or to the end of its block.
 
-    Also return which of these events it is.
+    Also return whether the end of the block comes first.
     """
     blocks = facts.attribution.host.blocks
     ops = facts.ops

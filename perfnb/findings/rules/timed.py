@@ -1,4 +1,4 @@
-"""Find problems that only timed steps reveal.
+"""Find problems that are visible only in timed steps.
 
 These are waits for data, an unsuitable number of threads, and slow steps among fast ones.
 """
@@ -17,12 +17,12 @@ from perfnb.findings.proposed_code import lever_line, loader_line, workers_line
 from perfnb.recording.nesting import Floats, Ints
 from perfnb.stats.step_times import classify_outliers
 
-#: Least share of the step worth reporting, and that of the garbage collector; least milliseconds of a wait.
+#: Minimum share of the step worth reporting, the same for the garbage collector, and minimum milliseconds of a wait.
 _WORTH, _WORTH_GC, _LEAST_MS = 0.05, 0.02, 0.05
-#: Number of pauses from which their mean is reliable.
+#: Number of pauses from which on their mean is reliable.
 _OFTEN = 4
 _AHEAD = " (num_workers and prefetch_factor of torch's DataLoader)"
-#: Fewest timed steps among which a slow one stands out.
+#: Minimum number of timed steps among which a slow one stands out.
 _FEWEST = 10
 
 
@@ -40,8 +40,8 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
     measured = facts.live and bool(facts.waits_ms.any())
     least = waited
     if measured:
-        # One step held up by other work does not make a slow pipeline: some wait must remain without the longest ones;
-        # if the batches exist already, in most steps.
+        # If other work held up a single step, the pipeline is not slow. Some waits must therefore remain after removing
+        # the longest ones; if the batches exist already, most steps must wait.
         at_hand = facts.loader.get("class") in ("list", "tuple")
         least = min(waited, float(np.median(facts.waits_ms)) if at_hand else _without_longest(facts.waits_ms))
     if least < _LEAST_MS or facts.share(least) < _WORTH:
@@ -49,7 +49,7 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
     bound, hidden = waited, ""
     if facts.gpu is not None:
         bound = min(bound, facts.gpu.idle_ms if facts.live else facts.gpu.held_ms("data"))
-        hidden = f"; the GPU was idle for {fmt.duration(bound)} of that"
+        hidden = f"; the GPU was idle for {fmt.duration(bound)} of this time"
     source = f"mean of {len(facts.waits_ms)} timed steps" if measured else "in the traced steps"
     batches = int(facts.meta.get("batches", 1))
     whose = "its batch" if batches == 1 else f"its {batches:,} batches"
@@ -64,16 +64,16 @@ def input_pipeline(facts: Facts) -> Iterator[Finding]:
         if facts.uneven
         else "The wait for each batch was timed without instrumentation."
         if measured
-        else "The wait was seen in the trace, which includes tracing overhead.",
+        else "The wait was measured in the trace, which includes tracing overhead.",
         "Which part of the pipeline is slow: reading, decoding or transforms. Workers that compete with the step for "
-        "cores slow down its other phases too.",
+        "cores also slow down its other phases.",
         rows("phase", ["data"]),
         code=code,
     )
 
 
 def _without_longest(ms: Floats) -> float:
-    """Return the mean over all steps except the longest 2 %, so that a single hiccup does not count."""
+    """Return the mean over all steps except the longest 2 %, which excludes a single hiccup."""
     return float(np.sort(ms)[: -math.ceil(len(ms) / 50)].sum()) / len(ms)
 
 
@@ -95,11 +95,11 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     if not isinstance(workers, int):
         made = facts.live and loader.get("class") not in (None, "list", "tuple")
         how = ": use a torch.utils.data.DataLoader with workers (num_workers=2)" if made else facts.for_torch(_AHEAD)
-        return f"Make batches ahead of time in other processes{how}, or make them cheaper: cache, vectorise.", ""
+        return f"Prepare batches ahead of time in other processes{how}, or make them cheaper: cache and vectorise.", ""
     if loader.get("indexed") is True:
         return (
-            "The samples are already in memory but are fetched one at a time: fetch each batch with one index. The "
-            "batches stay the same.",
+            "The samples are already in memory but are fetched one at a time. Fetch each batch with a single indexing "
+            "operation; the batches stay the same.",
             loader_line(loader, batch_sampler=None, sampler=f"{loader['name']}.batch_sampler", batch_size=repr(None)),
         )
     rest = max(facts.step_ms - waited, 1e-3)
@@ -120,16 +120,16 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     elif wanted > cores:
         wanted = max(1, int(cores))
         advice = (
-            "Make batches cheaper (cache what is read or decoded; vectorise), and "
+            "Make batches cheaper (cache what is read or decoded, and vectorise), and "
             f"{'keep' if wanted == workers else 'use'} {fmt.counted(wanted, 'worker')}: {takes}, so about "
             f"{fmt.counted(needed, 'worker')} would be needed, but "
-            f"there are {cores:g} cores. If making a batch mostly waits for a disk or a network, have the dataset "
-            "fetch its samples in threads (__getitems__)."
+            f"there are {cores:g} cores. If most of the time is spent waiting for a disk or a network, have the "
+            "dataset fetch its samples in threads (__getitems__)."
         )
     else:
         advice = (
-            f"Use about {fmt.counted(wanted, 'worker')}: {takes}. If making them is CPU work, the workers need cores "
-            "of their own; cheaper transforms and a cache help then."
+            f"Use about {fmt.counted(wanted, 'worker')}: {takes}. If making batches is CPU-bound, each worker needs "
+            "its own core; in that case, cheaper transforms and a cache also help."
         )
     return advice, workers_line(loader, wanted, facts.gpu is not None) if wanted != workers else ""
 
@@ -143,14 +143,14 @@ def _advice(facts: Facts, waited: float) -> tuple[str, str]:
     worth=0.1,
 )
 def threads_and_cores(facts: Facts) -> Iterator[Finding]:
-    """Find an unsuitable number of threads, judged by steps that ran with a different number."""
+    """Find an unsuitable number of threads by comparison with steps that ran with a different number."""
     threads, cores, tried = facts.environment.get("threads"), facts.cores, facts.meta.get("threads_tried")
     if facts.gpu is not None or not threads or cores is None or not facts.live or not tried:
         return
     other = np.asarray(tried["steps_ms"], dtype=float)
     typical, faster = float(np.median(facts.timed_ms)), float(np.median(other))
     bound = min(facts.step_ms - faster * facts.step_ms / typical if typical > 0 else 0.0, typical - faster)
-    # The tried steps must be clearly faster, not only within the spread of the timed ones.
+    # The steps with the other number must be clearly faster, and not merely within the spread of the timed steps.
     clearly = float(np.percentile(other, 75)) < float(np.percentile(facts.timed_ms, 25))
     if not clearly:
         return
@@ -162,9 +162,9 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
         f"{len(facts.timed_ms)} steps), {fmt.share(facts.share(bound))} less.",
         bound,
         "Use as many threads as there are cores: "
-        + ("more of them compete and wait for each other." if threads > cores else "the others are idle."),
+        + ("additional threads compete and wait for each other." if threads > cores else "otherwise some are idle."),
         "high",
-        "The same steps were run with the other number of threads.",
+        "The same steps were also run with the other number of threads.",
         "Threads of other libraries and of data-loading workers; cores that are hyperthreads of one another.",
         code=lever_line("threads", tried["threads"]),
     )
@@ -184,7 +184,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     if not per_step.any():
         return
     bound = float(per_step.mean())
-    # One pause in many steps proves nothing: some must be left without the longest 2 %.
+    # A single pause in many steps proves nothing, so some pauses must be left after removing the longest 2 %.
     again = facts.share(_without_longest(per_step)) >= _WORTH_GC
     if not again and len(per_step) >= _FEWEST:
         return
@@ -192,11 +192,11 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     period = _period(heavy, len(per_step))
     often = f"every {period} steps" if period else f"in {fmt.counted(len(heavy), 'step')} of {len(per_step)}"
     yield Finding(
-        f"Python collected garbage {often}, for {fmt.duration(float(per_step[heavy].mean()))} each time: on average "
-        f"{facts.of_step(bound)}. Those of a single step took up to {fmt.duration(per_step.max())}.",
+        f"Python collected garbage {often}, for {fmt.duration(float(per_step[heavy].mean()))} each time, which is "
+        f"{facts.of_step(bound)} on average. The pauses of a single step took up to {fmt.duration(per_step.max())}.",
         bound,
-        "Hide long-lived objects from the collector once they exist, and switch it off. Collect between steps if "
-        "memory grows, because cycles are not freed then.",
+        "Once long-lived objects exist, hide them from the collector and switch it off. If memory grows, collect "
+        "between steps, because reference cycles are no longer freed.",
         "high" if len(heavy) >= _OFTEN else "medium" if again else "low",
         "The collector's own callbacks timed each pause in the timed steps"
         + ("." if again else ", but there was only one: more steps would show how often they occur."),
@@ -208,7 +208,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
 
 @rule("uneven steps", "Slowed by a few slow steps", "making them as fast as the others", timed_only=True, worth=_WORTH)
 def uneven_steps(facts: Facts) -> Iterator[Finding]:
-    """Find steps that are far slower than the others without a wait for data, garbage collection or compilation."""
+    """Find steps that are far slower than the others for reasons other than data, garbage collection or compilation."""
     if not facts.live or len(facts.timed_ms) < _FEWEST:
         return
     rest = facts.timed_ms - facts.waits_ms - facts.pauses_ms - facts.compiling_ms
@@ -225,16 +225,16 @@ def uneven_steps(facts: Facts) -> Iterator[Finding]:
     mean_ms = facts.step_ms + bound
     yield Finding(
         f"Some steps are far slower than the others ({often}): {fmt.duration(float(np.median(rest[slow])))} instead of "
-        f"{fmt.duration(typical)}. That adds {fmt.duration(bound)} to the mean step, {fmt.share(bound / mean_ms)} of "
-        f"it.",
+        f"{fmt.duration(typical)}. This adds {fmt.duration(bound)} to the mean step, or "
+        f"{fmt.share(bound / mean_ms)} of it.",
         bound,
-        "Look for what happens only in these steps: checkpoints, logging, evaluation, batches of another size."
+        "Look for work that happens only in these steps: checkpoints, logging, evaluation, batches of another size."
         if period
-        else "Profile again on a quiet machine. If it persists, look for work that is done only now and then; "
-        "watch=True shows the state of the machine during the slow steps.",
+        else "Profile again on a quiet machine. If the slow steps persist, look for work that is done only "
+        "occasionally; watch=True shows the state of the machine during the slow steps.",
         "medium" if period else "low",
-        f"The slow steps recur every {period} steps." if period else "Other work on the machine looks the same.",
-        "The work of these steps: the timed pass runs without instrumentation.",
+        f"The slow steps recur every {period} steps." if period else "Other work on the machine would look the same.",
+        "What these steps do, because the timed pass runs without instrumentation.",
         rows("step", slow[:5]),
         of_ms=mean_ms,
     )

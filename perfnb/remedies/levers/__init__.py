@@ -1,6 +1,6 @@
 """The levers. Each is an object with its conditions, its switch, and the lines of code that make it permanent.
 
-To add a lever, write an object in the module for its subject, and add its name to `LEVERS`. Most levers are switched
+To add a lever, create an object in the module for its subject and add its name to `LEVERS`. Most levers are switched
 between individual steps, so switching must be cheap. Expensive preparations, such as compiling or converting, are done
 when a lever is first switched on.
 """

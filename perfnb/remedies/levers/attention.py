@@ -20,10 +20,9 @@ from perfnb.step.refusals import attention_of, takes_switch, without_switch
 from perfnb.step.tracer import Tracer, exclusive
 
 _FUSED = "aten::scaled_dot_product_attention"
-#: Warnings of torch that a backend is not used or switched off, without a reason in the inputs.
+#: torch's warnings that a backend is not used or is switched off, without a reason in the inputs.
 _ABOUT_BACKENDS = re.compile(r"kernel not used because:$|runtime disabled")
-#: Backends by the word in the names of their ops (and, for levers, in the levers' names), and the devices that have
-#: them.
+#: The backends by the word that occurs in the names of their ops and of the levers, and the devices that support them.
 _BACKENDS: dict[str, tuple[SDPBackend, tuple[str, ...]]] = {
     "flash": (SDPBackend.FLASH_ATTENTION, ("cpu", "cuda")),
     "efficient": (SDPBackend.EFFICIENT_ATTENTION, ("cuda",)),
@@ -47,12 +46,12 @@ def _refuses(backend: str, subject: Subject) -> str:
     if why := without_models(subject):
         return why
     if not subject.kinds & set(_BACKENDS[backend][1]):
-        return f"this backend is not for {' or '.join(sorted(subject.kinds))}"
+        return f"this backend is not available for {' or '.join(sorted(subject.kinds))}"
     used = subject.once("attention", _attention_ops)
     if _FUSED not in used:
         return "the step does not call torch's scaled_dot_product_attention"
     if any(f"_attention_{backend}" in name or f"_{backend}_attention" in name for name in used):
-        return "torch chooses this backend already"
+        return "torch already chooses this backend"
     return _without_kernel(_BACKENDS[backend][0], subject)
 
 
@@ -71,7 +70,7 @@ def _without_kernel(kind: SDPBackend, subject: Subject) -> str:
                 subject.run()
         except RuntimeError as error:
             if not str(error).startswith("No available kernel"):
-                return ""  # the trial reports it
+                return ""  # the trial will report it
         else:
             return ""
     said = [str(one.message).split("(Triggered")[0].strip() for one in caught]
@@ -111,19 +110,19 @@ def _cannot_switch(subject: Subject) -> str:
     if not takes:
         made = type(next(filter(takes_switch, subject.models.values()))).__name__
         return (
-            f"{made} chooses its attention when it is made and does not switch later: make it with "
+            f"{made} chooses its attention when it is created and cannot switch later: create it with "
             f'{made}.from_pretrained(..., attn_implementation="sdpa"), or {made}._from_config(config, '
             'attn_implementation="sdpa")'
         )
     with _with_sdpa(takes):
         fused = _FUSED in _attention_ops(subject)
-    return "" if fused else "the models take the switch, but the step still calls no fused attention"
+    return "" if fused else "the models accept the switch, but the step still does not call fused attention"
 
 
 @contextmanager
 def _with_sdpa(models: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
-        logger = logging.getLogger("transformers.modeling_utils")  # the library warns about models that do not switch
+        logger = logging.getLogger("transformers.modeling_utils")  # the library warns about models that cannot switch
         stack.callback(setattr, logger, "disabled", logger.disabled)
         logger.disabled = True
         for model in models.values():
@@ -139,7 +138,7 @@ def _switch_code(subject: Subject) -> list[str]:
 
 ATTENTION = Lever(
     "attention",
-    "fused attention in models of Hugging Face",
+    "fused attention in Hugging Face models",
     _cannot_switch,
     always(lambda subject: _with_sdpa(subject.once("switchable", _switchable))),
     _switch_code,

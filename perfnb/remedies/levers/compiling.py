@@ -1,4 +1,4 @@
-"""Levers that compile the models: torch.compile, in its modes."""
+"""Levers that compile the models with the modes of torch.compile."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _refuses(subject: Subject) -> str:
     if why := without_models(subject) or compiled_already(subject.modules(nn.Module)):
         return why
     if subject.kinds == {"cpu"} and not _compiler():
-        return "torch.compile needs a C++ compiler (g++ or clang++) here, and none was found"
+        return "torch.compile needs a C++ compiler (g++ or clang++) here, but none was found"
     return ""
 
 
 def _refuses_off_cuda(subject: Subject) -> str:
     if "cuda" not in subject.kinds:
-        return "this mode is for CUDA: on other devices it does what torch.compile does by default"
+        return "this mode is for CUDA: on other devices, it does the same as torch.compile's default mode"
     return _refuses(subject)
 
 
@@ -38,7 +38,7 @@ def _compiler() -> bool:
 
 
 def compiled(mode: str | None = None, **options: Any) -> Callable[[Subject], Any]:
-    """Compile the models' forward."""
+    """Return the preparation for a lever that compiles the models' forward."""
 
     @contextmanager
     def prepared(subject: Subject) -> Iterator[Switch]:
@@ -55,9 +55,11 @@ def compiled(mode: str | None = None, **options: Any) -> Callable[[Subject], Any
         try:
             yield on
         finally:
-            sys.setrecursionlimit(recursion)  # an interrupted compilation leaves it raised
+            sys.setrecursionlimit(recursion)  # an interrupted compilation leaves the limit raised
             for model in subject.models.values():
-                with suppress(Exception):  # private; without it the compiled code stays until the process ends
+                with suppress(
+                    Exception
+                ):  # a private function; without it, the compiled code remains until the process ends
                     torch._dynamo.eval_frame.remove_from_cache(model.forward)
 
     return prepared
@@ -87,13 +89,13 @@ COMPILE = _lever(
 )
 REDUCE_OVERHEAD = _lever(
     "compile_reduce_overhead",
-    "torch.compile that replays each graph as a CUDA graph, so that the GPU does not wait for launches",
+    "torch.compile that replays each graph as a CUDA graph, which keeps the GPU from waiting for launches",
     "reduce-overhead",
     "launch overhead",
 )
 MAX_AUTOTUNE = _lever(
     "compile_max_autotune",
-    "torch.compile that times several kernels for each product and convolution; takes minutes to compile",
+    "torch.compile that times several kernels for each matrix product and convolution; takes minutes to compile",
     "max-autotune",
     *("launch overhead", "compute"),
 )

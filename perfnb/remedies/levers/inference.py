@@ -57,14 +57,14 @@ def _quantize_code(subject: Subject) -> list[str]:
 
 INFERENCE_MODE = Lever(
     "inference_mode",
-    "torch.inference_mode around a step without backward",
+    "torch.inference_mode around a step without a backward pass",
     _trains,
     always(lambda _: torch.inference_mode()),
     _inference_code,
 )
 QUANTIZE_DYNAMIC = Lever(
     "quantize_dynamic",
-    "linear layers in int8 by torchao, on a copy of the model (steps without backward)",
+    "linear layers in int8 with torchao, on a copy of the model (steps without a backward pass)",
     _cannot_quantize,
     _quantized,
     _quantize_code,

@@ -17,7 +17,7 @@ from perfnb.remedies.subject import Subject
 
 
 def without_convolutions(subject: Subject) -> str:
-    """Return the reason why levers that act on convolutions do not apply."""
+    """Return the reason why levers for convolutions do not apply; empty if they do."""
     found = any(True for _ in subject.modules(nn.Conv2d, nn.ConvTranspose2d))
     return "" if found else "the model has no 2-D convolutions"
 
@@ -42,14 +42,14 @@ def _channels_last(value: Any) -> Any:
 
 
 def _copy_back(weight: nn.Parameter, before: torch.Tensor) -> None:
-    """Return a weight to its own memory, with the values that it has now."""
+    """Return a weight to its original memory without changing its current values."""
     before.copy_(weight.data)
     weight.data = before
 
 
 CHANNELS_LAST = Lever(
     "channels_last",
-    "images and convolutions with the channels innermost",
+    "images and convolutions with the channels as the innermost dimension",
     without_convolutions,
     always(_on),
     for_models(

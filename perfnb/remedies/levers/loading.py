@@ -25,7 +25,7 @@ from perfnb.step.environment import usable_cpus
 from perfnb.step.namespace import loader_facts
 from perfnb.step.refusals import without_plain_loader
 
-#: The number of batches made to measure how long one takes, and the seconds allowed for that.
+#: The number of batches that are made to measure how long a batch takes, and the time limit for this in seconds.
 _BATCHES, _SECONDS = 5, 1.0
 
 
@@ -34,7 +34,7 @@ def _refuses(subject: Subject) -> str:
 
 
 def workers_for(subject: Subject) -> int:
-    """Return the number of workers needed to make batches as fast as the step uses them, at most one per core.
+    """Return the number of workers needed to make batches as fast as the step uses them, but at most one per core.
 
     Streams get one worker, because each worker would load all of the stream's samples.
     """
@@ -47,7 +47,7 @@ def workers_for(subject: Subject) -> int:
 
 
 def workers_needed(making_s: float, using_s: float, cores: float) -> int:
-    """Return the number that the input pipeline's finding recommends, given the times to make and to use a batch."""
+    """Return the number of workers that the finding recommends, given the times to make and to use a batch."""
     return min(max(1, math.ceil(making_s / max(using_s, 1e-6))), max(1, int(cores)))
 
 
@@ -73,7 +73,7 @@ def _making(subject: Subject) -> tuple[float, float]:
 def loader_with_workers(loader: DataLoader[Any], workers: int, pinned: bool = False, **changed: Any) -> DataLoader[Any]:
     """Return a copy of a loader that loads batches ahead in workers.
 
-    Its arguments are those in the lever's line of code, some of them `changed`.
+    The copy has the arguments of the lever's line of code, some of which may be `changed`.
     """
     arguments: dict[str, Any] = {word: getattr(loader, word) for word in loader_facts(loader)["same"]}
     arguments |= {"num_workers": workers, "persistent_workers": True, "pin_memory": loader.pin_memory or pinned}
@@ -102,27 +102,27 @@ def no_rest(subject: Subject) -> str:
     The result is empty if it can, or if there is no first loader.
     """
     stream = subject.loader is not None and isinstance(subject.loader[1].dataset, IterableDataset)
-    return "a stream does not report which of its samples are left" if stream else ""
+    return "a stream does not report which samples remain" if stream else ""
 
 
 class RestOfData:
-    """Loads the remaining items of a loader's iterator in worker processes while `on`: in order, and each item once.
+    """Load the remaining items of a loader's iterator in worker processes while `on`, in order and each item once.
 
-    It serves as the second loader's sampler, and draws from the first loader's sampler. Samples that were drawn but not
-    delivered are put back, so that the first loader continues where the second one ended.
+    This object serves as the second loader's sampler and draws from the first loader's sampler. Samples that were drawn
+    but not delivered are put back, which lets the first loader continue where the second one ended.
 
     Parameters
     ----------
     subject : Subject
         The subject whose loader is the first one.
     failed : callable
-        Called with the second loader's error; the first loader then continues.
+        A function that is called with the second loader's error, after which the first loader continues.
     """
 
     def __init__(self, subject: Subject, failed: Callable[[Exception], object]) -> None:
         loader = subject.loader[1]  # type: ignore[index]
         order = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        seeds = torch.Generator().manual_seed(torch.initial_seed())  # leaves the random numbers of the run alone
+        seeds = torch.Generator().manual_seed(torch.initial_seed())  # does not change the run's random numbers
         changed = {order: self, "generator": seeds}
         self._second = loader_with_workers(loader, workers_for(subject), "cuda" in subject.kinds, **changed)
         self._failed = failed
@@ -165,7 +165,7 @@ class RestOfData:
             self._drawn.popleft()
             return batch
         except StopIteration:
-            return next(first)  # which has run out, too
+            return next(first)  # the first iterator has also run out
         except Exception as error:
             self.stop()
             self._failed(error)
@@ -194,7 +194,7 @@ def _prepared(subject: Subject) -> Iterator[Switch]:
 
 
 def _check(subject: Subject, _: Switch) -> Values:
-    with _workers(subject) as fresh:  # a sampler that has run draws the order of its next epoch differently
+    with _workers(subject) as fresh:  # a sampler that has been used draws a different order for its next epoch
         return compare_batches(subject.batches, fresh, subject)
 
 
@@ -203,13 +203,13 @@ def _code(subject: Subject) -> list[str]:
     assert subject.loader is not None
     name, loader = subject.loader
     if not is_named(name, loader):
-        return [f"# where the DataLoader is made: num_workers={workers_for(subject)}"]
+        return [f"# where the DataLoader is created: num_workers={workers_for(subject)}"]
     return [workers_line({"name": name, **loader_facts(loader)}, workers_for(subject), "cuda" in subject.kinds)]
 
 
 LOADER_WORKERS = Lever(
     "loader_workers",
-    "worker processes that load batches ahead, on a copy of the loader; at most one per core",
+    "worker processes that load batches ahead of time, on a copy of the loader; at most one per core",
     _refuses,
     _prepared,
     _code,

@@ -1,4 +1,4 @@
-"""Levers that reduce the data that a step keeps in memory."""
+"""Levers that reduce the amount of data that a step keeps in memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from perfnb.step.refusals import BLOCKS, without_blocks
 
 def _refuses(subject: Subject) -> str:
     if not subject.trains:
-        return "the step computes no gradients, so it keeps nothing for backward"
+        return "the step computes no gradients, so it keeps nothing for the backward pass"
     return without_blocks(subject.modules(nn.Module))
 
 
 def _blocks(subject: Subject) -> tuple[str, str, list[nn.Module]]:
     """Return the longest list of blocks, with its model and path.
 
-    These can be the layers of a transformer or the stages of a network.
+    These can be, for example, the layers of a transformer or the stages of a network.
     """
     lists = [
         (name, path, list(module.children()))
@@ -57,7 +57,7 @@ def _code(subject: Subject) -> list[str]:
 
 CHECKPOINTING = Lever(
     "checkpointing",
-    "recompute the activations of the longest list of blocks in backward",
+    "recompute the activations of the longest list of blocks in the backward pass",
     _refuses,
     always(_checkpointed),
     _code,

@@ -21,7 +21,7 @@ _FAMILY = "update"
 
 
 def _each(why_not: Callable[[Optimizer, bool], str]) -> Callable[[Subject], str]:
-    """Return the reason why a step's optimizers cannot all be changed."""
+    """Return a function that explains why a step's optimizers cannot all be changed."""
 
     def refuses(subject: Subject) -> str:
         if not subject.optimizers:
@@ -39,7 +39,7 @@ def _with_flags(subject: Subject, **flags: bool) -> Iterator[None]:
             groups = list(optimizer.param_groups)
             before = [{name: group[name] for name in flags if name in group} for group in groups]
             stack.callback(_update, groups, before)
-            # A checkpoint that is saved meanwhile has the user's own flags.
+            # A checkpoint that is saved in the meantime contains the user's own flags.
             stack.callback(optimizer.register_state_dict_post_hook(partial(_as_before, before)).remove)
             for group, own in zip(groups, before, strict=True):
                 group.update({name: flags[name] for name in own})
@@ -85,7 +85,7 @@ def _steps_on_device(optimizer: Optimizer) -> Iterator[None]:
             count = state.get("step")
             if parameter in before:
                 state["step"] = before[parameter].copy_(count)
-            elif isinstance(count, Tensor):  # made while the lever was on
+            elif isinstance(count, Tensor):  # created while the lever was on
                 state["step"] = count.cpu()
 
 
@@ -94,11 +94,11 @@ def _code(lever: str, argument: str) -> Callable[[Subject], list[str]]:
         named = {name: each for name, each in subject.optimizers.items() if is_named(name, each)}
         lines = [update_line(lever, list(named))] if named else []
         lines += [
-            f"# where the {type(each).__name__} is made: {argument}=True"
+            f"# where the {type(each).__name__} is created: {argument}=True"
             for name, each in subject.optimizers.items()
             if name not in named
         ]
-        if argument == "fused":  # its kernel reads the count of updates on the device
+        if argument == "fused":  # its kernel reads the number of updates on the device
             lines += [
                 f'for p, state in {name}.state.items(): state.update(step=state["step"].to(p.device)) '
                 'if "step" in state else None'
@@ -111,7 +111,7 @@ def _code(lever: str, argument: str) -> Callable[[Subject], list[str]]:
 
 
 def _zeroed(subject: Subject) -> dict[str, Any]:
-    """Return, by name, the optimizers and models whose zero_grad the step calls with ``set_to_none=False``."""
+    """Return the optimizers and models whose zero_grad the step calls with ``set_to_none=False``, by name."""
     __tracebackhide__ = True
     filled: dict[str, Any] = {}
 
@@ -137,7 +137,7 @@ def _keeps_gradients(subject: Subject) -> str:
     __tracebackhide__ = True
     if not subject.trains or subject.idle:
         return subject.idle or "the step computes no gradients"
-    return "" if subject.once("zeroed", _zeroed) else "no zero_grad of the step is called with set_to_none=False"
+    return "" if subject.once("zeroed", _zeroed) else "the step does not call any zero_grad with set_to_none=False"
 
 
 @contextmanager
@@ -168,7 +168,7 @@ FUSED_OPTIMIZER = Lever(
 )
 FOREACH_OPTIMIZER = Lever(
     "foreach_optimizer",
-    "the optimizer's update of all parameters at once, instead of one after the other",
+    "the optimizer's update of all parameters at once instead of one by one",
     _each(cannot_foreach),
     always(lambda subject: _with_flags(subject, foreach=True)),
     _code("foreach_optimizer", "foreach"),

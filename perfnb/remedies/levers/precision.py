@@ -30,8 +30,8 @@ from perfnb.step.refusals import without_dtype
 _FAMILY = "autocast"
 #: The lowest compute capability of NVIDIA GPUs with units for TF32.
 _TF32 = (8, 0)
-#: The faster setting of float32 products by kind of device: in torch's older interface, and in the newer one, with the
-#: part that it belongs to.
+#: The faster setting for float32 products by kind of device: in torch's older interface, and in its newer interface
+#: with the part that the setting belongs to.
 _FASTER = {
     "cuda": ("high", "torch.backends.cuda.matmul", "tf32"),
     "cpu": ("medium", "torch.backends.mkldnn.matmul", "bf16"),
@@ -45,12 +45,12 @@ def _refuses(subject: Subject) -> str:
     if why := without_models(subject) or without_dtype(torch.float32, subject.parameters):
         return why
     others = sorted(subject.kinds - {"cpu", "cuda"})
-    return f"perfnb has not tried autocast on {', '.join(others)}" if others else ""
+    return f"perfnb has not been tested with autocast on {', '.join(others)}" if others else ""
 
 
 def _refuses_float16(subject: Subject) -> str:
     if "cuda" not in subject.kinds:
-        return "float16 is for CUDA: CPUs compute it slower than float32, and bfloat16 needs no gradient scaler"
+        return "float16 is for CUDA: on CPUs, it is slower than float32, and bfloat16 needs no gradient scaler"
     return _refuses(subject)
 
 
@@ -60,7 +60,7 @@ def _autocast_code(kind: str, dtype: str) -> Callable[[Subject], list[str]]:
 
 @contextmanager
 def scaled_steps(subject: Subject, scaler: Any) -> Iterator[None]:
-    """Scale the loss in ``loss.backward()``, unscale the gradients after it, and skip updates that overflowed.
+    """Scale the loss in ``loss.backward()``, unscale the gradients afterwards, and skip updates that overflowed.
 
     Code between backward and update, such as gradient clipping, sees unscaled gradients.
     """
@@ -162,7 +162,7 @@ def _refuses_products(subject: Subject) -> str:
     _, part, newer = _FASTER[subject.kind]
     now = getattr(newer_parts().get(part), "fp32_precision", "none")
     if older_precision() not in (None, "highest") or now == newer:
-        return "float32 products are in lower precision already"
+        return "float32 products already use lower precision"
     if subject.kind == "cuda":
         return "this GPU has no units for TF32" if torch.cuda.get_device_capability() < _TF32 else ""
     if lower_precision("cpu") is None:
@@ -185,7 +185,10 @@ def _float32_code(subject: Subject) -> list[str]:
     lines = for_models(lever_line("float32", "{0}"))(subject)
     if not subject.optimizers:
         return lines
-    return ["# before the optimizer is made, whose state would stay in float64:", *(f"# {line}" for line in lines)]
+    return [
+        "# before the optimizer is created, because its state would stay in float64:",
+        *(f"# {line}" for line in lines),
+    ]
 
 
 FLOAT32 = Lever(
@@ -220,7 +223,7 @@ AUTOCAST_FLOAT16 = Lever(
 )
 FLOAT32_PRECISION = Lever(
     "float32_precision",
-    "products of float32 matrices in TF32 (NVIDIA) or bfloat16 (CPUs that have it)",
+    "products of float32 matrices in TF32 (NVIDIA) or bfloat16 (CPUs that support it)",
     _refuses_products,
     always(_float32_products),
     _products_code,

@@ -1,4 +1,4 @@
-"""Levers that set switches of Python's and torch's runtime."""
+"""Levers that set switches of the Python and torch runtimes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb.remedies.switches import COLLECTION, CUDNN, switched
 GC_FREEZE = Lever(
     "gc_freeze",
     "no garbage collection inside the step",
-    lambda _: "" if gc.isenabled() else "Python's garbage collector is off already",
+    lambda _: "" if gc.isenabled() else "Python's garbage collector is already off",
     always(lambda _: switched(COLLECTION, False)),
     lambda _: [f"import gc; {lever_line('gc_freeze')}"],
     answers=("garbage collection",),

@@ -16,7 +16,7 @@ from perfnb.remedies.switches import THREADS as NUMBER
 from perfnb.remedies.switches import switched
 from perfnb.step.environment import usable_cpus
 
-#: The steps with each number of threads while searching; one if steps are long.
+#: The number of steps with each number of threads while searching; one if a step takes longer than this many seconds.
 _RUNS, _LONG_S = 3, 0.5
 
 
@@ -30,11 +30,11 @@ def candidates() -> list[int]:
 
 
 def _refuses(_: Subject) -> str:
-    return "" if candidates() else "torch uses one thread per core already, and there is only one core"
+    return "" if candidates() else "torch already uses one thread per core, and there is only one core"
 
 
 def _fastest(subject: Subject, counts: list[int]) -> int:
-    """Return the fastest number of threads; a trial on fresh pairs determines whether it helps."""
+    """Return the fastest number of threads. A trial on fresh pairs later determines whether it helps."""
     __tracebackhide__ = True
     best: dict[int, float] = {}
     with subject.restored(), subject.gate.opened():

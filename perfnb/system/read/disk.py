@@ -1,4 +1,4 @@
-"""Read the facts about the disk that holds the data, and measure a short read from it."""
+"""Read the facts about the disk with the data, and measure a short read from it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perfnb.system.read.reading import Reader, SystemTree, Unreadable
 
 #: The read test ends after this many bytes or seconds, whichever comes first.
 MOST_BYTES, MOST_S = 32 << 20, 1.0
-#: The entries to search for files to read, the seconds for that, and the number of files to read.
+#: The number of entries to search for files, the time limit for this in seconds, and the number of files to read.
 _MOST_ENTRIES, _LOOK_S, _MOST_FILES = 2000, 0.2, 64
 _TEMPORARY_BYTES = 8 << 20
 _CHUNK = 1 << 20
-#: If less than this was read from the disk, a temporary file is read, too.
+#: If fewer bytes than this were read from the disk, a temporary file is read as well.
 _FEWEST_BYTES = 1 << 20
 
 
@@ -46,11 +46,11 @@ def mount_of(tree: SystemTree, data: str) -> dict[str, str]:
             continue
         folder = re.sub(r"\\([0-3][0-7]{2})", lambda code: chr(int(code[1], 8)), words[4])
         inside = folder == "/" or f"{place}/".startswith(f"{folder.rstrip('/')}/")
-        # Of several mounts at one place the last is on top.
+        # If there are several mounts at one place, the last one is on top.
         if inside and (best is None or len(folder) >= len(best["folder"])):
             best = {"folder": folder, "kind": kind[0], "source": kind[1], "device": words[2]}
     if best is None:
-        raise Unreadable("/proc/self/mountinfo lists no file system that holds the path")
+        raise Unreadable("/proc/self/mountinfo lists no file system that contains the path")
     return best
 
 
@@ -78,7 +78,7 @@ def _block_folder(tree: SystemTree, mount: dict[str, str]) -> str | None:
     """Return the system folder that describes the block device below a file system."""
     places = [os.path.join("sys/dev/block", mount["device"])] if re.fullmatch(r"\d+:\d+", mount["device"]) else []
     source = mount["source"]
-    if source.startswith("/dev/"):  # btrfs has a device number of its own
+    if source.startswith("/dev/"):  # btrfs has its own device number
         behind = os.path.realpath(tree.path(source.lstrip("/")))  # a mapped volume is a link
         places += [os.path.join("sys/class/block", os.path.basename(name)) for name in (behind, source)]
     found = (os.path.realpath(tree.path(place)) for place in places if os.path.exists(tree.path(place)))
@@ -86,11 +86,11 @@ def _block_folder(tree: SystemTree, mount: dict[str, str]) -> str | None:
 
 
 def read_test(data: str, most_bytes: int = MOST_BYTES, most_s: float = MOST_S) -> dict[str, Any]:
-    """Read files for a short time and measure how fast this was.
+    """Read files for a short time and measure the read rate.
 
     Linux can recognise reads from the page cache, which do not show how fast the disk is. Existing files are only read.
     If they are too small or cached, an unnamed temporary file is written, read and deleted. The page cache is not
-    emptied, because that needs root and would slow down all other programs.
+    emptied, because this requires root and would slow down all other programs.
 
     Returns
     -------
@@ -173,7 +173,7 @@ def _open(path: str) -> int:
 
 def _read(descriptor: int, most_bytes: int, until: float, result: dict[str, Any]) -> None:
     buffer, place = bytearray(_CHUNK), 0
-    if hasattr(os, "posix_fadvise"):  # what is read ahead would look cached
+    if hasattr(os, "posix_fadvise"):  # data that is read ahead would look cached
         with suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     while place < most_bytes and time.perf_counter() < until:
@@ -190,7 +190,7 @@ def _read(descriptor: int, most_bytes: int, until: float, result: dict[str, Any]
 
 
 def _chunk(descriptor: int, buffer: bytearray, place: int, result: dict[str, Any]) -> tuple[int, bool]:
-    """Read a chunk. Return its size and whether it was cached.
+    """Read a chunk, and return its size and whether it was cached.
 
     Linux can refuse to wait for data that is not cached.
     """
@@ -201,7 +201,7 @@ def _chunk(descriptor: int, buffer: bytearray, place: int, result: dict[str, Any
                 return count, True
         except BlockingIOError:
             pass
-        except OSError:  # a file system that cannot tell
+        except OSError:  # the file system does not support this
             result["cache_known"] = False
     data = os.pread(descriptor, len(buffer), place)
     return len(data), False
@@ -215,7 +215,7 @@ def _read_temporary(data: str, until: float, result: dict[str, Any]) -> None:
             file.write(os.urandom(_CHUNK))
         file.flush()
         os.fsync(file.fileno())
-        if hasattr(os, "posix_fadvise"):  # for our own file only
+        if hasattr(os, "posix_fadvise"):  # only for our own file
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         _read(file.fileno(), _TEMPORARY_BYTES, max(until, time.perf_counter() + 0.1), result)
         result["temporary"] = True

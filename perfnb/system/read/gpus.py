@@ -51,7 +51,7 @@ def read_gpus(visible: str | None) -> dict[str, Any]:
             "driver_cuda": _asked(_cuda_of_driver),
             "devices": {f"GPU {place}": _device(place) for place in places},
         }
-    except pynvml.NVMLError as error:  # they cannot be counted
+    except pynvml.NVMLError as error:  # the GPUs cannot be counted
         raise Unreadable(absence(error)) from None
     finally:
         with suppress(pynvml.NVMLError):

@@ -21,9 +21,9 @@ from perfnb.telemetry.sampler.source import Absent
 
 _CPU = "sys/devices/system/cpu"
 _NODES = "sys/devices/system/node"
-#: The seconds that other processes are watched.
+#: How long other processes are watched, in seconds.
 _SEEN_S = 0.3
-#: The first of psutil's times add up to all; the last ones, of guests, are parts of these.
+#: The first of psutil's CPU times add up to the total. The last ones, for guests, are already part of these.
 _REAL_TIMES = 8
 
 
@@ -78,7 +78,9 @@ class _Host:
     def _heat(self, name: str) -> int:
         """Return a counter of how much heat has slowed the CPUs since boot, summed over the CPUs."""
         files = [f"{folder}/thermal_throttle/{name}" for folder in self._tree.folders(_CPU, "cpu")]
-        counts = [self._tree.whole(file) for file in files if os.path.exists(self._tree.path(file))]  # some may be off
+        counts = [
+            self._tree.whole(file) for file in files if os.path.exists(self._tree.path(file))
+        ]  # some CPUs may be offline
         if not counts:
             raise Unreadable(f"no {name} in /{_CPU}; only Intel CPUs outside virtual machines have it")
         return sum(counts)
@@ -182,7 +184,7 @@ class _Host:
     def swap(self) -> dict[str, int]:
         """Return the size of the swap and how much of it is in use, in bytes."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # psutil warns if it cannot count pages swapped in and out
+            warnings.simplefilter("ignore")  # psutil warns if it cannot count the pages swapped in and out
             swap = psutil.swap_memory()
         return {"total": int(swap.total), "used": int(swap.used)}
 
@@ -201,7 +203,7 @@ def _number(folder: str) -> int:
 
 
 def _list_of(tree: SystemTree, folder: str) -> frozenset[int]:
-    """Return a node's CPUs. A node that only has memory has none."""
+    """Return a node's CPUs, which are none if the node has only memory."""
     try:
         return numbers_of(tree.text(f"{folder}/cpulist"))
     except Unreadable as error:
@@ -210,7 +212,7 @@ def _list_of(tree: SystemTree, folder: str) -> frozenset[int]:
         raise
 
 
-#: Environment variables that set how many threads compute, and where.
+#: Environment variables that determine how many threads compute, and where.
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",

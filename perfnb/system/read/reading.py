@@ -1,4 +1,4 @@
-"""Read small system files, each of which may be missing or may contain anything."""
+"""Read small system files, any of which may be missing or have unexpected content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_all(readers: Mapping[str, Reader]) -> dict[str, Any]:
     for name, read in readers.items():
         try:
             facts[name] = read()
-        except Exception as error:  # drivers and libraries fail in many ways; each is an answer
+        except Exception as error:  # drivers and libraries fail in many ways, and each of them is a valid reason
             facts[name] = Unread(reason(error))
     return facts
 
@@ -42,7 +42,7 @@ def reason(error: Exception) -> str:
 
 
 class SystemTree:
-    """The files below `root` that describe a Linux system. On any other `platform`, nothing can be read."""
+    """The files below `root` that describe a Linux system. On other platforms, nothing can be read."""
 
     def __init__(self, root: str, platform: str) -> None:
         self.root, self.platform = root, platform
@@ -62,7 +62,7 @@ class SystemTree:
         """
         if not self.is_linux:
             system = {"darwin": "macOS", "win32": "Windows"}.get(self.platform, self.platform)
-            raise Unreadable(f"perfnb cannot read it on {system}")
+            raise Unreadable(f"perfnb cannot read this on {system}")
         return os.path.join(self.root, name)
 
     def text(self, name: str) -> str:
