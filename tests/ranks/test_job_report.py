@@ -80,5 +80,5 @@ def test_a_straggler_that_is_late_in_no_phase_of_its_own() -> None:
     late = LateWork("other", 6.72, "", 0.0)
 
     assert _late(late, 1.0) == (
-        " It is late in code outside model, loss and optimizer, where it takes 6.72 ms longer than the others."
+        " It is late in code outside the model, loss and optimizer, which takes 6.72 ms longer than on the others."
     )
