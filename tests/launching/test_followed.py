@@ -154,9 +154,9 @@ def of_processes(tmp_path: Path) -> Callable[..., str]:
     [
         ((0,), "Rank 0 of 1 ended before its profile was complete."),
         ((3, None), "Rank 0 of 2 ended before its profile was complete."),
-        ((-9,), "Rank 0 of 1 was ended by SIGKILL, as the system does if memory runs out."),
-        ((-9, -11), "Rank 1 of 2 was ended by SIGSEGV."),  # the first
-        ((-200,), "Rank 0 of 1 was ended by signal 200."),
+        ((-9,), "Rank 0 of 1 was terminated by SIGKILL. The system sends this signal if memory runs out."),
+        ((-9, -11), "Rank 1 of 2 was terminated by SIGSEGV."),  # the first
+        ((-200,), "Rank 0 of 1 was terminated by signal 200."),
     ],
 )
 def test_how_a_rank_ended(codes: tuple[int | None, ...], said: str, of_processes: Callable[..., str]) -> None:

@@ -118,11 +118,11 @@ def test_a_batch_too_small_to_split() -> None:
         ({"ranks": 0}, ValueError, "ranks must be"),
         ({"threads": 0}, ValueError, "threads must be"),
         ({"backend": "smoke"}, ValueError, "backend 'smoke' is unknown: use gloo"),
-        ({"backend": 3}, TypeError, "backend must be text"),
+        ({"backend": 3}, TypeError, "backend must be a string"),
         ({"ddp": "yes"}, TypeError, "ddp must be"),
         ({"args": ["--x"]}, TypeError, "args only apply to scripts"),
         ({"steps": 0}, ValueError, "steps must be"),
-        ({"env": {"A": 1}}, TypeError, "env must be a mapping from strings to strings"),
+        ({"env": {"A": 1}}, TypeError, "env must be a mapping of strings to strings"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -122,7 +122,7 @@ def test_a_rank_that_is_killed() -> None:
         killed = chance.randrange(2)
         error = run_and(endless(folder), lambda at=folder, rank=killed: kill(at, rank, chance.uniform(0.0, 1.0)))
         assert isinstance(error, CaptureError), error
-        assert f"Rank {killed} of 2 was ended by SIGKILL" in str(error)
+        assert f"Rank {killed} of 2 was terminated by SIGKILL" in str(error)
         assert processes_of_jobs() == []
     assert perfnb.profile_ranks(small, **FAST).ranks == [0, 1]
 
