@@ -1,7 +1,7 @@
 """Store telemetry in the kernel: readings, marks that name intervals, and the names of throttle reasons.
 
 Hours of readings fit into bounded memory because older readings are joined into rows that cover a longer time. This
-limits the kernel's memory over a day. There are two other limits elsewhere: `perfnb.watching.charts.thinned` reduces
+limits the kernel's memory over a day. There are two other limits elsewhere: `perfnb.watching.charts.on_grid` reduces
 the remaining rows to the resolution of a picture, and the live panel's store limits the browser's memory independently
 of the kernel.
 """
