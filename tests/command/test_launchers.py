@@ -45,8 +45,8 @@ def test_a_script_is_not_taken_for_a_launcher(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("torchrun --no-python train", "leave out --no-python"),
-        ("torchrun --run-path /train.py", "leave out --run-path"),
+        ("torchrun --no-python train", "omit --no-python"),
+        ("torchrun --run-path /train.py", "omit --run-path"),
         ("accelerate config", "takes accelerate launch"),
         ("accelerate", "takes accelerate launch"),
     ],

@@ -95,7 +95,7 @@ def test_gpus_without_an_index_are_told_apart(tmp_path: Path) -> None:
     rows = [row.format(tick, "", 10 * tick + gpu) for tick in range(3) for gpu in (7, 3)]
     watch = log(tmp_path, "timestamp, utilization.gpu [%]\n" + "".join(rows[::2]))
     assert of(watch, "gpu0", "busy_percent") == [7.0, 17.0, 27.0]
-    with pytest.raises(TraceError, match="do not identify their GPU. Also record the index"):
+    with pytest.raises(TraceError, match=r"do not identify their GPU\. Also record the index"):
         log(tmp_path, "timestamp, utilization.gpu [%]\n" + "".join(rows))
 
 
