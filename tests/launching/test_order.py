@@ -160,7 +160,7 @@ def test_ddp_for_a_model_that_has_it_already_is_refused(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Parallel)
 
-    with pytest.raises(CaptureError, match=r"already wrapped in DistributedDataParallel. Leave out ddp"):
+    with pytest.raises(CaptureError, match=r"already wrapped in DistributedDataParallel\. Omit ddp"):
         _wrapped({"model": Parallel(2, 2)})
     with pytest.raises(CaptureError, match=r"ddp finds no model"):
         _wrapped({"x": 1})

@@ -77,7 +77,7 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "model" in ranks[1].layers.index
     printed = capsys.readouterr().out
     assert "[rank 1] done ['--epochs', '3'] 1\n" in printed
-    assert "The whole run is saved" not in printed
+    assert "The whole run was saved" not in printed
 
 
 def test_the_exception_of_the_first_rank_that_fails() -> None:

@@ -78,7 +78,7 @@ def test_imbalance_is_missing_if_waiting_is_unknown() -> None:
 
     assert figures.losses["imbalance_ms"].isna().all()
     assert figures.losses.loc[2, "communication_ms"] == pytest.approx(16)
-    assert "2 ranks: the collectives of the ranks could not be matched" in figures.notes[0]
+    assert "2 ranks: the collectives could not be matched between ranks" in figures.notes[0]
     assert "n/a" in str(figures)
 
 

@@ -76,7 +76,7 @@ def test_ranks_with_more_samples_are_told(tmp_path: Path) -> None:
     found = ranks.findings.set_index("bottleneck")
 
     assert found.loc["unbalanced input", "bound_ms"] == pytest.approx(2.025)
-    assert "Rank 1 gets 16 samples per step, rank 0 only 8" in found.loc["unbalanced input", "evidence"]
+    assert "Rank 1 gets 16 samples per step, but rank 0 only 8" in found.loc["unbalanced input", "evidence"]
 
 
 def test_one_step_on_one_clock_and_who_waited_when(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_one_step_on_one_clock_and_who_waited_when(tmp_path: Path) -> None:
     assert drawn.count("<circle") == 2  # the last arrival at each of two collectives
     assert "allreduce: rank 1 arrived last, 2.00 ms after the first" in drawn
     assert lanes.title.startswith("Step 1 of all ranks on a common clock")
-    assert "reached by rank 0 at 0.275 ms and by rank 1, the last, at 2.27 ms" in " ".join(text)
+    assert "rank 0 arrived first after 0.275 ms, and rank 1 last after 2.27 ms" in " ".join(text)
 
 
 @pytest.mark.deep
