@@ -82,7 +82,7 @@ class _TransformersTimes(_Times, TrainerCallback):
 
 
 class _Perceptron(classifier()):  # type: ignore[misc]
-    """A model whose steps take a few milliseconds. In steps of 1 ms, even an empty Lightning callback would cost 1 %."""
+    """A model whose steps take a few milliseconds. In steps of 1 ms, an empty Lightning callback would cost 1 %."""
 
     def __init__(self) -> None:
         super().__init__()

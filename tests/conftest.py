@@ -33,7 +33,7 @@ SHARED = "PYTEST_XDIST_WORKER" in os.environ
 TESTS = Path(__file__).parent
 #: The variable with the folder for compiled code, which all processes of this run share.
 COMPILED = "PERFNB_TESTS_COMPILED"
-#: The variable with which `make test-fast` requests cheaper text in frames, and the packages that still use Arrow.
+#: The variable that `make test-fast` sets to get cheaper text in frames, and the packages that still use Arrow.
 QUICK = "PERFNB_TESTS_QUICK"
 ARROW = ("recording", "attribution", "profile")
 #: If a test adds at least this many modules, it has imported a large package.
@@ -221,7 +221,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: Public traces for which each figure takes seconds. They appear in the names of parametrized tests.
+#: Public traces that take seconds for each figure. They appear in the names of parametrized tests.
 LARGE_TRACES = ("mi300_owlv2_large", "v100_resnet50_2021", "mi300_ddp_resnet18")
 #: If a slow test has this many cases, `make test` only runs the first and the last, and `make test-all` runs all.
 FEW = 2

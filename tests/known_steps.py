@@ -1,4 +1,4 @@
-"""Steps for which every byte and operation can be computed from the shapes, and their profiles."""
+"""Steps whose bytes and operations can all be computed from the shapes, and their profiles."""
 
 from __future__ import annotations
 

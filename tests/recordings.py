@@ -59,7 +59,7 @@ class ByHand:
     def kernel(
         self, name: str, launch: float, begin: float, end: float, thread: int = 1, category: str = "kernel"
     ) -> ByHand:
-        """Add work on the device, and the call of 1 µs that launches it."""
+        """Add work on the device, and the 1 µs call that launches it."""
         number = 1000 + len(self.rows)
         self.event("cudaLaunchKernel", launch, launch + 1, "cuda_runtime", thread=thread, correlation=number)
         return self.event(name, begin, end, category, thread=-1, device=0, stream=7, correlation=number)

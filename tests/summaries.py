@@ -49,7 +49,7 @@ def make_summary(
     gpu: bool = False,
     device: str = "CPU, 2 threads (no GPU)",
 ) -> Summary:
-    """Return a summary in which the figures of containers are the sums of their children's figures."""
+    """Return a summary where the figures of containers are the sums of their children's figures."""
     rows = list(leaves)
     names = [row[0] for row in rows]
     totals = {row[0]: [0.0, 0.0, 0.0, 0.0] for row in rows}

@@ -10,8 +10,8 @@ from perfnb.memory.allocations import Watched, watched_memory
 from tests.attribution.test_attribution import training_step
 from tests.recordings import ByHand
 
-#: The start of the counted step in `training_step(2)`, in microseconds. The phases, relative to the start of the step,
-#: are data from 0 to 100, forward to 400, loss to 450, backward to 760, optimizer from 800 to 950, and the step to 1000.
+#: The start of the counted step in `training_step(2)`, in microseconds. Relative to this time, the phases are data from
+#: 0 to 100, forward to 400, loss to 450, backward to 760, optimizer from 800 to 950, and the step to 1000.
 C = 2000
 
 
@@ -36,7 +36,7 @@ def step_with_memory() -> ByHand:
 
 
 def random_blocks(count: int) -> ByHand:
-    """Return blocks with all lifetimes and sizes, in which larger blocks have shorter lifetimes."""
+    """Return blocks with all lifetimes and sizes. Larger blocks have shorter lifetimes."""
     hand, random = ByHand().step(0, 10_000), np.random.default_rng(5)
     sizes = random.permutation(count)
     for number in range(count):

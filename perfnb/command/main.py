@@ -22,7 +22,7 @@ import perfnb
 from perfnb.command.sub_command import WRONG, SubCommand, end_by
 from perfnb.errors import PerfnbError
 
-#: The sub-commands in the order in which the help lists them. To add one, add a module and a line here.
+#: The sub-commands in the order of the help. To add one, add a module and a line here.
 SUB_COMMANDS = (
     "perfnb.command.show:COMMAND",
     "perfnb.command.compare:COMMAND",

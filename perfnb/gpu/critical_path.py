@@ -71,7 +71,7 @@ class WaitGraph:
 
 @dataclass(frozen=True)
 class Window:
-    """The interval in which to find the path, and the thread at its end, or -1 if it ends with device work."""
+    """The interval to search for the path, and the thread at its end, or -1 if it ends with device work."""
 
     begin: int
     end: int

@@ -66,10 +66,10 @@ def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
 def gpu_time_by_step(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """Return the times of `gpu_time`, with one row per device and step.
 
-    Work belongs to the step that launched it. If its launch is not in the trace, it belongs to the step in which it
-    started. A step's total is the time from the start of its first work to the end of its last work. Idle time between
-    two steps therefore belongs to neither step. If steps overlap on the device, their totals add up to more than the
-    total for the whole trace.
+    Work belongs to the step that launched it. If its launch is not in the trace, it belongs to the step that was
+    running when it started. A step's total is the time from the start of its first work to the end of its last work.
+    Idle time between two steps therefore belongs to neither step. If steps overlap on the device, their totals add up
+    to more than the total for the whole trace.
     """
     work = device_work(events) if work is None else work
     return _table(work, events, _BY_STEP, work.step != NONE)

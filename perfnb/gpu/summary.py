@@ -1,4 +1,4 @@
-"""Compute the data for the GPU part of a report: what the GPUs did, what they waited for, and the critical path."""
+"""Compute the data for the GPU part of a report: the GPUs' work, their waits, and the critical path."""
 
 from __future__ import annotations
 

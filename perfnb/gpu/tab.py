@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: The maximum numbers of devices and of queues to show.
 _MOST_DEVICES, _MOST_QUEUES = 16, 4
-#: The section in which a row of the table selects the op with the same name.
+#: The section where a row of the table selects the op with the same name.
 _OPS = (("ops", "Show in the ops"),)
 
 #: Explanations of the kinds of critical path segments.

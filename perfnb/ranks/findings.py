@@ -108,7 +108,7 @@ def _evidence(job: RanksFacts) -> str:
 
 
 def _late(late: LateWork | None, scale: float) -> str:
-    """Return a sentence about the phase and layer in which the rank was late."""
+    """Return a sentence about the phase and layer where the rank was late."""
     if late is None:
         return ""
     phase = "code outside the model, loss and optimizer" if late.phase == "other" else late.phase.replace("_", " ")

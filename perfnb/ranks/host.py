@@ -1,6 +1,6 @@
 """Analyse ranks whose collectives run on the host.
 
-The module computes how each rank spends its steps, and finds the work in which the straggler is late.
+The module computes how each rank spends its steps, and finds the work that makes the straggler late.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def waits_alone(host: HostRank, base_ns: int) -> IntervalSet:
 
 
 def late_work(hosts: Mapping[int, HostRank], straggler: int | None) -> LateWork | None:
-    """Find the phase and layer in which the straggler exceeds the mean of the other ranks the most."""
+    """Find the phase and layer where the straggler exceeds the mean of the other ranks the most."""
     if straggler is None or straggler not in hosts or len(hosts) < 2:
         return None
     means = pd.DataFrame({rank: one.phases.mean() for rank, one in hosts.items()}).drop("communication")

@@ -44,7 +44,7 @@ def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
 
 
 def _lanes_html(lanes: StepLanes, title: str) -> str:
-    """Draw the lanes as a picture, in which a line joins the arrivals at each collective."""
+    """Draw the lanes as a picture, with a line that joins the arrivals at each collective."""
     ranks = _ranks(lanes)
     high = float(min(_HIGH, max(_LOW, _ALL / max(len(ranks), 1))))
     top: dict[Any, float] = {rank: place * high for place, rank in enumerate(ranks)}

@@ -147,7 +147,7 @@ class Ranks(Documented):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """The findings about each rank, and about the whole job, for which ``rank`` is missing.
+        """The findings about each rank, and about the whole job, where ``rank`` is missing.
 
         Findings about the job report a straggler, unbalanced input, unsuitable bucket sizes, and exposed copies and
         communication.
@@ -204,7 +204,7 @@ class Ranks(Documented):
     def clocks(self) -> pd.DataFrame:
         """How far each rank's clock is ahead of the clock of rank ``reference``, computed from matched collectives.
 
-        ``reference`` is the first rank with which the rank shares collectives, directly or through other ranks. The
+        ``reference`` is the first rank that shares collectives with this rank, directly or through other ranks. The
         values are missing if no collectives could be matched, or if several offsets are possible.
         """
         return self._summary.clocks.copy()

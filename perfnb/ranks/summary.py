@@ -78,7 +78,7 @@ class RanksSummary:
         times are summed.
     clocks : DataFrame
         Indexed by ``rank``: ``ahead_us`` (how far the clock is ahead of the clock of rank ``reference``, which is the
-        first rank with which this rank shares collectives, directly or through others), ``spread_us``, ``collectives``.
+        first rank that shares collectives with this rank, directly or through others), ``spread_us``, ``collectives``.
     straggler : int or None
         The rank that the others waited for in shared collectives, if any rank stands out.
     lateness : Lateness or None
@@ -96,7 +96,7 @@ class RanksSummary:
         Collectives found on several ranks: ``rank``, ``step``, ``kind``, ``group``, ``start_ns``, ``end_ns`` (on the
         rank's own clock), ``on_host``, ``place`` (which identifies the collective), ``waiting_ns``, ``is_last``.
     late : LateWork or None
-        The work in which the straggler was late, if it is known.
+        The work that made the straggler late, if it is known.
     host : mapping of int to HostRank or None
         How the host spent its time, for ranks whose collectives ran on the host.
     samples : mapping of int to float
@@ -219,7 +219,7 @@ def _only_step(recording: Recording) -> int | None:
 
 
 def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
-    """Return the rank that waited clearly less than every rank with which it shares collectives, if there is one.
+    """Return the rank that waited clearly less than every rank that it shares collectives with, if there is one.
 
     There can be several such ranks if the ranks form groups that share no collectives. In that case, return the rank
     that the others waited for the longest.
@@ -252,7 +252,7 @@ def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
 
 
 def _grouped(pairs: Iterable[tuple[Hashable, int]]) -> dict[Any, tuple[int, ...]]:
-    """Group ranks by a value, leaving out the ranks for which it is unknown."""
+    """Group ranks by a value, leaving out ranks whose value is unknown."""
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for key, rank in pairs:
         if key is not None:

@@ -161,7 +161,7 @@ def _table(summary: RanksSummary) -> Table:
         Column("rank"),
         Column("file", priority=3),
         *_COLUMNS.values(),
-        Column("clock ahead", "ms", priority=2, help="relative to the first rank with which it shares collectives"),
+        Column("clock ahead", "ms", priority=2, help="relative to the first rank that shares collectives with it"),
     )
     return Table("Mean over each rank's steps", columns, rows, budget=Budget(_MOST, _MOST), noun="rank")
 
@@ -235,6 +235,6 @@ def _doubts(summary: RanksSummary) -> Iterator[str]:
     for rank, ranks in doubts.one_rank.items():
         who = listed(ranks, "Ranks")
         yield (
-            f"{who} are all rank {rank} according to their traces or file names, so ranks are numbered in the order "
-            "in which they were passed."
+            f"{who} are all rank {rank} according to their traces or file names, so ranks are numbered in the "
+            "order of the arguments."
         )

@@ -71,7 +71,7 @@ class History:
 
 
 class Exact(TypedDict):
-    """Figures about a metric, computed from all readings in which its value was known.
+    """Figures about a metric, computed from all readings where its value was known.
 
     `integral` is the sum of all values, each multiplied by the time that it covers. These times add up to `known_s`.
     """

@@ -243,7 +243,7 @@ def _names(summary: MachineSummary, device: str, metric: str) -> tuple[str, str]
 
 
 def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> list[tuple[Any, ...]]:
-    """Return the rows of the table of marks, in the order in which the marks started, each with its enclosing mark."""
+    """Return the rows of the table of marks, sorted by the starts of the marks, each with its enclosing mark."""
     rows: list[tuple[Any, ...]] = []
     around: list[str] = []
     for name, depth, start, end, more in sorted(bands, key=lambda band: (band[2], band[1])):

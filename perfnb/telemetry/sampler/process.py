@@ -233,7 +233,7 @@ class Portable:
         """Return a process's descendants, parents first, except `without` and its descendants."""
         found, left_out = [], {without}
         with suppress(psutil.Error, OSError):
-            for process in psutil.Process(pid).children(recursive=True):  # in which parents precede their children
+            for process in psutil.Process(pid).children(recursive=True):  # parents precede their children
                 with suppress(psutil.Error, OSError):
                     if process.pid in left_out or process.ppid() in left_out:
                         left_out.add(process.pid)
