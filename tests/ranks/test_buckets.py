@@ -73,7 +73,7 @@ def test_a_negative_latency_is_none() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (calls([MIB, MIB]), "the buckets have one size"),
+        (calls([MIB, MIB]), "the buckets have only one size"),
         (calls([MIB, 3 * MIB]), "only two sizes"),
         (calls([MIB, 2 * MIB, 3 * MIB], steps=1), "too few steps were traced"),
         (calls([MIB, 2 * MIB, 3 * MIB]).assign(waiting_ns=pd.NA), "some buckets were not found on any other rank"),

@@ -73,7 +73,7 @@ def test_the_timed_step_of_the_slowest_rank_comes_first_and_unlike_traced_ones_a
     assert (traced.label, traced.basis) == ("traced step", "mean of 3 steps, as below")
     assert [figure.basis for figure in document({}, 20.0).figures] == ["as traced, mean of 3 steps"]
     for traced_ms, unlike in ((155.0, True), (2000.0, True), (800.0, False)):
-        assert any("unlike timed ones" in note for note in document({0: 705.0}, traced_ms).notes) == unlike
+        assert any("unlike timed steps" in note for note in document({0: 705.0}, traced_ms).notes) == unlike
 
 
 def test_a_straggler_that_is_late_in_no_phase_of_its_own() -> None:
