@@ -28,7 +28,7 @@ examples:
   perfnb run torchrun --nproc-per-node 2 train.py
   perfnb run accelerate launch train.py
 
-exit codes: the exit code of SCRIPT; 2 if SCRIPT does not exist
+exit codes: the exit code of SCRIPT; 2 also if SCRIPT does not exist
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=_numbers,
         default=[100],
-        help="Number of steps before profiling (default: 100). To profile several times, use 100,5000.",
+        help="Number of steps before profiling (default: 100), or several numbers such as 100,5000.",
     )
     parser.add_argument("--every", metavar="N", type=int, help="Profile again every N steps.")
     parser.add_argument(

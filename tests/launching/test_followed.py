@@ -195,7 +195,7 @@ def test_the_function_sent_returns_a_step_or_a_step_and_its_batches() -> None:
         _set_up(lambda: (step, [2]), [1])
     with pytest.raises(CaptureError, match=r"returned int instead of a step"):
         _set_up(lambda: 5, None)
-    with pytest.raises(CaptureError, match=r"returned tuple, not a step"):
+    with pytest.raises(CaptureError, match=r"returned tuple instead of a step"):
         _set_up(lambda: (step, 1, 2), None)
 
 
