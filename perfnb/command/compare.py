@@ -116,7 +116,7 @@ def _compared(a: str, b: str) -> _Compared:
 def _judged(ratio_ci: tuple[float, float], limit: float, slower: bool) -> str:
     interval = f"the ratio's 95 % interval is {fmt.relative(ratio_ci[0])} to {fmt.relative(ratio_ci[1])}"
     if slower:
-        return f"Failed: slower by more than {limit:g} %: {interval}, which is entirely above {1 + limit / 100:g}."
+        return f"Failed: slower by more than {limit:g} %: {interval}, entirely above {1 + limit / 100:g}."
     return f"Passed: not shown to be slower by more than {limit:g} %: {interval}, and the limit is {1 + limit / 100:g}."
 
 
