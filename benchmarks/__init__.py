@@ -1,1 +1,1 @@
-"""What perfnb itself costs, as ratios to torch in the same run. `make bench` prints them; nothing is asserted."""
+"""Measure perfnb's own cost relative to torch in the same run. `make bench` prints the results; nothing is asserted."""

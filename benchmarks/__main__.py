@@ -1,4 +1,4 @@
-"""Run all benchmarks or the named ones: ``python -m benchmarks [name ...]``."""
+"""Run all benchmarks, or only those named on the command line: ``python -m benchmarks [name ...]``."""
 
 from __future__ import annotations
 

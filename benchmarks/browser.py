@@ -1,4 +1,4 @@
-"""Pages in a headless browser: how long they take until they are seen, and what their frames cost."""
+"""Measure pages in a headless browser: the time until they are painted, and the time for drawing each frame."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 NOT_INSTALLED = "n/a (Chromium is not installed)"
 _HEIGHT = 900
 
-#: Record when each drawing of a canvas that is ready starts, how long it takes, and when the first one ended.
+#: A script that records when drawing each frame of a canvas starts and how long it takes, and when the first one ends.
 _WATCH = """
 window.frames_ = [];
 const ask = window.requestAnimationFrame.bind(window);
@@ -43,7 +43,7 @@ window.moved_ = (frames, move) => new Promise((done) => {
 
 @contextmanager
 def page_in_browser(path: Path, width: int = 1400, canvas: str | None = None) -> Iterator[Any]:
-    """Open a page in Chromium; with the selector of a drawn `canvas`, its frames are watched."""
+    """Open a page in Chromium. If `canvas` is the selector of a canvas, record its frames."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -57,24 +57,24 @@ def page_in_browser(path: Path, width: int = 1400, canvas: str | None = None) ->
 
 
 def frames_of(page: Any, frames: int, move: str) -> npt.NDArray[np.float64]:
-    """Call the function `move` of a frame's number and direction in each of a number of frames.
+    """Call the function `move` in each of a number of frames, with the frame's number and direction.
 
     Returns
     -------
     ndarray
-        A row per frame that was drawn: its time, and how long drawing it took, in ms.
+        One row per frame that was drawn: the time of the frame, and how long drawing it took, in milliseconds.
     """
     return np.array(page.evaluate(f"(frames) => moved_(frames, {move})", frames), dtype=np.float64)
 
 
 def spread(what: str, values: npt.NDArray[np.float64]) -> str:
-    """Median and 95th percentile of times of frames in ms, in words."""
+    """Return a phrase with the median and 95th percentile of frame times in milliseconds."""
     middle, high = np.percentile(values, [50, 95])
     return f"{what}: median {middle:.1f} ms, 95th percentile {high:.1f} ms ({len(values)} frames)"
 
 
 def first_paint_ms(page: Any) -> float:
-    """When the browser first painted the page, in ms after it was asked for it."""
+    """Return the time from requesting the page until the browser first painted it, in milliseconds."""
     entries = 'performance.getEntriesByType("paint").map((each) => each.startTime)'
     page.wait_for_function(f"{entries}.length > 0")
     return float(page.evaluate(f"Math.max(...{entries})"))

@@ -1,4 +1,4 @@
-"""A step compiled for profiling against the same step compiled without perfnb, before and after a profile."""
+"""Compare a step compiled for profiling with the same step compiled without perfnb, before and after a profile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAIRS = 60
 
 
 def run() -> Iterator[str]:
-    """Two lines: the ratio of the paired steps, before the first profile and after it."""
+    """Yield two lines with the ratio of the paired steps, before the first profile and after it."""
     tokens = torch.randint(256, (8, 64))
     with perfnb.compile_for_profiling():
         traced = _step(_own(), tokens)
@@ -31,7 +31,7 @@ def run() -> Iterator[str]:
 
 
 def _own() -> nn.Module:
-    """A compiled model whose code nothing shares: torch would use again what it compiled for another one."""
+    """Return a compiled model with its own code. Otherwise torch would reuse code compiled for another model."""
     forward = ByteGPT.forward
     copied = FunctionType(forward.__code__.replace(), forward.__globals__, "forward")
     kind = type("ByteGPT", (ByteGPT,), {"forward": copied})
@@ -47,7 +47,7 @@ def _step(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
 
 
 def _ratio(traced: Callable[[], None], plain: Callable[[], None]) -> str:
-    """The median ratio of steps that take turns, and its quartiles."""
+    """Return the median ratio of alternating steps, and its quartiles."""
     ratios = []
     for pair in range(_PAIRS + 5):
         first, second = (traced, plain) if pair % 2 else (plain, traced)

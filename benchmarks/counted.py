@@ -1,4 +1,4 @@
-"""The counted steps and their tables, against torch.profiler with memory and shapes and its ``key_averages()``."""
+"""Compare the counted steps and their tables with ``key_averages()`` of torch.profiler with memory and shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RUNS = 5
 
 
 def run() -> Iterator[str]:
-    """One line per model: medians of interleaved runs."""
+    """Yield one line per model, with medians of interleaved runs."""
     for name, make in STEPS.items():
         step = make()
         for _ in range(5):
@@ -38,7 +38,7 @@ def run() -> Iterator[str]:
 
 
 def _ours(step: Callable[[], None]) -> float:
-    """Time three steps (lead-in, memory, arithmetic) and the tables that a report shows of them."""
+    """Return the time for three steps (lead-in, memory, arithmetic) and for the tables in their report."""
     begin = time.perf_counter()
     capture = StepRunner(step, None).drive(_passes())
     capture.meta["environment"] = {}

@@ -1,4 +1,4 @@
-"""The flame graph of 100,000 stacks: its first picture and the time per frame; and what sampling a step costs."""
+"""Measure how long it takes to draw a flame graph of 100,000 stacks, and the cost of sampling a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perfnb.step.steps import StepRunner, Turn
 STACKS, DEPTH = 100_000, 24
 _FRAMES, _ROUNDS, _STEPS = 120, 20, 100
 
-#: Zoom, or scroll while pointing, in a frame.
+#: Scripts that zoom, or that scroll while pointing, once per frame.
 _ABOUT = """
   const canvas = document.querySelector(".pf-canvas");
   const { left, top, width } = canvas.getBoundingClientRect();
@@ -43,7 +43,7 @@ _MOVES = {
 
 
 def made(stacks: int = STACKS) -> str:
-    """Collapsed stacks, all different, of up to `DEPTH` calls."""
+    """Return collapsed stacks of up to `DEPTH` calls, all of which are different."""
     chance = random.Random(0)
     lines = set[str]()
     while len(lines) < stacks:
@@ -53,7 +53,7 @@ def made(stacks: int = STACKS) -> str:
 
 
 def run() -> Iterator[str]:
-    """Lines for the browser and for sampling."""
+    """Yield lines for the browser and for sampling."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "stacks.txt"
         source.write_text(made(), encoding="utf-8")
@@ -74,7 +74,7 @@ def _in_browser(path: Path) -> Iterator[str]:
     with page_in_browser(path, canvas=".pf-canvas[data-calls]") as page:
         page.wait_for_function("window.first_")
         first = page.evaluate("window.first_")
-        yield f"flame graph: first picture {first:.0f} ms after the page was asked for (limit 500)"
+        yield f"flame graph: first picture {first:.0f} ms after the page was requested (limit 500)"
         for kind, move in _MOVES.items():
             drawing = frames_of(page, _FRAMES, f"(n, sign) => {{{move}}}")[:, 1]
             yield f"flame graph: {kind}: {spread('drawing a frame (limit 17)', drawing)}"
@@ -84,7 +84,7 @@ def _in_browser(path: Path) -> Iterator[str]:
 
 
 def _sampling() -> str:
-    """The ratio of steps with and without the sampler, in pairs of neighbouring blocks."""
+    """Return the ratio of steps with and without the sampler, measured in pairs of neighbouring blocks."""
     layers = [layer for _ in range(12) for layer in (nn.Linear(96, 96), nn.ReLU())]
     net = nn.Sequential(*layers)
     optimizer = torch.optim.Adam(net.parameters())

@@ -1,7 +1,7 @@
-"""A fleet of traces reduced by a pool of processes and by Dask: seconds of CPU, and the memory of the largest worker.
+"""Reduce a fleet of traces with a process pool and with Dask: CPU time, and the memory of the largest worker.
 
-The fleet consists of 200 copies of the public traces, 2 GB unpacked, in a folder each. For comparison, one process
-reads the largest of them alone.
+The fleet consists of 200 copies of the public traces, each in its own folder, with a total size of 2 GB unpacked. For
+comparison, a single process reads only the largest trace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.traces import FOLDER
 
-#: How many copies of the large traces, and of all traces together.
+#: The number of copies of the large traces, and the total number of copies.
 _LARGE, _COPIES = {"mi300_owlv2_large.json.gz": 21, "v100_resnet50_2021.json.gz": 25}, 200
 
 _REDUCE = """
@@ -47,9 +47,9 @@ if __name__ == "__main__":
 
 
 def run() -> Iterator[str]:
-    """One line per way of reading."""
+    """Yield one line for each way of reading."""
     if not FOLDER.is_dir():
-        yield f"fleet: {FOLDER} is not there"
+        yield f"fleet: {FOLDER} does not exist"
         return
     with tempfile.TemporaryDirectory() as work:
         unpacked = fill(Path(work) / "raw", _COPIES)
@@ -74,7 +74,7 @@ def run() -> Iterator[str]:
 
 
 def fill(folder: Path, copies: int) -> int:
-    """Link so many traces into a folder of their own each; the bytes that they unpack to."""
+    """Link the traces into folders, one folder for each copy, and return the number of bytes that they unpack to."""
     names = [name for name, count in _LARGE.items() for _ in range(count * copies // _COPIES)]
     small = sorted(path.name for path in FOLDER.iterdir() if path.name not in _LARGE)
     names += [small[place % len(small)] for place in range(copies - len(names))]
@@ -86,7 +86,7 @@ def fill(folder: Path, copies: int) -> int:
 
 
 def unpacked_bytes(path: Path) -> int:
-    """The size of a file, unpacked."""
+    """Return the unpacked size of a file."""
     if path.suffix != ".gz":
         return path.stat().st_size
     with subprocess.Popen(["gzip", "-dc", str(path)], stdout=subprocess.PIPE) as process:

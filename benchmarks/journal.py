@@ -1,8 +1,8 @@
-"""A journal of 1,000 profiles and runs, opened for the first and for the second time: seconds and memory.
+"""Open a journal of 1,000 profiles and runs for the first and the second time, and measure time and memory.
 
-Each figure is of a fresh process. Seconds are without imports; memory is the peak of the process with them. The second
-lines open the journal, make its table and its view. The profiles are copies of one, whose outcome is edited: the step
-takes 5 % longer from entry 700 on, which the trend must find.
+Each figure is from a new process. Times exclude imports, but memory is the peak of the process including imports. The
+lines marked "shown" also create the journal's table and its view. The profiles are copies of a single profile with
+edited results: the step takes 5 % longer from entry 700 on, and the trend must find this change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ print(*seconds, int(peak_kb) / 1024, *places)
 
 
 def run() -> Iterator[str]:
-    """One line per opening."""
+    """Yield one line each time the journal is opened."""
     with tempfile.TemporaryDirectory() as work:
         fill(Path(work), COUNT)
         for words in ("opened", "opened", "shown"):
@@ -60,7 +60,7 @@ def run() -> Iterator[str]:
 
 
 def fill(folder: Path, count: int) -> None:
-    """Save so many profiles below a folder, an hour apart."""
+    """Save the given number of profiles below a folder, with times that are an hour apart."""
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
     first = perfnb.profile_step(lambda: model(torch.ones(8, 64)).sum().backward(), warmup=1, steps=8, traced=2)
     made = first.save(folder.parent / f"{folder.name}-first")

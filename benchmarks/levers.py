@@ -1,4 +1,4 @@
-"""The table of levers for some steps, run by hand on a quiet machine: ``python -m benchmarks.levers [SECONDS]``."""
+"""Print the table of levers for some steps. Run it on a quiet machine: ``python -m benchmarks.levers [SECONDS]``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``%load_ext perfnb`` against ``import torch``, each in a fresh process."""
+"""Compare ``%load_ext perfnb`` with ``import torch``, each in a new process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOAD = "shell.run_line_magic('load_ext', 'perfnb')"
 
 
 def run() -> Iterator[str]:
-    """One line: the ratio of the medians."""
+    """Yield one line with the ratio of the medians."""
     extension, torch = [], []
     for _ in range(_RUNS):
         extension.append(_fresh(_LOAD))

@@ -1,6 +1,6 @@
-"""A loop of many tiny steps, profiled again and again: how the process grows, and the disk that the profiles take.
+"""Profile a loop of many tiny steps repeatedly, and measure the growth of the process and the size of the profiles.
 
-Prints the resident memory after the fifth profile and at the end, which may be at most 20 MiB more.
+The script prints the resident memory after the fifth profile and at the end. The increase must be at most 20 MiB.
 
     python -m benchmarks.long_loop                       # 20,000 steps, every=50
     python -m benchmarks.long_loop --steps 5000
@@ -20,12 +20,12 @@ from torch import nn
 import perfnb
 
 MIB = 2**20
-#: Profiles before the first reading, and the growth allowed from there.
+#: The number of profiles before the first reading, and the growth that is allowed afterwards.
 SETTLED, MOST_MIB = 5, 20
 
 
 def main() -> int:
-    """Run the loop, print the figures; 1 if the process grew too much."""
+    """Run the loop and print the figures. Return 1 if the process grew too much."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--every", type=int, default=50)

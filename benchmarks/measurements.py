@@ -1,4 +1,4 @@
-"""How good perfnb's measurements are: step times against torch's, and scaling laws on a size left out of the fit."""
+"""Compare perfnb's step times with torch's, and test fitted scaling laws on a size that was left out of the fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIZES, _LEFT_OUT = (128, 160, 203, 256, 323, 406, 512), 287
 
 
 def run() -> Iterator[str]:
-    """One line per model, then two about matmuls of growing size."""
+    """Yield one line per model, followed by two lines about matmuls of increasing size."""
     for name in ("ByteGPT", "BERT (small)"):
         step = STEPS[name]()
         timer = benchmark.Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())

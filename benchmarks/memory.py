@@ -1,4 +1,4 @@
-"""Growth of a kernel's resident memory over 50 profiles: what perfnb leaks, and what displayed profiles hold."""
+"""Measure how much a kernel's resident memory grows over 50 profiles that are released or remain displayed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 _FIRST, _MORE = 5, 50
-# Return freed pages to the system before each reading, so that only memory in use counts.
+# Freed pages are returned to the system before each reading, so that only used memory counts.
 _SETUP = """
 %load_ext perfnb
 import ctypes, gc, psutil, torch
@@ -24,7 +24,7 @@ _PROFILE = "%%profile_step --warmup 1 --steps 2 --into p\nstep()"
 
 
 def run() -> Iterator[str]:
-    """One line for profiles that are released, and one for displayed profiles, which the notebook's Out keeps."""
+    """Yield one line for profiles that are released, and one for displayed profiles that the notebook's Out retains."""
     for words, code in (("released", _PROFILE + ";"), ("displayed and kept in Out", _PROFILE)):
         first, middle, last = (size / 2**20 for size in _sizes(code))
         yield (
@@ -34,7 +34,7 @@ def run() -> Iterator[str]:
 
 
 def _sizes(code: str) -> list[int]:
-    """Resident bytes of a fresh kernel after the first profiles, after half of the rest, and at the end."""
+    """Return the resident bytes of a new kernel after the first profiles, after half of the others, and at the end."""
     manager = KernelManager()
     manager.start_kernel()
     client = manager.blocking_client()

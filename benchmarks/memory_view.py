@@ -1,4 +1,4 @@
-"""The memory view of a step with 100,000 allocations: the time to draw it, and its size when saved."""
+"""Measure the memory view of a step with 100,000 allocations: the time for drawing it, and its size when saved."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from perfnb.draw.as_text import document_text
 from perfnb.memory.tab import memory_document
 from perfnb.profile.profile import Profile
 
-#: Each round makes about 4.5 allocations.
+#: The number of rounds, each of which makes about 4.5 allocations.
 _ROUNDS = 22_200
 
-#: Open the tab and wait until the browser has painted it.
+#: A script that opens the tab and waits until the browser has painted it.
 _OPEN = """() => new Promise((done) => {
   const tab = [...document.querySelectorAll("[role=tab]")].find((each) => each.textContent.startsWith("Memory"));
   const begin = performance.now();
@@ -32,7 +32,7 @@ _OPEN = """() => new Promise((done) => {
 
 
 class ManySmallOps(nn.Module):
-    """Many small ops that keep half of their results, so that there is a lot to draw."""
+    """A module with many small ops, half of whose results are kept, so that there is a lot to draw."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kept = []
@@ -44,7 +44,7 @@ class ManySmallOps(nn.Module):
 
 
 def run() -> Iterator[str]:
-    """One line for the kernel, one for the browser."""
+    """Yield one line for the kernel and one for the browser."""
     model, x = ManySmallOps(), torch.ones(64)
     with torch.no_grad():
         p = perfnb.profile_step(lambda: model(x), steps=1, warmup=1, traced=1, flops=False, budget_s=5)

@@ -1,4 +1,4 @@
-"""The steps that the benchmarks run."""
+"""Define the steps that the benchmarks run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfnb.demo import ByteGPT
 
 
 def gpt() -> Callable[[], None]:
-    """The demo's transformer: 38 module calls, ops of about 100 µs."""
+    """Return a step of the demo's transformer, with 38 module calls and ops of about 100 µs."""
     model = ByteGPT()
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.randint(256, (16, 128))
@@ -26,7 +26,7 @@ def gpt() -> Callable[[], None]:
 
 
 def bert() -> Callable[[], None]:
-    """A small BERT from transformers: 4 layers of width 128, sequences of 64."""
+    """Return a step of a small BERT from transformers, with 4 layers of width 128 and sequences of length 64."""
     from transformers import BertConfig, BertModel  # type: ignore[attr-defined]
 
     config = BertConfig(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
@@ -43,7 +43,7 @@ def bert() -> Callable[[], None]:
 
 
 def tiny() -> Callable[[], None]:
-    """The worst case for layer spans: 300 modules that do almost nothing."""
+    """Return the worst case for layer spans: a step of 300 modules that do almost nothing."""
     blocks = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(100)]
     model = nn.Sequential(*blocks)
     batch = torch.randn(4, 16)

@@ -1,17 +1,19 @@
-"""Peak memory of JupyterLab, a kernel and all their child processes while a notebook runs, under a hard limit.
+"""Measure the peak memory of JupyterLab, a kernel and their child processes while a notebook runs, with a hard limit.
 
     python -m benchmarks.notebook_memory                      # at the start, and every notebook
     python -m benchmarks.notebook_memory notebooks/labs/solutions/0[45]*.ipynb
     python -m benchmarks.notebook_memory --python ENV/bin/python   # JupyterLab and kernels of another environment
 
 Each notebook gets its own JupyterLab, as on Binder, and its cells run through the server in order. The memory of the
-whole process tree is read ten times a second. Private pages are added up (shared ones count once). Files in memory,
-such as torch's libraries, count once and in full, even if other programs use them too. Peaks shorter than a tenth of a
-second are seen through the system's high-water mark of each process, and are assumed to coincide.
+whole process tree is read ten times per second. Private pages are added up, and shared pages are counted once. Files
+in memory, such as torch's libraries, are counted once and in full, even if other programs also use them. Peaks that are
+shorter than a tenth of a second are detected through the system's high-water mark for each process, and are assumed to
+coincide.
 
-A tree that exceeds the limit is killed by this script. A control group could do that, but creating one takes rights
-that containers usually lack. As a backstop, the system's limit per process (``RLIMIT_DATA``) is set to twice the limit:
-it counts memory that is requested but unused, and at the limit itself it stopped a notebook that used less than half.
+If the process tree exceeds the limit, this script kills it. A control group could do this as well, but creating one
+requires permissions that are usually not available in containers. As a backstop, the system's limit per process
+(``RLIMIT_DATA``) is set to twice the limit. It cannot be lower, because it also counts memory that is requested but not
+used. When it was set to the limit itself, it stopped a notebook that used less than half of it.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ _SHARED_MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 
 
 class OverLimit(Exception):
-    """The process tree exceeded the memory limit."""
+    """Raised if the process tree exceeds the memory limit."""
 
 
 class Meter(threading.Thread):
-    """Track the peak memory of a process and its descendants, and kill them if it exceeds the limit."""
+    """Tracks the peak memory of a process and its descendants, and kills them if it exceeds the limit."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -75,21 +77,21 @@ class Meter(threading.Thread):
                 self.end()
 
     def _given_back(self, pid: int, now: int) -> int:
-        """How much more than now a process had since the last reading, if that was a new high-water mark."""
+        """Return how much more memory than now a process had since the last reading, if this was a new maximum."""
         found = re.search(r"^VmHWM:\s+(\d+) kB$", _read(pid, "status"), re.MULTILINE)
         mark = 1024 * int(found[1]) if found else 0
         before, self._marks[pid] = self._marks.get(pid, mark), mark
         return max(0, mark - now) if mark > before else 0
 
     def pids(self) -> list[int]:
-        """The process and its descendants."""
+        """Return the ids of the process and its descendants."""
         try:
             return [self.root.pid, *(child.pid for child in self.root.children(recursive=True))]
         except psutil.NoSuchProcess:
             return []
 
     def end(self) -> None:
-        """Kill all of them."""
+        """Kill the process and its descendants."""
         self._ended.set()
         for pid in reversed(self.pids()):
             try:
@@ -99,14 +101,14 @@ class Meter(threading.Thread):
 
 
 def _rollup(pid: int) -> tuple[int, int]:
-    """Resident bytes of a process outside files (its part of what it shares), and all its resident bytes."""
+    """Return a process's resident bytes outside files (with its part of shared pages), and all its resident bytes."""
     found = re.findall(r"^(Rss|Pss_Anon|Pss_Shmem|SwapPss): +(\d+) kB$", _read(pid, "smaps_rollup"), re.MULTILINE)
     sizes = {name: 1024 * int(size) for name, size in found}
     return sum(size for name, size in sizes.items() if name != "Rss"), sizes.get("Rss", 0)
 
 
 def _files_in_memory(pids: list[int]) -> int:
-    """Resident bytes of files mapped by these processes, each file once."""
+    """Return the resident bytes of the files that these processes have mapped, counting each file once."""
     parts: dict[tuple[str, ...], int] = {}
     for pid in pids:
         part, size = None, 0
@@ -125,11 +127,11 @@ def _read(pid: int, name: str) -> str:
     try:
         return Path(f"/proc/{pid}/{name}").read_text()
     except OSError:
-        return ""  # it has ended
+        return ""  # the process has ended
 
 
 class Lab:
-    """JupyterLab in a separate process with one kernel, under the limit."""
+    """JupyterLab in a separate process with one kernel, subject to the limit."""
 
     def __init__(self, python: str, folder: Path) -> None:
         homes = ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR", "HOME", "PERFNB_CACHE")
@@ -153,7 +155,7 @@ class Lab:
         self.url = self._address()
 
     def _address(self) -> str:
-        """Address of the server, once it answers; its file appears a little earlier."""
+        """Return the address of the server once it responds, which is shortly after its file appears."""
         for _ in range(600):
             time.sleep(0.1)
             if self.server.poll() is not None:
@@ -166,7 +168,7 @@ class Lab:
         raise RuntimeError(f"JupyterLab did not start: {(self.folder / 'log').read_text()[-500:]}")
 
     def open(self, notebook: Path) -> None:
-        """Start a kernel for a notebook, as JupyterLab does."""
+        """Start a kernel for a notebook, in the same way as JupyterLab."""
         asked = {"path": str(notebook), "name": "", "type": "notebook", "kernel": {"name": "python3"}}
         url = f"http://{self.url}/api/sessions?token=lab"
         request = urllib.request.Request(url, json.dumps(asked).encode(), {"Content-Type": "application/json"})
@@ -190,7 +192,7 @@ class Lab:
         return f"{errors[0]['ename']}: {errors[0]['evalue']}" if errors else ""
 
     def _replies(self, kind: str, content: dict[str, Any]) -> list[dict[str, Any]]:
-        """Replies of the kernel to a request until it is idle again; empty if it never is."""
+        """Return the kernel's replies to a request until it is idle again, or an empty list if it never is."""
         number = uuid.uuid4().hex
         header = {"msg_id": number, "msg_type": kind, "session": "lab", "username": "", "version": "5.3", "date": ""}
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
@@ -202,7 +204,7 @@ class Lab:
             while True:
                 read = socket.recv()
                 if isinstance(read, bytes):
-                    continue  # has buffers, so it comes from a widget
+                    continue  # the message has buffers, so it is from a widget
                 reply = json.loads(read)
                 if reply["parent_header"].get("msg_id") == number:
                     replies.append(reply)
@@ -212,7 +214,7 @@ class Lab:
             return []
 
     def close(self) -> None:
-        """Kill the server and everything it started."""
+        """Kill the server and all processes that it started."""
         if self.socket is not None:
             self.socket.close()
         self.meter.end()
@@ -220,7 +222,7 @@ class Lab:
 
 
 class Reading(NamedTuple):
-    """Resident bytes of all processes together, and how many of them belong to files."""
+    """The resident bytes of all processes together, and the number of these bytes that belong to files."""
 
     total_bytes: int
     file_bytes: int
@@ -230,7 +232,7 @@ class Reading(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """Peak memory of a notebook, how long it ran, and what went wrong."""
+    """The peak memory of a notebook, its run time, and its errors."""
 
     reading: Reading
     seconds: float
@@ -241,7 +243,7 @@ class Peak(NamedTuple):
 
 
 def at_start(python: str) -> Iterator[tuple[str, Reading]]:
-    """Memory in use while nothing runs, from JupyterLab alone to a kernel with perfnb."""
+    """Yield the memory in use while nothing runs, from JupyterLab alone to a kernel with perfnb."""
     with tempfile.TemporaryDirectory(prefix="perfnb-lab-") as folder:
         lab = Lab(python, Path(folder))
         try:
@@ -266,7 +268,7 @@ def _resting(lab: Lab) -> Reading:
 
 
 def peak(python: str, notebook: Path) -> Peak:
-    """Run all cells of a notebook; cells that fail are reported, and the rest still run."""
+    """Run all cells of a notebook. If a cell fails, report it and run the remaining cells."""
     cells = [cell for cell in json.loads((ROOT / notebook).read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
     began = time.monotonic()
     troubles = []
@@ -286,14 +288,14 @@ def peak(python: str, notebook: Path) -> Peak:
 
 
 def notebooks() -> list[Path]:
-    """The notebooks outside labs, and the labs with their solutions."""
+    """Return the notebooks that are not labs, and the labs with their solutions."""
     folder = ROOT / "notebooks"
     found = [*folder.glob("[!i]*.ipynb"), *(folder / "labs" / "solutions").glob("*.ipynb")]
     return sorted((path.relative_to(ROOT) for path in found), key=lambda path: (len(path.parts), path))
 
 
 def run(python: str = sys.executable, chosen: list[Path] | None = None) -> Iterator[str]:
-    """Lines for the memory at the start, and one for the peak of each notebook."""
+    """Yield lines with the memory at the start, and a line with the peak of each notebook."""
     yield f"notebook memory: the limit for all processes together is {LIMIT_BYTES / _MIB:.0f} MiB"
     if not chosen:
         for words, size in at_start(python):
@@ -303,11 +305,11 @@ def run(python: str = sys.executable, chosen: list[Path] | None = None) -> Itera
 
 
 def main(arguments: list[str]) -> None:
-    """Print each line once it is measured."""
+    """Print each line as soon as it has been measured."""
     words = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.notebook_memory", description=words)
-    parser.add_argument("notebook", nargs="*", type=Path, help="by default all, and the memory at the start")
-    parser.add_argument("--python", default=sys.executable, help="interpreter of the environment to measure")
+    parser.add_argument("notebook", nargs="*", type=Path, help="notebooks (default: all, and the memory at the start)")
+    parser.add_argument("--python", default=sys.executable, help="the Python interpreter of the environment to measure")
     options: Any = parser.parse_args(arguments)
     for line in run(options.python, [path.resolve().relative_to(ROOT) for path in options.notebook]):
         print(line, flush=True)

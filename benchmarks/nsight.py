@@ -1,9 +1,9 @@
-"""An Nsight Systems export of five million kernels, against ``SELECT *`` of its tables through `sqlite3`: time, memory.
+"""Read an Nsight Systems export of five million kernels, and compare it with ``SELECT *`` through `sqlite3`.
 
-Ratios are of CPU time, which other work on the machine changes less.
+Ratios are based on CPU time, which is less affected by other work on the machine.
 
-Each figure is from a process of its own, without imports. Memory is the peak of the process (``ru_maxrss``) minus that
-after the imports; ``SELECT *`` keeps one block of rows at a time.
+Each figure is from a separate process and excludes imports. Memory is the peak of the process (``ru_maxrss``) minus the
+peak after the imports. ``SELECT *`` keeps one block of rows in memory at a time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WAYS = {
 
 
 def run() -> Iterator[str]:
-    """A line for each way of reading the file."""
+    """Yield a line for each way of reading the file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "large.sqlite")
         write(path, _KERNELS)
@@ -66,7 +66,7 @@ def run() -> Iterator[str]:
 
 
 def write(path: Path, kernels: int) -> None:
-    """Write an export with this many kernels, a launching call for each, and a range around every hundredth."""
+    """Write an export with the given number of kernels, each with its launch call, and every hundredth with a range."""
     connection = sqlite3.connect(path)
     for pragma in ("journal_mode=OFF", "synchronous=OFF"):
         connection.execute(f"PRAGMA {pragma}")

@@ -1,6 +1,7 @@
-"""From the end of the traced pass to the displayed report, against ``prof.key_averages()`` on the same trace.
+"""Measure the time from the end of the traced pass to the report, compared with ``prof.key_averages()``.
 
-Also the page of a report with 1,500 layers: the time to write it, and the first paint in a browser.
+Both use the same trace. For a report with 1,500 layers, the time for writing its page and the first paint in a browser
+are also measured.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LAYERS, _PAGES, _PAINTS = 1_500, 5, 20
 
 
 def run() -> Iterator[str]:
-    """One line per model; a first run, which includes imports, is not counted."""
+    """Yield one line per model. The first run is not counted, because it includes imports."""
     _measure(STEPS["ByteGPT"])
     for name, make in {**STEPS, "1,500 layers": _many_layers}.items():
         report_s, averages_s, events = _measure(make)
@@ -45,7 +46,7 @@ def run() -> Iterator[str]:
 
 
 def _measure(make: Callable[[], Callable[[], None]]) -> tuple[float, float, int]:
-    """Return CPU seconds from trace to report, those of ``key_averages()``, and the number of events."""
+    """Return the CPU seconds from the trace to the report, those of ``key_averages()``, and the number of events."""
     step = make()
     capture = capture_step(step, plan=Plan(warmup=3, steps=3, traced=10), namespace=namespace_of(step))
     assert capture.tracer is not None
@@ -109,7 +110,7 @@ def _plain_table(profile: Profile) -> str:
 
 
 def _report(capture: Any) -> int:
-    """Do what happens between the traced pass and the display of both outputs."""
+    """Do the work between the end of the traced pass and the display of both outputs."""
     profile = Profile(recording_of(capture, "benchmark"))
     document = report_document(profile._summary)
     document_text(document)

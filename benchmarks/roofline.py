@@ -1,4 +1,4 @@
-"""The achieved rate of a matmul in a profile, against torch.utils.benchmark on the same matmul."""
+"""Compare the achieved rate of a matmul in a profile with torch.utils.benchmark on the same matmul."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZES, _ROUNDS = (512, 1024), 7
 
 
 def run() -> Iterator[str]:
-    """One line per size: the ratio of the rates over the rounds."""
+    """Yield one line per size with the ratio of the rates over all rounds."""
     for size in _SIZES:
         left, right = torch.randn(size, size), torch.randn(size, size)
         ratios = [_ours(left, right) / _theirs(left, right) for _ in range(_ROUNDS)]

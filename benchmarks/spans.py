@@ -1,4 +1,4 @@
-"""A traced step with layer spans against a bare torch.profiler with the same options."""
+"""Compare a traced step with layer spans with torch.profiler alone, using the same options."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SESSIONS, _STEPS = 12, 5
 
 
 def run() -> Iterator[str]:
-    """One line per model: the ratio of the median steps over the sessions."""
+    """Yield one line per model with the ratio of the median steps over all sessions."""
     for name, make in STEPS.items():
         step = make()
         for _ in range(5):
             step()
         ratios, bare_ms = [], []
         for session in range(_SESSIONS):
-            # Alternate, so that drift affects both.
+            # Alternate between the two, so that drift affects both.
             if session % 2:
                 bare, spans = _session(step, nullcontext()), _session(step, LayerSpans())
             else:
@@ -37,7 +37,7 @@ def run() -> Iterator[str]:
 
 
 def _session(step: Callable[[], None], spans: AbstractContextManager[object]) -> float:
-    """Median step duration in ns of one profiler session, without the first step."""
+    """Return the median step time of one profiler session in nanoseconds, excluding the first step."""
     tracer = Tracer()
     times = []
     with tracer, spans:

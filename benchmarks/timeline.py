@@ -1,4 +1,4 @@
-"""The timeline of a million events: its size, the time to draw it, and the time per frame while zooming and panning."""
+"""Measure a timeline of a million events: its size, and the time for drawing it and for zooming and panning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perfnb.timeline.timeline import KINDS, Timeline, Track
 EVENTS, STEPS, LAYERS = 1_000_000, 20, 200
 _FRAMES = 120
 
-#: Open the tab and wait until it has been drawn and painted.
+#: A script that opens the tab and waits until it has been drawn and painted.
 _OPEN = """() => new Promise((done) => {
   const tab = [...document.querySelectorAll("[role=tab]")].find((each) => each.textContent.startsWith("Timeline"));
   const begin = performance.now();
@@ -34,7 +34,7 @@ _OPEN = """() => new Promise((done) => {
   look();
 })"""
 
-#: Zoom or pan by a wheel event in a frame.
+#: A script that zooms or pans with one wheel event per frame.
 _MOVE = """(n, sign) => {
   const canvas = document.querySelector(".pf-canvas");
   const { left, top, width } = canvas.getBoundingClientRect();
@@ -45,7 +45,7 @@ _WHEELS = {"zoom": "{ deltaY: 45 * sign, ctrlKey: true }", "pan": "{ deltaX: 30 
 
 
 def made(events: int = EVENTS) -> Timeline:
-    """Make steps, phases, layers, two threads of nested ops, four streams of work they launch, and memory."""
+    """Create steps, phases, layers, two threads with nested ops, four streams with the work they launch, and memory."""
     rng = np.random.default_rng(0)
     ops = events // 6
     step_ns = ops / STEPS * 10_000.0
@@ -122,7 +122,7 @@ def made(events: int = EVENTS) -> Timeline:
 
 
 def run() -> Iterator[str]:
-    """Lines for the size and for the browser."""
+    """Yield lines for the size and for the browser."""
     timeline = made()
     for word, limit in (("a page", PAGE_BYTES), ("a notebook", NOTEBOOK_BYTES)):
         begin = time.perf_counter()

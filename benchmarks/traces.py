@@ -1,25 +1,26 @@
-"""Traces from file to tables, against HTA (``traceinsight``), ``json`` and ``orjson``: seconds and memory.
+"""Measure time and memory from trace files to tables, compared with HTA (``traceinsight``), ``json`` and ``orjson``.
 
-Each figure is the median of runs in fresh processes, interleaved. Seconds are from file to result, without imports.
-Memory is the peak of the process (``ru_maxrss``) minus that after the imports.
+Each figure is the median of interleaved runs in new processes. Times are from the file to the result, without imports.
+Memory is the peak of the process (``ru_maxrss``) minus the peak after the imports.
 
-HTA runs without its process pool and its own memory measurement (``tracemalloc``), which makes it faster; a single file
-needs neither. These are its closest equivalents:
+HTA runs without its process pool and without its own memory measurement (``tracemalloc``). This makes it faster, and
+neither is necessary for a single file. These are HTA's closest equivalents:
 
 =========  ==================================================================
-events     ``Trace.parse_traces`` and ``align_and_filter_trace``: its frame of events
+events     ``Trace.parse_traces`` and ``align_and_filter_trace``, which create its frame of events
 kernels    ``get_gpu_kernel_breakdown``, without charts
 gpu_time   ``get_temporal_breakdown`` and ``get_comm_comp_overlap``, without charts
-ops        none: it has no table of operator times
+ops        none, because it has no table of operator times
 =========  ==================================================================
 
-So HTA's time for the tables excludes operators. A separate line adds ``get_aten_op_kernels_and_delay``, its closest
-call to ``ops``. That is timed once, on its own, and stopped after two minutes, because it loops over the operators.
+HTA's time for the tables therefore excludes operators. A separate line adds ``get_aten_op_kernels_and_delay``, which is
+closest to ``ops``. It is timed only once and stopped after two minutes, because it loops over the operators.
 
 A last line per trace compares the CPU time of the reader alone, from file to columns, with the least it could take:
 reading the file and decoding it with msgspec, whole and into the same types.
 
-If HTA fails in one of these calls, as it does without a GPU, the output has a note and the time until then counts.
+If HTA fails in one of these calls, as it does without a GPU, the output contains a note, and the time until the failure
+counts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _LEAST_BYTES, _LEAST_EVENTS = 300_000_000, 800_000
 _RUNS, _RUNS_LARGE = 5, 3
 _MOST_OF_LEAST = 1.3
 _MOST_CAPTURES = 5
-#: HTA loops over the operators, which takes too long for a large trace.
+#: HTA is stopped after this time, because it loops over the operators, which takes too long for a large trace.
 _PATIENCE_S = 120
 
 _CAPTURE = """
@@ -113,7 +114,7 @@ except Exception as error:
 """
 )
 _READ = "data = (gzip.open if path.endswith('.gz') else open)(path, 'rb').read()\n"
-#: CPU time of the least and of the reader, in one process.
+#: A script that measures the CPU time of the minimum and of the reader in the same process.
 _LEAST = """
 import gc, gzip, json, sys, time
 import msgspec
@@ -132,7 +133,7 @@ begin = time.process_time()
 kineto.read(path)
 print(json.dumps([least, time.process_time() - begin]))
 """
-#: What is run: imports and action by name.
+#: The imports and the code to run, by name.
 _ACTIONS = {
     "events": (_OURS, "said = len(perfnb.load(path).events)"),
     "tables": (_OURS, "profile = perfnb.load(path); profile.kernels; profile.gpu_time; profile.ops"),
@@ -147,7 +148,7 @@ _ACTIONS = {
 
 
 def run() -> Iterator[str]:
-    """A few lines per trace: events, tables, and both from the saved profile."""
+    """Yield a few lines per trace, for events, for tables, and for both from the saved profile."""
     with tempfile.TemporaryDirectory(prefix="perfnb-") as work:
         yield from _measure(_captured(Path(work)), Path(work), _RUNS_LARGE)
         for name in _PUBLIC:
@@ -158,7 +159,7 @@ def run() -> Iterator[str]:
 
 
 def _captured(work: Path) -> Path:
-    """Record a large CPU trace with shapes. It has few steps, because HTA takes minutes for a thousand."""
+    """Record a large CPU trace with shapes. It has only a few steps, because HTA takes minutes for a thousand steps."""
     path, updates = work / "cpu_with_shapes.json", 130
     for _ in range(_MOST_CAPTURES):
         subprocess.run([sys.executable, "-c", _CAPTURE, str(path), str(updates)], check=True, capture_output=True)
@@ -234,7 +235,7 @@ def _fresh(name: str, path: Path, folder: Path, patience_s: float | None = None)
 
 
 def _printed(command: list[str], patience_s: float | None = None) -> list[Any]:
-    """Run a process; return the JSON in its last line."""
+    """Run a process, and return the JSON in the last line of its output."""
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=patience_s)
     printed: list[Any] = json.loads(done.stdout.splitlines()[-1])
     return printed

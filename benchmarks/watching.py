@@ -1,4 +1,4 @@
-"""What a watch costs and whether it misses readings, against nvitop's collector and ``nvidia-smi dmon``."""
+"""Measure a watch's cost and missed readings, compared with nvitop's collector and ``nvidia-smi dmon``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUSY = "x = 0\nwhile True: x += 1"
 
 
 def run() -> Iterator[str]:
-    """Readings kept, cost of the sampler, its effect on a step, and its peers."""
+    """Yield lines about the readings, the cost of the sampler, its effect on a step, and similar tools."""
     yield _ticks("GIL held in C", busy=0)
     yield _ticks("GIL held in C, with two busy processes", busy=2)
     for hertz in (10, 2):
@@ -112,7 +112,7 @@ def _peers() -> Iterator[str]:
 
 
 def _cpu_us(call: object) -> float:
-    time.sleep(0.12)  # called sooner, it would return what it already has
+    time.sleep(0.12)  # if it is called earlier, it returns the values from the last call
     begin = time.thread_time()
     call()  # type: ignore[operator]
     return (time.thread_time() - begin) * 1e6

@@ -1,7 +1,7 @@
-"""Check an installed perfnb as `make dist` does: run with the Python of an environment that has nothing else of ours.
+"""Check an installed perfnb, as part of `make dist`. Run this file with the Python of an environment for this purpose.
 
-The import, `perfnb show` of a small trace, and `%load_ext perfnb` with a profile in a kernel. Nothing here may come
-from the checkout, so this file imports nothing from it.
+The checks are the import, `perfnb show` with a small trace, and `%load_ext perfnb` with a profile in a kernel. They
+must not use the checkout, so this file does not import anything from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-#: Seconds for each part; a cold import of torch takes most of the first.
+#: The number of seconds for each part. The first part takes long because torch is imported for the first time.
 LIMIT_S = 300
 
 IMPORT = """
@@ -40,7 +40,7 @@ model(x).sum().backward()""",
 
 
 def printed(command: list[str], folder: Path) -> str:
-    """Return what a command writes to standard output; fails with what it says if it fails."""
+    """Return a command's standard output. If the command fails, exit with its output."""
     own = {"PERFNB_CACHE": str(folder / "cache"), "JUPYTER_RUNTIME_DIR": str(folder / "runtime")}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
@@ -50,7 +50,7 @@ def printed(command: list[str], folder: Path) -> str:
 
 
 def run_cells(folder: Path) -> None:
-    """Run the cells in a kernel of this environment."""
+    """Run the cells in a kernel in this environment."""
     from jupyter_client.manager import start_new_kernel
 
     os.environ["IPYTHONDIR"] = str(folder / "ipython")
@@ -66,7 +66,7 @@ def run_cells(folder: Path) -> None:
 
 
 def main() -> None:
-    """Check all of it."""
+    """Run all checks."""
     scripts = Path(sysconfig.get_path("scripts"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""What every test may ask for: the same random numbers each time, and proof that nothing was left behind."""
+"""Fixtures for all tests, which provide the same random numbers each time and check that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from perfnb.draw import document
 from tests.fake_clock import FakeClock
 from tests.surroundings import Surroundings
 
-# Set by pytest-xdist in each process that shares the tests with others.
+# pytest-xdist sets this variable in each of the processes that share the tests.
 SHARED = "PYTEST_XDIST_WORKER" in os.environ
 TESTS = Path(__file__).parent
-#: The variable with the folder that all processes of this run have for what torch compiles.
+#: The variable with the folder for compiled code, which all processes of this run share.
 COMPILED = "PERFNB_TESTS_COMPILED"
-#: The variable by which `make test-fast` asks for cheaper text in frames, and the rooms whose text stays Arrow's.
+#: The variable that `make test-fast` sets to get cheaper text in frames, and the packages that still use Arrow.
 QUICK = "PERFNB_TESTS_QUICK"
 ARROW = ("recording", "attribution", "profile")
-#: So many new modules in one test are a package's import.
+#: If a test adds at least this many modules, it has imported a large package.
 MANY_MODULES = 100
-# No test asserts an absolute speed, and other programs use the cores too.
+# No test asserts an absolute speed, because other programs also use the cores.
 settings.register_profile("perfnb", settings.default, deadline=None)
 settings.load_profile("perfnb")
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Same random numbers and one thread for each test. Torch is set only where a test has loaded it.
+    """Use the same random numbers and one thread in each test. Torch is only configured if a test has loaded it.
 
-    With two threads, one that waits for a core keeps the other busy, and a small convolution takes ten times as long.
-    Without an accelerator, `torch.manual_seed` would format three tracebacks per test, to seed one that may come later.
+    With two threads, a thread that waits for a core keeps the other one busy, so a small convolution takes ten times as
+    long. Without an accelerator, `torch.manual_seed` would format three tracebacks per test, in case one is used later.
     """
     random.seed(0)
     np.random.seed(0)
@@ -62,7 +62,7 @@ def _seeded() -> None:
 
 @pytest.fixture
 def two_threads(_seeded: None) -> None:
-    """Torch computes with two threads in this test, as on the machines of most users."""
+    """Make torch compute with two threads in this test, as it does on most users' machines."""
     import torch
 
     torch.set_num_threads(2)
@@ -70,7 +70,7 @@ def two_threads(_seeded: None) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _documents_agree_and_are_as_wide_everywhere() -> Iterator[None]:
-    """Make a document that contradicts itself an error, and no text depend on the terminal."""
+    """Make it an error if a document contradicts itself, and make the width of texts independent of the terminal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document, "strict", True)
         patch.setenv("COLUMNS", "100")
@@ -79,16 +79,14 @@ def _documents_agree_and_are_as_wide_everywhere() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _little_to_collect() -> None:
-    """What the imports of earlier tests left is not walked over in each collection and by each capture."""
+    """Exclude objects left by the imports of earlier tests from garbage collections and captures."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _imports_to_collect(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keep what a large import in a test leaves, such as that of torch's compiler, from being walked over by the next
-    tests.
-    """
+    """Exclude objects left by a large import in a test, such as torch's compiler, from collections in later tests."""
     before = len(sys.modules)
     yield
     if len(sys.modules) > before + MANY_MODULES and "thawed" not in request.fixturenames:
@@ -98,9 +96,9 @@ def _imports_to_collect(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _text_of_python_objects(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In the quick tests alone, text in small frames is Python objects, which take two thirds of the time of Arrow.
+    """Use Python objects for text in small frames in the quick tests, which takes two thirds of the time of Arrow.
 
-    All other runs of the tests have Arrow, as users do, and so have the rooms that make, type, save and load frames.
+    All other test runs use Arrow, like users do. So do the tests of packages that create, type, save and load frames.
     """
     if QUICK not in os.environ or request.path.parent.name in ARROW or int(pd.__version__.partition(".")[0]) < 3:
         yield
@@ -111,7 +109,7 @@ def _text_of_python_objects(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the tests' measurements of the machine apart from those kept for the user."""
+    """Keep the tests' measurements of the machine separate from those that are cached for the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PERFNB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -119,10 +117,10 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(autouse=True, scope="session")
 def _temporary_files_of_its_own() -> Iterator[None]:
-    """Beside other processes, these tests' or another user's, `nothing_left` would see their temporary files."""
-    folder = tempfile.mkdtemp()  # short: the names of sockets in it must not exceed some hundred characters
-    # torch's compiler spends most of its first compilation on headers and on trying the C++ compiler.
-    with suppress(KeyError, OSError):  # without a name of the user, each process compiles for itself
+    """Use a separate temporary folder. Otherwise, `nothing_left` would find temporary files of other processes."""
+    folder = tempfile.mkdtemp()  # a short path, because names of sockets must not exceed about a hundred characters
+    # In the first compilation, torch's compiler spends most of the time on headers and on testing the C++ compiler.
+    with suppress(KeyError, OSError):  # if the user has no name, each process compiles its own code
         Path(folder, f"torchinductor_{getpass.getuser()}").symlink_to(os.environ[COMPILED])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
@@ -132,9 +130,9 @@ def _temporary_files_of_its_own() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Set apart what the tests' own imports have made, some 600,000 objects.
+    """Freeze the objects created by the tests' own imports, of which there are about 600,000.
 
-    A capture walks over all objects several times and collects garbage: nearly all its time would go there.
+    A capture iterates over all objects several times and collects garbage, which would take up nearly all of its time.
     """
     gc.collect()
     gc.freeze()
@@ -142,14 +140,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def thawed() -> Iterator[None]:
-    """Set nothing apart from the garbage collector while a test runs, as if nobody had asked for it."""
+    """Unfreeze all objects while a test runs, so that the garbage collector handles them as usual."""
     gc.unfreeze()
     yield
     gc.collect()
     gc.freeze()
 
 
-#: Ends by itself, a moment after the queue of a loader's worker was closed.
+#: A thread that ends shortly after the queue of a loader's worker was closed.
 _FEEDER = "thread QueueFeederThread"
 
 
@@ -179,13 +177,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
-    """Show a fixture that tidies up whether the test has failed and may have left shared objects in pieces."""
+    """Return a function that reports whether the test has failed, for fixtures that clean up shared objects."""
     return lambda: bool(request.node.stash.get(_FAILED, False))
 
 
 @pytest.fixture
 def feeders_end(nothing_left: None) -> Iterator[None]:
-    """Wait for the threads that feed a loader's workers: multiprocessing ends them a moment after the workers."""
+    """Wait for the threads that feed a loader's workers. multiprocessing ends them shortly after the workers."""
     yield
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
@@ -194,21 +192,22 @@ def feeders_end(nothing_left: None) -> Iterator[None]:
 
 @pytest.fixture
 def workers() -> Callable[[], list[psutil.Process]]:
-    """Return the processes that the test has started: others, such as a browser's, may be there already."""
+    """Return a function that lists the processes started by the test. Others, such as a browser, may already exist."""
     before = {process.pid for process in psutil.Process().children()}
     return lambda: [process for process in psutil.Process().children() if process.pid not in before]
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
-    """Time passes only where the test sleeps, and then without waiting: what is made of it is the same everywhere.
+    """Replace the clock with one that only advances when the test sleeps, without waiting.
 
-    Garbage is only collected where the test does so: each pause looks at the clock.
+    Results are therefore the same on every machine. Garbage is only collected when the test requests it, because each
+    collection reads the clock.
     """
     clock = FakeClock()
     clock.install(monkeypatch)
     thresholds = gc.get_threshold()
-    gc.set_threshold(0)  # not gc.disable: levers ask whether it is on
+    gc.set_threshold(0)  # instead of gc.disable(), because levers check whether the collector is enabled
     yield clock
     gc.set_threshold(*thresholds)
 
@@ -217,16 +216,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if COMPILED not in os.environ:
         os.environ[COMPILED] = tempfile.mkdtemp()
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(COMPILED), ignore_errors=True))
-    # A shell starts what it puts in the background with interrupts ignored, and Python keeps it so.
+    # Background processes of a shell ignore interrupts, and Python does not change this.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: Public traces of which each figure takes seconds: in the names of tests with parameters.
+#: Public traces that take seconds for each figure. They appear in the names of parametrized tests.
 LARGE_TRACES = ("mi300_owlv2_large", "v100_resnet50_2021", "mi300_ddp_resnet18")
-#: Of so many cases of a slow test, the first and the last, `make test` runs it; `make test-all` runs it of each.
+#: If a slow test has this many cases, `make test` only runs the first and the last, and `make test-all` runs all.
 FEW = 2
-#: The files that take longest, the longest first: whole notebooks, kernels and browsers.
+#: The files that take the longest, in descending order: whole notebooks, kernels and browsers.
 LONGEST = (
     *("labs/test_notebooks.py", "magics/test_interrupts.py", "docs/test_pages_run.py", "browser/test_quickstart.py"),
     *("magics/test_interrupted_steps.py", "magics/test_profile_step.py", "magics/test_growth.py"),
@@ -234,12 +233,12 @@ LONGEST = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves tests out by their marks
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as deep what `make test` leaves to `make test-all`; start with the files that take long.
+    """Mark the tests that only `make test-all` runs as deep, and move the files that take long to the front.
 
-    Deep are further browser tests of a view, tests of large traces, and of a slow test's many cases all but a few. No
-    process is left with a long file at the end.
+    Deep tests are additional browser tests of a view, tests of large traces, and most cases of slow tests with many
+    cases. Long files come first so that no process is still running one at the end.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -275,19 +274,19 @@ _left_out: Counter[str] = Counter()
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Count what the run leaves out, by the first reason that holds."""
+    """Count the tests that are left out, by the first reason that applies."""
     for item in items:
         _left_out[next((f"marked {name}" for name in LEFT_OUT if item.get_closest_marker(name)), "not chosen")] += 1
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):  # one of several processes
+    if hasattr(session.config, "workeroutput"):  # this is one of several processes
         session.config.workeroutput["left_out"] = dict(_left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over what one process has left out; each leaves out the same."""
+    """Use the counts of a single process, because all processes leave out the same tests."""
     if not _left_out:
         _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
@@ -299,12 +298,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--overwrite-golden", action="store_true", help="write the golden texts anew, then read the diff")
+    parser.addoption(
+        "--overwrite-golden", action="store_true", help="write the golden texts again; check the diff afterwards"
+    )
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare a text with the file of that name in the folder `golden` next to the test."""
+    """Return a function that compares a text with a file in the folder `golden` next to the test."""
 
     def same(name: str, text: str) -> None:
         path = request.path.parent / "golden" / name

@@ -1,16 +1,16 @@
-"""Files as they become when a disk, a network or a stranger has had them."""
+"""Damage files in the way that disks, networks and attackers do."""
 
 from __future__ import annotations
 
 import json
 import random
 
-#: What an event of JSON should not have as a value.
+#: Values that an event in JSON should not have.
 _ODD = (None, -1, 2**70, "x", "1e9", [], {"name": 3}, 1e308, True, "B", "E", 10**12)
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
-    """Return the data with a few bytes changed, taken out, doubled or cut off."""
+    """Return the data with a few bytes changed, removed, duplicated or truncated."""
     whole, kinds = bytearray(data), chance.choice((1, 5))
     for _ in range(chance.randint(1, 4)):
         place = chance.randrange(len(whole))
@@ -31,7 +31,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 
 def with_odd_values(data: bytes, chance: random.Random) -> bytes:
-    """Return a JSON list of events that stays JSON, but has a few values that events do not have."""
+    """Replace a few values in a JSON list of events with values that events do not have. The result is valid JSON."""
     events = json.loads(data)
     for _ in range(chance.randint(1, 4)):
         event = chance.choice(events)
@@ -40,9 +40,7 @@ def with_odd_values(data: bytes, chance: random.Random) -> bytes:
 
 
 def with_bad_sectors(data: bytes, chance: random.Random) -> bytes:
-    """Return the data with up to 200 places overwritten, all over it or in its header, or copied from elsewhere in
-    it.
-    """
+    """Overwrite up to 200 places anywhere in the data or in its header, or copy other parts of the data to them."""
     changed = bytearray(data)
     how = chance.randrange(4)
     for _ in range(chance.choice([1, 3, 20, 200])):

@@ -1,4 +1,4 @@
-"""A clock that moves only as a test says, so that what depends on time is the same on every machine."""
+"""A clock that only advances when a test requests it, so that results do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 
 import pytest
 
-#: Duration of each look at the clock.
+#: The duration of reading the clock.
 LOOK_NS = 200
-#: Duration of a sleep of no length, which lets other threads run.
+#: The duration of ``sleep(0)``, which lets other threads run.
 YIELD_NS = 5_000
 
 
 class FakeClock:
-    """Stands for `time.perf_counter`, `time.perf_counter_ns`, `time.time_ns` and `time.sleep` of this process.
+    """Replaces `time.perf_counter`, `time.perf_counter_ns`, `time.time_ns` and `time.sleep` in this process.
 
-    A sleep ends late by up to half a percent, as real ones do, but by the same in every run: statistics need some
-    spread.
+    Like real sleeps, a sleep takes up to half a percent longer than requested, because statistics need some variation.
+    The variation is the same in every run.
     """
 
     def __init__(self) -> None:
@@ -34,21 +34,21 @@ class FakeClock:
         return self.perf_counter_ns() / 1e9
 
     def time_ns(self) -> int:
-        """Return nanoseconds since 1970, in a year when nothing real happened that torch keeps records of."""
+        """Return nanoseconds since 1970, in a year that does not occur in torch's own records."""
         return 946_684_800 * 10**9 + self.now_ns
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, without waiting."""
+        """Advance the clock without waiting."""
         self.now_ns += round(seconds * 1e9 * (1 + 0.005 * self._late.random())) if seconds else YIELD_NS
 
     def pass_exactly(self, ms: float) -> None:
-        """Let exactly so much time pass."""
+        """Advance the clock by exactly the given time."""
         self.now_ns += round(ms * 1e6)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Take the place of the real clock until the test is over.
+        """Replace the real clock until the test ends.
 
-        The machine's ceilings cannot be measured by it and are left out: a product would take no time.
+        The machine's ceilings are left out, because they cannot be measured with this clock: a product takes no time.
         """
         monkeypatch.setattr("perfnb.step.ceilings._measure", lambda ceilings: {})
         for name in ("perf_counter", "perf_counter_ns", "sleep", "time_ns"):

@@ -1,4 +1,4 @@
-"""Steps without problems: small and medium models, inference and training, each written as a user would."""
+"""Steps without problems, as users would write them: inference and training of small and medium models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Step = Callable[..., Any]
 
 
 def models() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
-    """Ten models, each with a batch for it."""
+    """Yield ten models by name, each with a batch."""
     for width in (64, 256, 768):
         layers = [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
         yield f"mlp {width}", nn.Sequential(*layers), torch.randn(128, width)
@@ -31,7 +31,7 @@ def models() -> Iterator[tuple[str, nn.Module, torch.Tensor]]:
 
 
 class Last(nn.Module):
-    """The last output of a recurrent layer."""
+    """A module that returns the last output of a recurrent layer."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Last(nn.Module):
 
 
 class Residual(nn.Module):
-    """What goes in, added to what the inner layers make of it."""
+    """A residual module, which adds its input to the output of its inner layers."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Residual(nn.Module):
 
 
 def inference(model: nn.Module) -> Step:
-    """Return a step that computes and returns its result."""
+    """Return a step that computes and returns the model's output."""
     model = model.eval()
 
     def step(batch: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ def inference(model: nn.Module) -> Step:
 
 
 def training(model: nn.Module) -> Step:
-    """Return a step that learns, and reads its loss once, as most do."""
+    """Return a training step that reads its loss once, like most training steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step(batch: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Steps of which shapes tell every byte and operation, and what a profile says of them."""
+"""Steps whose bytes and operations can all be computed from the shapes, and their profiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfnb.step.memory import everything
 
 FLOPS = ["forward_flops", "backward_flops", "recompute_flops"]
 BATCH = 8
-#: Bytes of the parameters of `mlp`, layer by layer, and of a batch for it.
+#: The bytes of the parameters of `mlp`, layer by layer, and of a batch.
 FIRST, LAST = 4 * (16 * 32 + 32), 4 * (32 * 4 + 4)
 WHOLE, INPUTS = FIRST + LAST, 4 * BATCH * 16
 
@@ -25,7 +25,7 @@ def mlp(middle: nn.Module | None = None) -> nn.Sequential:
 
 
 def linear(rows: int, inputs: int, outputs: int) -> int:
-    """Return a linear layer's forward FLOPs; its backward takes as many for the weights, and again for its input."""
+    """Return a linear layer's forward FLOPs. Backward takes as many for the weights, and as many for the input."""
     return 2 * rows * inputs * outputs
 
 
@@ -33,7 +33,7 @@ def profile(
     step: Callable[..., object], batches: Iterable[Any] | None = None, *, all_seen: bool = True
 ) -> perfnb.Profile:
     """Of a step that leaves what it found: at its end, as much was alive as all tensors take that are alive now."""
-    gc.collect()  # objects left by other tests are not part of the step
+    gc.collect()  # because objects left by other tests are not part of the step
     p = perfnb.profile_step(step, batches, warmup=1, steps=1, traced=1)
     gc.collect()
     alive = sum({(block.device, block.address): block.bytes for block in everything()}.values())
@@ -46,14 +46,14 @@ def batches() -> list[Tensor]:
 
 
 def at_end(p: perfnb.Profile) -> dict[str, int]:
-    """Return bytes by category at the end of the step, without ``other`` and what is 0."""
+    """Return the bytes by category at the end of the step, without ``other`` and without zeros."""
     memory = p.memory
     assert (memory[list(CATEGORIES)].sum(axis=1) == memory["total"]).all()
     return {name: int(size) for name, size in memory.iloc[-1][list(CATEGORIES[:-1])].items() if size}
 
 
 def flops(p: perfnb.Profile) -> dict[str, list[int]]:
-    """Forward, backward and recomputation of each layer that counts any; together they are all that was counted."""
+    """Return the forward, backward and recomputation FLOPs of each layer that has any, after checking their sum."""
     roots = p.layers[p.layers["depth"] == 0]
     assert roots[FLOPS].sum().sum() == p.ops["flops"].sum()
     rows = {str(layer): [int(value) for value in row] for layer, row in p.layers[FLOPS].fillna(0).iterrows()}
@@ -66,7 +66,7 @@ def saved(p: perfnb.Profile) -> dict[str, int]:
 
 
 def bytes_of(p: perfnb.Profile, category: str, **columns: str) -> int:
-    """Of the allocations made in the step."""
+    """Return the total size of the step's allocations in a category, optionally restricted by other columns."""
     table = p.allocations
     table = table[(table["category"] == category) & (table["start_ns"] >= 0).fillna(False)]
     for name, value in columns.items():

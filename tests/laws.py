@@ -1,4 +1,4 @@
-"""Laws that hold of whatever is made up at random: of few examples in `make test`, of more and of many elsewhere."""
+"""Test properties of random values: of a few examples in `make test`, and of more or many examples in other runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from hypothesis.strategies import SearchStrategy
 def holds_of(
     *made_up: SearchStrategy[Any], some: int, many: int
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a function of values made up by `made_up`: a test of few examples, deep one of `some`, simulation of
-    `many`.
-    """
+    """Turn a function of values from `made_up` into tests of a few, `some` (deep) and `many` (simulation) examples."""
     few, deep = max(3, some // 6), pytest.param(some, marks=pytest.mark.deep)
     simulation = pytest.param(many, marks=[pytest.mark.simulation, pytest.mark.timeout(3600)])
 

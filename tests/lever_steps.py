@@ -1,4 +1,4 @@
-"""Steps that a lever makes faster: each with one cause planted, as a user would write it."""
+"""Steps that a lever makes faster, as users would write them. Each contains one planted cause."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 
 @dataclass
 class Curable:
-    """A step, what feeds it, and the levers of which one cures it."""
+    """A step with its batches, and levers of which one makes it faster."""
 
     step: Callable[..., Any]
     batches: Any
     cures: tuple[str, ...]
-    #: How many threads torch uses; ``None`` for one per core.
+    #: The number of torch's threads, or ``None`` for one per core.
     threads: int | None = None
 
 
@@ -46,7 +46,7 @@ def cnn() -> Curable:
 
 
 class Bytes(nn.Module):
-    """A byte-level GPT."""
+    """A GPT that works on bytes."""
 
     def __init__(self, width: int = 128, layers: int = 4, length: int = 128) -> None:
         super().__init__()
@@ -66,14 +66,14 @@ class Bytes(nn.Module):
 
 
 def gpt() -> Curable:
-    """Trained with AdamW as it comes."""
+    """Return a byte-level GPT that is trained with AdamW and its default options."""
     model, text = Bytes(), torch.randint(0, 256, (8, 129))
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return Curable(_training(model, opt, text[:, :-1], text[:, 1:]), None, ())
 
 
 def loop_optimizer() -> Curable:
-    """40 tiny layers, whose 80 parameters are updated one after the other."""
+    """Return 40 tiny layers whose 80 parameters are updated one after the other."""
     model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(40)])
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     step = _training(model, opt, torch.randn(8, 16), torch.randint(0, 16, (8,)))
@@ -81,7 +81,7 @@ def loop_optimizer() -> Curable:
 
 
 class Slow(Dataset[tuple[Tensor, Tensor]]):
-    """A batch of eight takes 16 ms to make."""
+    """A dataset that takes 16 ms to create a batch of eight."""
 
     def __len__(self) -> int:
         return 4000
@@ -92,7 +92,7 @@ class Slow(Dataset[tuple[Tensor, Tensor]]):
 
 
 def slow_loader() -> Curable:
-    """Waits for each batch, because the loader has no workers."""
+    """Return a step that waits for each batch, because the loader has no workers."""
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     opt, loss_fn = torch.optim.SGD(model.parameters(), lr=0.01), nn.CrossEntropyLoss()
 
@@ -106,7 +106,7 @@ def slow_loader() -> Curable:
 
 
 def threads(count: int) -> Curable:
-    """Too many threads for the cores, or too few."""
+    """Return a step with too many or too few threads for the cores."""
     model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)])
     opt = torch.optim.SGD(model.parameters(), lr=1e-3)
     step = _training(model, opt, torch.randn(256, 512), torch.randint(0, 512, (256,)))
@@ -114,7 +114,7 @@ def threads(count: int) -> Curable:
 
 
 def bert(eager: bool = True) -> Curable:
-    """`BertModel` from a small configuration, with attention in separate ops."""
+    """Return a small `BertModel` with attention in separate ops."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
@@ -132,7 +132,7 @@ def bert(eager: bool = True) -> Curable:
 
 
 def eager_attention() -> Curable:
-    """Return a GPT-2 with attention in separate ops; unlike `BertModel` it can be switched after it was made."""
+    """Return a GPT-2 with attention in separate ops. Unlike in `BertModel`, this can be changed after its creation."""
     from transformers import GPT2Config, GPT2Model
 
     config = GPT2Config(vocab_size=500, n_embd=128, n_layer=2, n_head=4, n_positions=512)
@@ -148,7 +148,7 @@ def eager_attention() -> Curable:
 
 
 def tiny_ops() -> Curable:
-    """Many small operators in a row, which compiling makes into a few."""
+    """Return a step with many consecutive small operators, which compiling turns into a few."""
 
     class Waves(nn.Module):
         def __init__(self) -> None:
@@ -166,7 +166,7 @@ def tiny_ops() -> Curable:
     return Curable(step, None, ("compile",))
 
 
-#: For the table of levers.
+#: The steps for the table of levers.
 STEPS: dict[str, Callable[[], Curable]] = {
     "CNN with batch norm": cnn,
     "byte-level GPT": gpt,
@@ -174,7 +174,7 @@ STEPS: dict[str, Callable[[], Curable]] = {
     "slow loader": slow_loader,
     "BertModel, small, eager attention": bert,
 }
-#: For each cause the lever that cures it.
+#: The steps by cause, each of which is removed by one lever.
 PLANTED: dict[str, Callable[[], Curable]] = {
     "loop optimizer": loop_optimizer,
     "slow loader": slow_loader,

@@ -1,12 +1,13 @@
-"""The oldest versions that pyproject.toml promises, for pip: ``python -m tests.lowest FOLDER [NAME[=VERSION] ...]``.
+"""List the oldest versions in pyproject.toml for pip: ``python -m tests.lowest FOLDER [NAME[=VERSION] ...]``.
 
-Writes ``requirements.txt`` and ``constraints.txt`` into the folder. What perfnb and its extras for labs and executors
-declare gets its lower bound. The tools of the tests, and what comes along, keep the versions of the project's own
-constraints.txt, but for what an old version pins itself. Linters and stubs belong to the tested versions and stay out.
+The script writes ``requirements.txt`` and ``constraints.txt`` to the folder. Packages declared by perfnb and its extras
+for labs and executors get their lower bounds. Test tools and indirect dependencies keep the versions in the project's
+own constraints.txt, except for packages that an old version pins. Linters and stubs are left out, because they belong
+to the tested versions.
 
-``NAME=VERSION`` takes another version than the lower bound. With a bare ``NAME``, only the packages so named get their
-lower bound, and all others their version of constraints.txt: a new package may refuse an old one that it needs without
-declaring so, which no test can see where both are old.
+Use ``NAME=VERSION`` to choose a version other than the lower bound. With ``NAME`` alone, only the packages with these
+names get their lower bounds, and all others get the versions in constraints.txt. This finds new packages that do not
+work with an old version of a dependency without declaring it, which is not visible if both are old.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-#: Extras whose lower bounds are tried, in addition to the package's own.
+#: The extras whose lower bounds are tested, in addition to those of the package itself.
 EXTRAS = ("lab", "dask", "ipyparallel")
-#: Linters; and ONNX, which needs a newer NumPy and is no dependency.
+#: Linters, and ONNX, which requires a newer version of NumPy and is not a dependency.
 _NOT_RUN = re.compile(
     r"onnx.*|ml_dtypes|flatbuffers|protobuf|ruff|import-linter|grimp|mypy.*|types-.*|.*-stubs|optype|numpy-typing-compat"
 )
-#: What an old distributed and an old torch pin themselves.
+#: The packages that old versions of distributed and torch pin.
 _PINNED_BY_OTHERS = {"dask", "sympy"}
 
 
 def bound(requirement: str) -> tuple[str, str]:
-    """Return the name of a requirement, and its lower bound.
+    """Return the name and the lower bound of a requirement.
 
     Raises
     ------
     ValueError
-        If it has none.
+        If the requirement has no lower bound.
     """
     found = re.match(r"([\w.-]+) *>= *([\w.]+)", requirement)
     if not found:
@@ -50,7 +51,7 @@ def bounds(project: dict[str, Any]) -> dict[str, str]:
 
 
 def chosen_by(words: Collection[str], project: dict[str, Any], tested: str) -> dict[str, str]:
-    """Return versions to take instead of lower bounds, from the words of the command line.
+    """Return the versions to use instead of lower bounds, given the words on the command line.
 
     Raises
     ------
@@ -74,7 +75,7 @@ def lowest(project: dict[str, Any], tested: str, chosen: dict[str, str]) -> tupl
     tested : str
         The text of constraints.txt.
     chosen : dict of str to str
-        Versions to take instead of the lower bound.
+        The versions to use instead of lower bounds.
     """
     oldest, extra = bounds(project) | chosen, project["optional-dependencies"]["test"]
     names = {re.match(r"[\w.-]+", each)[0] for each in extra} - {project["name"]}  # type: ignore[index]

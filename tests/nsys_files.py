@@ -1,4 +1,4 @@
-"""Exports of Nsight Systems by hand: the tables and columns of schema 3.25, as many of them as a test wants."""
+"""Write Nsight Systems exports by hand, with any of the tables and columns of schema 3.25."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MACHINE = 2**48
 
 
 def tid(process: int, thread: int | None = None) -> int:
-    """Return a ``globalTid``, of the main thread by default."""
+    """Return a ``globalTid``, which is that of the main thread by default."""
     return _MACHINE + process * 2**24 + (process if thread is None else thread)
 
 
@@ -65,7 +65,7 @@ def pid(process: int) -> int:
 
 
 def write(path: Path, tables: Mapping[str, Iterable[Mapping[str, Any]]]) -> Path:
-    """Write an export with these tables and rows; columns that a row does not name are NULL."""
+    """Write an export with the given tables and rows. Columns that are missing in a row are NULL."""
     path.unlink(missing_ok=True)
     with sqlite3.connect(path) as connection:
         for table, rows in tables.items():
@@ -91,12 +91,12 @@ STEP_NS = 1_000_000
 
 
 def strings(*more: str) -> list[dict[str, Any]]:
-    """``StringIds``: the names above, then these."""
+    """Return the rows of ``StringIds``: the names above, followed by the given strings."""
     return [{"id": number, "value": text} for number, text in enumerate([*_NAMES, *more])]
 
 
 def launched(start: int, number: int, process: int, name: int = GEMM, length: int = 100_000) -> tuple[Any, Any]:
-    """Return a launching call of 5 µs at a time, and its kernel 10 µs later."""
+    """Return a launch call of 5 µs that starts at a given time, and its kernel, which starts 10 µs later."""
     call = {"start": start, "end": start + 5_000, "eventClass": 0, "globalTid": tid(process), "correlationId": number}
     work = {"start": start + 10_000, "end": start + 10_000 + length, "deviceId": process % 2, "streamId": 7}
     return {**call, "nameId": LAUNCH}, {
@@ -106,14 +106,12 @@ def launched(start: int, number: int, process: int, name: int = GEMM, length: in
 
 
 def pushed(start: int, end: int, text: str, process: int, thread: int | None = None) -> dict[str, Any]:
-    """Return a range pushed and popped."""
+    """Return a range that is pushed and popped."""
     return {"start": start, "end": end, "eventType": 59, "text": text, "globalTid": tid(process, thread)}
 
 
 def training(process: int = 40, steps: int = 3, at: int = 10**9) -> dict[str, list[dict[str, Any]]]:
-    """Return steps of a module's forward and backward as ``emit_nvtx`` and Lightning name them, with a copy before
-    each.
-    """
+    """Return steps with a module's forward and backward, named as by ``emit_nvtx`` and Lightning, each after a copy."""
     kernels, calls, ranges, copies = [], [], [], []
     for step in range(steps):
         zero, number = at + step * STEP_NS, 10 * step + 1
@@ -152,7 +150,7 @@ def training(process: int = 40, steps: int = 3, at: int = 10**9) -> dict[str, li
 
 
 def joined(*files: Mapping[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of several processes in one file; ids of texts are the first's."""
+    """Return the rows of several processes in one file, with the string ids of the first process."""
     return {
         table: files[0][table] if table == "StringIds" else [row for one in files for row in one.get(table, [])]
         for table in files[0]

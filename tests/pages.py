@@ -1,4 +1,4 @@
-"""What a page without scripts may hold."""
+"""Helpers for tests of pages without scripts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from perfnb.draw.frame import live_page
 
 
 def static_page(title: str, body: str) -> str:
-    """HTML without scripts as a page of its own."""
+    """Return a complete page that contains HTML without scripts."""
     return live_page(title, "", body, "", "")
 
 
 def spaced(page: str) -> str:
-    """Return the page with spaces of one kind only."""
+    """Return the page with all kinds of spaces replaced with a single kind."""
     return page.replace("\u00a0", " ")

@@ -1,4 +1,4 @@
-"""Steps with one thing wrong, and the same steps without it."""
+"""Steps with a planted problem, and the same steps without the problem."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, Dataset
 
 @dataclass
 class Planted:
-    """A step with something wrong.
+    """A step with a planted problem.
 
-    `wall` says that the wall clock tells what is saved: of waiting. Else the process's own time does, which other work
-    on the machine hardly changes.
+    If `wall` is true, the saving is measured in wall time, because the step waits. Otherwise, it is measured in the
+    CPU time of the process, which is hardly affected by other work on the machine.
     """
 
     bottleneck: str
@@ -32,7 +32,7 @@ class Planted:
 
 
 class Sleeping(Dataset[torch.Tensor]):
-    """A batch of four takes 30 ms to make."""
+    """A dataset that takes 30 ms to create a batch of four."""
 
     def __len__(self) -> int:
         return 4000
@@ -60,7 +60,7 @@ def tiny_layers() -> Planted:
 
 
 class Terminal(io.StringIO):
-    """Takes 2 ms for each line."""
+    """A terminal that takes 2 ms to print a line."""
 
     def write(self, text: str) -> int:
         until = time.process_time() + 1e-3
@@ -94,7 +94,7 @@ def loop_optimizer(fused: bool = False) -> Planted:
 
 
 class Attention(nn.Module):
-    """Self-attention, in one op or in several."""
+    """Self-attention in a single op or in several ops."""
 
     def __init__(self, fused: bool) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def collecting() -> Planted:
 
 
 def saved_share(planted: Planted, rounds: int = 9, steps: int = 5) -> float:
-    """By how much of itself the step is shorter without what is wrong with it: the two take turns, medians of each."""
+    """Return the share of the step that is saved without the problem, using the medians of alternating measurements."""
     clock = time.perf_counter if planted.wall else time.process_time
     pair = [(planted.step, planted.batches), (planted.without, planted.without_batches)]
     sources = [None if batches is None else _endless(batches) for _, batches in pair]

@@ -1,4 +1,4 @@
-"""The files of the project, for checks that look at all of them."""
+"""List the files of the project, for checks of all files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def project_files() -> Iterator[Path]:
-    """Yield what is, or would be, under version control; outside a checkout, all but hidden folders."""
+    """Yield the files that are or would be under version control, or outside a checkout, all except hidden folders."""
     if (ROOT / ".git").exists() and shutil.which("git"):
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

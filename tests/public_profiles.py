@@ -1,4 +1,4 @@
-"""Public traces as profiles and as plain events: each is read once for all tests that only look at it."""
+"""Load public traces as profiles and as events. Each is only read once for all tests that do not change it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.trace.test_public_traces import FOLDER, LEFT_OUT, expected, text_of
 
 @cache
 def profile_of(name: str) -> perfnb.Profile:
-    """Return the profile of a file of `expected`, or of the one of Kineto's that is called so without its ending."""
+    """Return the profile of a file in `expected`, or of the Kineto trace with the given name (without its suffix)."""
     if name not in expected():
         (name,) = (one for one in expected() if one.removesuffix(".gz") == f"kineto/{name}.json")
     return _read(name)
@@ -27,7 +27,7 @@ def _read(name: str) -> perfnb.Profile:
 
 @lru_cache(maxsize=2)
 def events_of(name: str) -> list[dict[str, Any]]:
-    """Return the timed events of a file, unchanged."""
+    """Return the timed events in a file, unchanged."""
     value = json.loads(text_of(name))
     events = value["traceEvents"] if isinstance(value, dict) else value
     return [event for event in events if event.get("ph") == "X" and event.get("cat") not in LEFT_OUT]

@@ -1,4 +1,4 @@
-"""Recordings built by hand, event by event, so that every figure of their tables is known beforehand."""
+"""Build recordings by hand, event by event, so that every figure in their tables is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENVIRONMENT = {"processor": "made up", "threads": 1, "gpus": [], "debugger_or_tr
 
 
 class ByHand:
-    """A recording in the making; times are in microseconds from its begin, the main thread is 1."""
+    """Builds a recording. Times are in microseconds since its start, and the main thread is 1."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ class ByHand:
         return self.event(name, begin, end, sequence=sequence, **rest)
 
     def node(self, name: str, begin: float, end: float, sequence: int, thread: int = 1) -> ByHand:
-        """Return a backward node for the forward op of that number, with the op inside that does its work."""
+        """Add a backward node for the forward op with a given number, and inside it the op that does its work."""
         event = {"sequence": sequence, "forward_thread": 1 if sequence != -1 else -1, "thread": thread}
         self.event(NODE + name, begin, end, **event)
         return self.event(name, begin + 1, end - 1, **event)
@@ -59,7 +59,7 @@ class ByHand:
     def kernel(
         self, name: str, launch: float, begin: float, end: float, thread: int = 1, category: str = "kernel"
     ) -> ByHand:
-        """Return work on the device, and the 1 µs call that launches it."""
+        """Add work on the device, and the 1 µs call that launches it."""
         number = 1000 + len(self.rows)
         self.event("cudaLaunchKernel", launch, launch + 1, "cuda_runtime", thread=thread, correlation=number)
         return self.event(name, begin, end, category, thread=-1, device=0, stream=7, correlation=number)
@@ -67,20 +67,20 @@ class ByHand:
     def alloc(
         self, at: float, address: int, size: int, device: str = "cpu", *, allocated: int = -1, reserved: int = -1
     ) -> ByHand:
-        """Give out a block of memory (or take it back, where `size` is negative), in the main thread."""
+        """Allocate a block of memory in the main thread, or free it if `size` is negative."""
         change = {"time_ns": round(at * US), "address": address, "bytes": size, "device": device}
         self.changes.append(change | {"allocated": allocated, "reserved": reserved, "row": len(self.rows)})
         return self.event("[memory]", at, at, "memory")
 
     def block(self, begin: float, end: float | None, address: int, size: int, device: str = "cpu") -> ByHand:
-        """Return a block of memory with its life; without an end it is never taken back."""
+        """Add a block of memory with its lifetime. Without an end, it is never freed."""
         self.alloc(begin, address, size, device)
         return self if end is None else self.alloc(end, address, -size, device)
 
     def known(
         self, at: float, address: int, size: int, category: str, layer: int = -1, name: str | None = None
     ) -> ByHand:
-        """Note that a live object is seen to have that block on the CPU."""
+        """Record that a live object has the given block on the CPU."""
         block = {"time_ns": round(at * US), "address": address, "bytes": size, "device": "cpu", "category": category}
         self.seen.append(block | {"layer": layer, "name": name})
         return self
@@ -91,14 +91,14 @@ class ByHand:
 
     def recording(self, **meta: Any) -> Recording:
         events = pd.DataFrame(self.rows)
-        events = events.sample(frac=1, random_state=3)  # no order is promised
+        events = events.sample(frac=1, random_state=3)  # events may be in any order
         memory = self._memory(events) if self.changes or self.seen else None
         events = _frame_of_events(events[events["category"] != "memory"])
         modules = pd.DataFrame(self.modules, columns=[*MODULES]).astype(MODULES)
         spans = pd.DataFrame(self.spans, columns=["layer", "loss"]).astype({"layer": np.int64, "loss": bool})
         spans = spans.assign(derived=False).rename_axis("span")
         steps = [row["duration_ns"] / 1e6 for row in self.rows if row["name"].startswith("pf_step#")]
-        timed = steps * math.ceil(6 / max(len(steps), 1))  # as many as an interval takes
+        timed = steps * math.ceil(6 / max(len(steps), 1))  # as many as an interval requires
         passes = pd.DataFrame(
             {
                 "pass": pd.Categorical(["timed"] * len(timed) + ["traced"] * len(steps)),

@@ -1,4 +1,4 @@
-"""Functions of the browser's scripts, called from Python: in node, or in Chromium where there is no node."""
+"""Call functions in the browser's scripts from Python, in node or, if it is not installed, in Chromium."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ NODE = shutil.which("node")
 
 
 def evaluated(entry: str, function: str, given: Any) -> Any:
-    """Return what `function`, JavaScript of one argument, returns for `given`; it sees all names of the script
-    `entry`.
-    """
+    """Return the result of a JavaScript `function` of one argument, which can use all names in the script `entry`."""
     script = f"{assets.script(entry)}\nconst asked = {function};\n"
     if NODE is not None:
         script += 'let text = ""; for await (const part of process.stdin) text += part;\n'

@@ -1,4 +1,4 @@
-"""Made-up summaries with known figures, for the tests of the views. Each is made once: nothing changes them."""
+"""Made-up summaries with known figures for the tests of the views. Each is created once, because none is changed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_summary(
     gpu: bool = False,
     device: str = "CPU, 2 threads (no GPU)",
 ) -> Summary:
-    """Return a summary whose containers' figures are the sums of what they hold."""
+    """Return a summary where the figures of containers are the sums of their children's figures."""
     rows = list(leaves)
     names = [row[0] for row in rows]
     totals = {row[0]: [0.0, 0.0, 0.0, 0.0] for row in rows}
@@ -109,7 +109,7 @@ def make_summary(
 
 @cache
 def small_cnn() -> Summary:
-    """Eight modules, every phase, a note."""
+    """Return a model with eight modules, with all phases and a note."""
     return make_summary(
         [
             ("model", "SmallCNN", 1, 0.12, 0.05, 0, 0),
@@ -137,7 +137,7 @@ def small_cnn() -> Summary:
 
 @cache
 def gpt(blocks: int = 12, *, recompute: bool = False, gpu: bool = False) -> Summary:
-    """Return a transformer: `blocks` blocks of twelve modules each."""
+    """Return a transformer with the given number of blocks, each of which has twelve modules."""
     again = 0.5 if recompute else 0.0
     rows: list[Leaf] = [
         ("model", "GPT", 1, 0.2, 0.1, 0, 0),
@@ -173,7 +173,7 @@ def gpt(blocks: int = 12, *, recompute: bool = False, gpu: bool = False) -> Summ
 
 @cache
 def big(blocks: int = 190) -> Summary:
-    """About 2,000 modules."""
+    """Return a model with about 2,000 modules."""
     return gpt(blocks)
 
 
@@ -190,7 +190,7 @@ def gan() -> Summary:
 
 @cache
 def hostile() -> Summary:
-    """Return every name that a stranger could choose, chosen."""
+    """Return a summary with hostile text in every name that an attacker could choose."""
     rows: list[Leaf] = [("model", HOSTILE[0], 1, 0.1, 0.1, 0, 0)]
     rows += [
         (f"model.{n}" if n else "model.", HOSTILE[i - 1], 1, 1.0 + i / 10, 2.0, 0, 10) for i, n in enumerate(HOSTILE)
@@ -201,7 +201,7 @@ def hostile() -> Summary:
 
 
 def unknown_figures() -> Summary:
-    """Return a comparison with only names: every figure is NA, one step, no trace ratio."""
+    """Return a summary that only has names. All figures are NA, there is one step, and there is no trace ratio."""
     made = small_cnn()
     layers, phases = made.layers.copy(), made.phases.copy()
     for frame in (layers, phases):

@@ -1,4 +1,4 @@
-"""What perfnb could leave behind in a process, seen before and after."""
+"""Detect anything that perfnb leaves behind in a process, by comparing the state before and after."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ GLOBAL_HOOKS = (
 OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
-#: Linux's lists of children, where the kernel was built with them.
+#: Linux's lists of child processes, if the kernel was built with them.
 _LISTS = Path("/proc/thread-self/children")
 
 
 class Child(NamedTuple):
-    """A living process below this one."""
+    """A running descendant of this process."""
 
     what: str
     above: frozenset[int]
@@ -38,7 +38,7 @@ class Child(NamedTuple):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The state of the process at one moment."""
+    """The state of the process at a point in time."""
 
     hooks: dict[str, frozenset[Any]]
     profiling: bool
@@ -52,7 +52,7 @@ class Surroundings:
 
     @classmethod
     def now(cls) -> Surroundings:
-        """Look around; torch is asked only where it is loaded already."""
+        """Return the current state. Torch is only checked if it is already loaded."""
         torch = sys.modules.get("torch")
         modules, optimizers = map(sys.modules.get, ("torch.nn.modules.module", "torch.optim.optimizer"))
         return cls(
@@ -69,14 +69,14 @@ class Surroundings:
         )
 
     def changed_since(self, before: Surroundings) -> list[str]:
-        """Say in words what is there now and was not before."""
+        """Describe everything that exists now but did not exist before."""
         left = [f"torch hook in {name}" for name in self.hooks if self.hooks[name] - before.hooks[name]]
         if self.profiling:
             left.append("a running torch profiler")
         left += [f"thread {self.threads[key]}" for key in self.threads.keys() - before.threads.keys()]
         there = {pid for pid, _ in before.processes}
         fresh = [self.processes[key] for key in self.processes.keys() - before.processes.keys()]
-        # A browser or server that was there before starts processes of its own when it likes.
+        # A browser or server that existed before may start its own processes at any time.
         left += [f"process {child.what}" for child in fresh if not child.above & there]
         left += [f"file {name}" for name in sorted(self.files - before.files)]
         if self.sigint is not before.sigint:
@@ -91,13 +91,13 @@ class Surroundings:
 
 
 def _outlives_tests(thread: threading.Thread) -> bool:
-    # tqdm starts one monitor with its first bar and keeps it until the interpreter ends.
-    # Jupyter's own: begins with the first large message that a kernel sends.
+    # tqdm starts a monitor thread with its first bar, which runs until the interpreter ends.
+    # A thread of Jupyter, which starts with the first large message that a kernel sends.
     return type(thread).__name__ in ("TMonitor", "GarbageCollectorThread")
 
 
 def _children() -> dict[tuple[int, float], Child]:
-    """Living child processes, without the tracker that multiprocessing starts once and keeps."""
+    """Return the running descendants, except for the resource tracker that multiprocessing starts once."""
     children = {}
     for pid, above in _below().items():
         try:
@@ -113,11 +113,11 @@ def _children() -> dict[tuple[int, float], Child]:
 
 
 def _below() -> dict[int, frozenset[int]]:
-    """Return the processes below this one, each with those that it is below."""
+    """Return the descendants of this process, each with its ancestors."""
     here = os.getpid()
     if not _LISTS.exists():
         found = {}
-        for process in psutil.Process(here).children(recursive=True):  # a walk over all processes of the machine
+        for process in psutil.Process(here).children(recursive=True):  # iterates over all processes on the machine
             with suppress(psutil.NoSuchProcess):
                 found[process.pid] = frozenset(parent.pid for parent in process.parents())
         return found
@@ -131,9 +131,9 @@ def _below() -> dict[int, frozenset[int]]:
 
 
 def _started_by(pid: int) -> list[int]:
-    """Return the children of a process by the kernel's lists, of which each of its threads has one."""
+    """Return the children of a process according to the kernel's lists, of which there is one for each thread."""
     found: list[int] = []
-    with suppress(OSError):  # it has ended meanwhile
+    with suppress(OSError):  # the process has ended in the meantime
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as children:
                 found += map(int, children.read().split())

@@ -1,4 +1,4 @@
-"""Frames of events for tests of the GPU's time: made by hand in microseconds, or read from a public trace."""
+"""Frames of events for tests of GPU times, which are built by hand in microseconds or read from a public trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from perfnb.trace.kineto import read
 
 FOLDER = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
-#: What categories were called in 2021.
+#: The names of categories in 2021.
 OLD = {
     "Operator": "cpu_op",
     "Kernel": "kernel",
@@ -34,7 +34,7 @@ public = pytest.mark.skipif(
 
 
 class Trace:
-    """Events put together by hand; times are in microseconds, what is not given is missing."""
+    """Builds events by hand. Times are in microseconds, and values that are not given are missing."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -56,7 +56,7 @@ class Trace:
         call: str = "cudaLaunchKernel",
         **rest: Any,
     ) -> Trace:
-        """Something on device 0, stream 7, with the call that launches it from and to the given times."""
+        """Add work on device 0 and stream 7, with a launch call between the given times."""
         self.last += 1
         place = {"device": 0, "stream": 7, "process": 0, "thread": 7, "correlation": self.last}
         if launch is not None:
@@ -73,9 +73,9 @@ class Trace:
 
 @cache
 def public_trace(name: str) -> pd.DataFrame:
-    """Return the events of a public trace. What the reader's columns lack is taken from the file's arguments.
+    """Return the events in a public trace. Data that is not in the reader's columns is added from the event arguments.
 
-    The same frame each time: analysis changes none.
+    The same frame is returned each time, because the analysis does not change it.
     """
     path = FOLDER / "kineto" / name
     trace = read(path)
@@ -91,7 +91,7 @@ def public_trace(name: str) -> pd.DataFrame:
     listed = raw if isinstance(raw, list) else raw["traceEvents"]
     timed = [e for e in listed if e.get("ph") == "X" and e.get("cat") not in ("Trace", "cpu_instant_event")]
     args = [event.get("args") or {} for event in timed]
-    if all(float(event["ts"]).is_integer() for event in timed):  # whole microseconds, exact whatever their size
+    if all(float(event["ts"]).is_integer() for event in timed):  # whole microseconds are exact, however large they are
         events["start_ns"] = [int(event["ts"]) * 1000 for event in timed]
     where = {
         "external_id": ("External id", "external id"),
@@ -110,7 +110,7 @@ def _number(arg: dict[str, Any], keys: tuple[str, ...]) -> int:
 
 
 def expected() -> dict[str, dict[str, Any]]:
-    """Return what is known of each public trace that has work on a GPU, by name."""
+    """Return the known facts about each public trace with GPU work, by name."""
     path = FOLDER / "expected.json"
     facts = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     return {name.removeprefix("kineto/"): fact for name, fact in facts.items() if "gpu" in fact}

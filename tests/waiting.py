@@ -1,17 +1,17 @@
-"""Waiting for something to come about, however long a busy machine takes."""
+"""Wait until a condition is true, even if this takes long on a busy machine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-#: Only what is broken takes so long.
+#: If a condition takes this long, something is broken.
 LIMIT_S = 120.0
 
 
 def wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S, every_s: float = 0.02) -> None:
-    """Return as soon as a condition holds; fail if it never does."""
+    """Wait until a condition is true, and fail if it does not become true in time."""
     until = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < until, "it never came about"
+        assert time.monotonic() < until, "the condition did not become true"
         time.sleep(every_s)

@@ -1,4 +1,4 @@
-"""Recordings made by hand of steps whose memory was watched."""
+"""Recordings of steps with watched memory, built by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from perfnb.memory.allocations import Watched, watched_memory
 from tests.attribution.test_attribution import training_step
 from tests.recordings import ByHand
 
-#: Begin of the counted step in `training_step(2)`, in microseconds; phases of a step from its begin: data 0 to 100,
-#: forward to 400, loss to 450, backward to 760, optimizer 800 to 950, the step to 1000.
+#: The start of the counted step in `training_step(2)`, in microseconds. Relative to this time, the phases are data from
+#: 0 to 100, forward to 400, loss to 450, backward to 760, optimizer from 800 to 950, and the step to 1000.
 C = 2000
 
 
@@ -22,7 +22,10 @@ def watch(hand: ByHand, **meta: Any) -> Watched:
 
 
 def step_with_memory() -> ByHand:
-    """Of each layer parameters, a gradient and an activation; a temporary at the peak, which is 1,777 bytes at 515."""
+    """Return a step whose layers have parameters, a gradient and an activation each, with a peak of 1,777 bytes at 515.
+
+    There is a temporary at the peak.
+    """
     hand = training_step(2)
     for layer, size in ((1, 100), (2, 200)):
         hand.known(C - 1, layer, size, "parameters", layer, "weight")
@@ -33,7 +36,7 @@ def step_with_memory() -> ByHand:
 
 
 def random_blocks(count: int) -> ByHand:
-    """Return blocks of all lengths and sizes, the largest of them for the shortest time."""
+    """Return blocks with all lifetimes and sizes. Larger blocks have shorter lifetimes."""
     hand, random = ByHand().step(0, 10_000), np.random.default_rng(5)
     sizes = random.permutation(count)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Protocol buffers written by hand: messages as lists of field and value."""
+"""Write protocol buffers by hand, as lists of fields and values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def varint(number: int) -> bytes:
 
 
 def message(*fields: tuple[int, Any]) -> bytes:
-    """Return a message: numbers as varints, floats as doubles, text and bytes with their length."""
+    """Return a message, with integers as varints, floats as doubles, and text and bytes with their length."""
     return b"".join(_field(number, value) for number, value in fields)
 
 
@@ -31,10 +31,10 @@ def _field(number: int, value: Any) -> bytes:
 
 
 def plane(name: str, lines: Mapping[str, Iterable[tuple[Any, ...]]], facts: Mapping[str, Any] | None = None) -> bytes:
-    """Return a plane of an XSpace: by line, events as name, start and duration in nanoseconds, and statistics.
+    """Return a plane of an XSpace. Each event has a name, a start and duration in nanoseconds, and statistics.
 
-    A line's name may end in ``@`` and its start in nanoseconds; text of a statistic is written once, as the name of
-    another.
+    The name of a line may end in ``@`` and the line's start in nanoseconds. The text of a statistic is only written
+    once, as the name of another statistic.
     """
     names: dict[str, int] = {}
     texts: dict[str, int] = {}
@@ -62,5 +62,5 @@ def plane(name: str, lines: Mapping[str, Iterable[tuple[Any, ...]]], facts: Mapp
 
 
 def space(*planes: bytes) -> bytes:
-    """Return an XSpace of planes."""
+    """Return an XSpace with the given planes."""
     return message(*((1, one) for one in planes), (4, "a host"))

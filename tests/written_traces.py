@@ -1,4 +1,4 @@
-"""Trace files written by hand, event by event, as torch.profiler writes them."""
+"""Write trace files by hand, event by event, in the format of torch.profiler."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-MAIN, BACKWARD = 100, 101  # threads; the process has the main one's number
+MAIN, BACKWARD = 100, 101  # the numbers of the threads; the process has the same number as the main thread
 NODE = "autograd::engine::evaluate_function: "
 
 
 class Written:
-    """A trace in the making; times are in microseconds."""
+    """Builds a trace. Times are in microseconds."""
 
     def __init__(self, process: int = MAIN, **facts: Any) -> None:
         self.events: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ class Written:
         return self.event(name, begin, end, "kernel", 7, 0, **args)
 
     def memory(self, time: float, size: int, total: int | None, *device: int, reserved: int = 0) -> Written:
-        """Return an allocation or a free, on the CPU or a device of a kind and number."""
+        """Add an allocation or a free, on the CPU or on a device with a given kind and number."""
         kind, number = device or (0, -1)
         args = {"Addr": 4096, "Bytes": size, "Device Type": kind, "Device Id": number, "Total Reserved": reserved}
         args |= {} if total is None else {"Total Allocated": total}
@@ -64,8 +64,9 @@ class Written:
 
 
 def training(steps: int = 2) -> Written:
-    """Return steps of a model with two layers: each takes 1000 µs, 500 forward, 30 loss, 220 backward, 150
-    optimizer.
+    """Return steps of a model with two layers.
+
+    Each step takes 1000 µs: 500 in forward, 30 in loss, 220 in backward, and 150 in the optimizer.
     """
     trace = Written(deviceProperties=[{"id": 0, "name": "Small GPU"}], distributedInfo={"rank": 3, "world_size": 8})
     for number in range(steps):

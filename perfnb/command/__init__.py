@@ -1,1 +1,1 @@
-"""The command line: each sub-command parses its arguments, calls the public functions' code, and shows the result."""
+"""Provide the command line. Each sub-command parses its arguments, calls perfnb's functions and displays the result."""

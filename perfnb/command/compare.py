@@ -1,13 +1,13 @@
-"""``perfnb compare``: compare two profiles, traces, runs or timings, with a check for scripts and CI.
+"""Implement ``perfnb compare``: compare two profiles, traces, runs or timings, with a check for scripts and CI.
 
-A, the baseline, and B, the candidate, are two profiles, traces, runs, host profiles, or saved step
-times. Their step times are compared by their medians, with a 95 % interval for the ratio.
+A (the baseline) and B (the candidate) are two profiles, traces, runs, host profiles, or saved step
+times. perfnb compares their median step times, and reports a 95 % interval for the ratio.
 
---fail-if-slower PERCENT fails if the whole interval is above the limit. With 5, for example, it
-fails if the lower bound is above 1.05, so a change that noise can explain does not fail. The
-interval covers the noise within each run, but not changes to the machine in between, so choose a
-limit that leaves room for them. A and B need at least six steps each: timed steps, or traced steps
-if A or B is a trace.
+--fail-if-slower PERCENT fails if the whole interval is above the limit. For example, 5 fails if the
+lower bound of the interval is above 1.05, so changes that can be explained by noise do not fail.
+The interval covers the noise within each run, but not changes to the machine between the runs.
+Choose a limit that leaves room for such changes. A and B must each have at least six timed steps,
+or six traced steps if A or B is a trace.
 
 examples:
   perfnb compare before.perfnb after.perfnb
@@ -40,7 +40,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--fail-if-slower",
         metavar="PERCENT",
         type=_percent,
-        help="Exit with 1 if B's steps are certainly slower by more than this.",
+        help="Exit with code 1 if B's steps are definitely slower by more than this percentage.",
     )
     add_page_options(parser)
 
@@ -52,7 +52,7 @@ def _percent(text: str) -> float:
     return value
 
 
-_percent.__name__ = "percentage"  # as argparse names it in its error
+_percent.__name__ = "percentage"  # argparse uses this name in its error message
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace) -> int:
     compared, limit = _compared(options.a, options.b), options.fail_if_slower
     slower = None if limit is None else slower_by_more_than(compared.ratio_ci, limit)
     if limit is not None and slower is None:
-        raise WrongUse(f"--fail-if-slower needs an interval of the ratio: {compared.too_few}.")
+        raise WrongUse(f"--fail-if-slower requires an interval for the ratio: {compared.too_few}.")
     if options.html is not None:
         say(f"Written to {write_page(compared.result, options.html)}.")
     else:
@@ -94,7 +94,7 @@ def _compared(a: str, b: str) -> _Compared:
 
     def of_steps(result: Documented, change: StepChange) -> _Compared:
         counts = f"{change.a.steps:,} and {change.b.steps:,}"
-        too_few = f"at least 6 {change.kind} steps of each, and there are {counts}"
+        too_few = f"this takes at least 6 {change.kind} steps on each side, and there are {counts}"
         return _Compared(result, None if change.found is None else change.found.ratio_ci, too_few)
 
     first, second = load(a), load(b)
@@ -110,19 +110,19 @@ def _compared(a: str, b: str) -> _Compared:
         return _Compared(first.compare(second), None, "host profiles have no steps")
     kinds = " and ".join(f"{Path(path).name} ({type(result).__name__})" for path, result in ((a, first), (b, second)))
     hint = " Compare individual ranks." if "Ranks" in kinds else ""
-    raise WrongUse(f"these are not two profiles, traces, runs or timings: {kinds}.{hint}")
+    raise WrongUse(f"A and B must be two profiles, traces, runs or timings, not {kinds}.{hint}")
 
 
 def _judged(ratio_ci: tuple[float, float], limit: float, slower: bool) -> str:
     interval = f"the ratio's 95 % interval is {fmt.relative(ratio_ci[0])} to {fmt.relative(ratio_ci[1])}"
     if slower:
-        return f"Failed: slower by more than {limit:g} %: {interval}, all of it above {1 + limit / 100:g}."
-    return f"Passed: not shown to be slower by more than {limit:g} %: {interval}, the limit is {1 + limit / 100:g}."
+        return f"Failed: slower by more than {limit:g} %: {interval}, entirely above {1 + limit / 100:g}."
+    return f"Passed: not shown to be slower by more than {limit:g} %: {interval}, and the limit is {1 + limit / 100:g}."
 
 
 COMMAND = SubCommand(
     name="compare",
-    summary="Show what changed between two profiles, traces or runs, and fail if the second is slower.",
+    summary="Show the changes between two profiles, traces or runs, and optionally fail if the second is slower.",
     usage="perfnb compare A B [--fail-if-slower PERCENT] [--html OUT] [--json]",
     more=__doc__,
     add_options=_options,

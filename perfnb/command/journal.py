@@ -1,9 +1,9 @@
-"""``perfnb journal``: all results that perfnb saved below a folder, with their history and changes.
+"""Implement ``perfnb journal``: list all results that perfnb saved below a folder, with their history and changes.
 
-Profiles, runs, step times, A/B tests and entries added to the journal are listed with their
-verdicts, the newest first. If ten of them have the same name, machine, device, version of PyTorch
-and batch size, perfnb looks for changes in the step time. A hidden file in the folder caches the
-entries that were read; you may delete it.
+The journal lists profiles, runs, step times, A/B tests and manual entries with their verdicts,
+newest first. If at least ten of them have the same name, machine, device, PyTorch version and batch
+size, perfnb looks for changes in the step time. A hidden file in the folder caches the entries. You
+can delete it at any time.
 
 examples:
   perfnb journal runs/
@@ -23,14 +23,14 @@ from perfnb.command.sub_command import SubCommand, WrongUse
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="The folder below which results were saved, at any depth.")
-    parser.add_argument("--name", help="Show only the trend of the entries of this name.")
-    parser.add_argument("--figure", choices=("step_ms", "peak_bytes"), help="Show only the trend of this figure.")
+    parser.add_argument("folder", metavar="FOLDER", help="The folder with the results, which may be in subfolders.")
+    parser.add_argument("--name", help="Only show the trend of entries with this name.")
+    parser.add_argument("--figure", choices=("step_ms", "peak_bytes"), help="Only show the trend of this figure.")
     parser.add_argument(
         "--across",
         metavar="WHAT",
         action="append",
-        help="Show the trend across entries that differ in this: torch, host, name and so on. May be repeated.",
+        help="Combine entries that differ in this (such as torch, host or name) in one trend. May be repeated.",
     )
     add_page_options(parser)
 
@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = SubCommand(
     name="journal",
-    summary="Show everything that was saved below a folder, its history and what changed.",
+    summary="List everything that was saved below a folder, with its history and changes.",
     usage="perfnb journal FOLDER [--name NAME] [--figure FIGURE] [--across WHAT] [--html OUT] [--json]",
     more=__doc__,
     add_options=_options,

@@ -1,4 +1,4 @@
-"""Support ``perfnb run`` with launchers: each process that a launcher starts runs the script under ``perfnb run``."""
+"""Support launchers in ``perfnb run``: each process that a launcher starts runs the script under ``perfnb run``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Launcher(NamedTuple):
     """A command that starts scripts, with its module and the location of its parser."""
 
     module: str
-    words: tuple[str, ...]  # of its own, before its options
+    words: tuple[str, ...]  # the launcher's own words, which precede its options
     parser: tuple[str, str]
 
 
@@ -29,17 +29,17 @@ _MODULE = ("-m", "--module")
 
 
 def is_launched(program: Sequence[str]) -> bool:
-    """Return whether a program starts with a launcher."""
+    """Check whether a command line starts with a launcher."""
     return bool(program) and Path(program[0]).name in _LAUNCHERS
 
 
 def launched(program: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Return the program to run instead of ``LAUNCHER OPTIONS SCRIPT ARGS``.
+    """Return the command line to run instead of ``LAUNCHER OPTIONS SCRIPT ARGS``.
 
     Parameters
     ----------
     options : list of str
-        The options of ``perfnb run`` for each process.
+        The options of ``perfnb run`` that are passed to each process.
 
     Raises
     ------
@@ -50,15 +50,15 @@ def launched(program: Sequence[str], options: Sequence[str]) -> list[str]:
     launcher = _LAUNCHERS[name]
     given = list(program[1:])
     if tuple(given[: len(launcher.words)]) != launcher.words:
-        raise WrongUse(f"perfnb run takes {' '.join((name, *launcher.words))} with a script.")
+        raise WrongUse(f"perfnb run requires a script after {' '.join((name, *launcher.words))}.")
     given = given[len(launcher.words) :]
     parsed = _parsed(launcher, given, name)
     if getattr(parsed, "no_python", False):
-        raise WrongUse("perfnb run profiles Python scripts: leave out --no-python.")
+        raise WrongUse("perfnb run only profiles Python scripts: omit --no-python.")
     if getattr(parsed, "run_path", False):
-        raise WrongUse("perfnb run profiles scripts in separate processes: leave out --run-path.")
+        raise WrongUse("perfnb run profiles scripts in separate processes: omit --run-path.")
     at = len(given) - len(parsed.training_script_args) - 1
-    while given[at] != parsed.training_script:  # argparse drops a -- after it
+    while given[at] != parsed.training_script:  # argparse drops a "--" after the script
         at -= 1
     own = [word for word in given[:at] if word not in _MODULE]
     script = ["-m", parsed.training_script] if parsed.module else [parsed.training_script]
@@ -73,5 +73,5 @@ def _parsed(launcher: Launcher, given: Sequence[str], name: str) -> Any:
     try:
         parser: argparse.ArgumentParser = getattr(importlib.import_module(module), function)()
     except ModuleNotFoundError as error:
-        raise WrongUse(f"{name} is not installed here: {error}.") from None
+        raise WrongUse(f"{name} is not installed in this environment: {error}.") from None
     return parser.parse_args(list(given))

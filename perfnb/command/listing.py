@@ -16,7 +16,7 @@ from perfnb.errors import PerfnbError
 if TYPE_CHECKING:
     from perfnb.ranks.ranks import Ranks
 
-#: Most things that are read for the list.
+#: The maximum number of results that are read for the list.
 _MOST = 30
 
 
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 def saved_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
-    """Return the newest saved results, newest first, and the number of remaining ones."""
+    """Return the newest saved results, newest first, and the number of results that were left out."""
     from perfnb.profile.loading import load
 
     newest = sorted(((_saved(path), path) for path in paths), reverse=True)
@@ -45,12 +45,12 @@ def saved_entries(paths: Iterable[Path]) -> tuple[list[Entry], int]:
 
 
 def unrelated_traces(found: Ranks, folder: Path) -> list[Entry]:
-    """Return a folder's traces, newest first, unless they appear to be the ranks of one job."""
+    """Return the traces in a folder, newest first. If they appear to be the ranks of one job, return nothing."""
     files = {rank: profile.meta.get("trace", {}) for rank, profile in zip(found.ranks, found, strict=True)}
     names = [str(facts.get("file", "")) for facts in files.values()]
     if len(files) < 2 or not all(names) or all(facts.get("rank_known") for facts in files.values()):
         return []
-    if _numbered(names) or all(name.endswith(".xplane.pb") for name in names):  # a file per host
+    if _numbered(names) or all(name.endswith(".xplane.pb") for name in names):  # one file per host
         return []
     paths = [folder / name for name in names]
     entries = [
@@ -60,14 +60,14 @@ def unrelated_traces(found: Ranks, folder: Path) -> list[Entry]:
 
 
 def _numbered(names: list[str]) -> bool:
-    """Return whether names differ only in a number that counts from 0."""
+    """Check whether names only differ in a number that counts up from 0."""
     numbers = sorted({int(number) for name in names for number in re.findall(r"\d{1,9}", name)})
     made = {re.sub(r"\d+", "0", name) for name in names}
     return len(made) == 1 and set(range(len(names))) <= set(numbers)
 
 
 def verdict_of(found: Any) -> str:
-    """Return a one-line verdict on a loaded result or, if it has none, its kind."""
+    """Return the verdict on a loaded result in one line or, if there is none, the kind of the result."""
     findings = getattr(getattr(found, "_summary", None), "findings", None)
     if (verdict := getattr(findings, "verdict", None)) is not None:
         return str(verdict.verdict)
@@ -75,7 +75,7 @@ def verdict_of(found: Any) -> str:
 
 
 def folder_document(folder: str, entries: Sequence[Entry], rest: int) -> Document:
-    """Return a document that lists a folder's contents, newest first."""
+    """Return a document that lists the results in a folder, newest first."""
     first = shlex.quote(str(entries[0].path))
     rows = [(_below(entry.path, folder), entry.kind, _when(entry.saved)) for entry in entries]
     table = Table(
@@ -88,8 +88,8 @@ def folder_document(folder: str, entries: Sequence[Entry], rest: int) -> Documen
         names=[str(entry.path) for entry in entries],
         key="entries",
     )
-    newest = f"{fmt.counted(len(entries) + rest, 'saved result')}; to see the newest:"
-    notes = (f"Only the newest {len(entries):,} are listed, {rest:,} others are not.",) if rest else ()
+    newest = f"{fmt.counted(len(entries) + rest, 'saved result')}. To see the newest:"
+    notes = (f"Only the {len(entries):,} newest results are listed. {rest:,} others are not shown.",) if rest else ()
     verdict = Verdict("none", newest, code=f"perfnb show {first}")
     return Document("folder", folder, verdict=verdict, sections=(table,), notes=notes)
 
@@ -103,7 +103,7 @@ def _when(saved: float) -> str:
 
 
 def _saved(path: Path) -> float:
-    """Return the time when it was last written, in seconds since 1970."""
+    """Return the time when a result was last written, in seconds since 1970."""
     times = [path.stat().st_mtime]
     if path.is_dir():
         times += [file.stat().st_mtime for file in list(path.iterdir())[:100]]

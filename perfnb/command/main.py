@@ -1,12 +1,12 @@
-"""``perfnb`` and ``python -m perfnb``: parse the words, run the sub-command, and report errors in a sentence.
+"""Implement ``perfnb`` and ``python -m perfnb``: parse the arguments, run a sub-command, and report errors.
 
 examples:
-  perfnb show trace.json.gz                      the report of a trace that somebody sent
-  perfnb compare before.perfnb after.perfnb      what changed between two profiles
-  perfnb run train.py --epochs 3                 profile some steps of a script, unchanged
-  perfnb watch -- python train.py                CPU, memory and GPUs while a command runs
+  perfnb show trace.json.gz                      show the report about a trace
+  perfnb compare before.perfnb after.perfnb      show the changes between two profiles
+  perfnb run train.py --epochs 3                 profile some steps of an unmodified script
+  perfnb watch -- python train.py                record CPU, memory and GPUs while a command runs
 
-perfnb COMMAND --help describes a command.
+To see the options of a command, use perfnb COMMAND --help.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import perfnb
 from perfnb.command.sub_command import WRONG, SubCommand, end_by
 from perfnb.errors import PerfnbError
 
-#: The sub-commands in the order of the help. A new one is a module and a line here.
+#: The sub-commands in the order of the help. To add one, add a module and a line here.
 SUB_COMMANDS = (
     "perfnb.command.show:COMMAND",
     "perfnb.command.compare:COMMAND",
@@ -42,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     words : sequence of str, optional
-        The arguments after ``perfnb``, by default those of this process.
+        The arguments after ``perfnb``. The default is the arguments of this process.
 
     Returns
     -------
@@ -75,14 +75,15 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return end_by(signal.SIGINT)
     if isinstance(ended, BaseException):
-        raise ended  # the program's own: Python prints it and ends as it would without perfnb
+        raise ended  # the program's exception; Python prints it and exits in the same way as without perfnb
     return ended
 
 
 def split_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into perfnb's own options and the program after them, which may have options with the same names.
+    """Split arguments into perfnb's own options and the program that follows, which may have options of the same name.
 
-    The program starts after ``--``, at the first argument that is not an option, or at ``-m``, as with Python itself.
+    As in Python's own command line, the program starts at the first argument that is not an option, at ``-m``, or after
+    ``--``.
     """
     place = 0
     while place < len(words):
@@ -97,7 +98,7 @@ def split_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tupl
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """A help formatter with at most 100 columns that preserves the lines of examples."""
+    """A help formatter that uses at most 100 columns and preserves the line breaks of examples."""
 
     def __init__(self, prog: str) -> None:
         from perfnb.command.output import columns
@@ -106,7 +107,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
-    """Return the parser for ``perfnb`` itself, which contains the names of the sub-commands."""
+    """Return the parser for ``perfnb`` itself, whose help lists the sub-commands."""
     parser = _new_parser("perfnb", "perfnb COMMAND ...", _WHAT, __doc__)
     parser.add_argument("--version", action="version", version=f"perfnb {perfnb.__version__}")
     names = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -118,7 +119,7 @@ def _parser(commands: Iterable[SubCommand]) -> argparse.ArgumentParser:
 def _new_parser(name: str, usage: str, summary: str, docstring: str | None) -> argparse.ArgumentParser:
     """Return a parser whose help includes the text after the first line of a docstring.
 
-    The text is missing if Python strips docstrings.
+    If Python strips docstrings, the help does not include this text.
     """
     more = (docstring or "").partition("\n\n")[2].rstrip()
     return argparse.ArgumentParser(

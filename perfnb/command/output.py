@@ -1,4 +1,4 @@
-"""Print documents at the terminal's width, JSON and pages. A reader that closes its pipe does not cause an error."""
+"""Print documents as text or JSON, and write pages. It is not an error if the reader of a pipe closes it early."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from perfnb.draw.document import Document
     from perfnb.draw.documented import Documented
 
-#: Sentences and the help are at most this wide.
+#: The maximum width of sentences and help texts.
 WIDEST = 100
-#: The most profiles of a run that are named.
+#: The maximum number of a run's profiles to list.
 _MOST_NAMED = 10
 
 
@@ -31,7 +31,7 @@ def columns() -> int:
 
 
 def say(text: str) -> None:
-    """Print to standard output. The reader may stop reading early, like ``head``."""
+    """Print text to standard output. Ignore the error if the reader has closed the pipe early, like ``head``."""
     try:
         print_text(text)
         sys.stdout.flush()
@@ -48,7 +48,7 @@ def _give_up_output() -> None:
 
 
 def sentences(*texts: str) -> str:
-    """Return sentences as lines for a terminal."""
+    """Wrap sentences into lines for a terminal."""
     from perfnb.draw import escape
 
     return "\n".join(line for text in texts for line in escape.wrapped(escape.plain(text, 2000), columns()))
@@ -67,7 +67,7 @@ def say_document(document: Document, as_json: bool, **more: Any) -> None:
 
 
 def _without_pictures(document: Document) -> Document:
-    """Return the document without the parts that scripts draw, because their format is not documented."""
+    """Return the document without the parts that are drawn by JavaScript, because their format is not documented."""
     from perfnb.draw.document import Picture
 
     sections = [replace(part, data=None) if isinstance(part, Picture) else part for part in document.sections]
@@ -75,7 +75,7 @@ def _without_pictures(document: Document) -> Document:
 
 
 def say_profiles(folder: str | Path, command: str) -> None:
-    """List a run's profiles, one per line, so that they can be copied."""
+    """Print the paths of a run's profiles, one per line, so that they are easy to copy."""
     from perfnb.loop.run import profiles_beside
 
     if inside := profiles_beside(folder):
@@ -85,16 +85,16 @@ def say_profiles(folder: str | Path, command: str) -> None:
 
 
 def add_page_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for results that have a page: ``--html`` and ``--json``, each of which replaces the text."""
+    """Add the options ``--html`` and ``--json``, which replace the text, to the parser of a command with a page."""
     forms = parser.add_mutually_exclusive_group()
-    forms.add_argument("--html", metavar="OUT", help="Write one self-contained HTML file instead.")
-    forms.add_argument("--json", action="store_true", help="Print JSON instead: figures and tables.")
+    forms.add_argument("--html", metavar="OUT", help="Write a self-contained HTML file instead.")
+    forms.add_argument("--json", action="store_true", help="Print the figures and tables as JSON instead.")
 
 
 def say_result(result: Documented, options: argparse.Namespace) -> bool:
-    """Print a result as JSON, write its page, or print it as text, depending on the options.
+    """Print a result as text or JSON, or write its page, depending on the options.
 
-    Return whether it was printed as text.
+    Return whether the result was printed as text.
     """
     if options.html is not None:
         say(f"Written to {write_page(result, options.html)}.")
@@ -104,5 +104,5 @@ def say_result(result: Documented, options: argparse.Namespace) -> bool:
 
 
 def write_page(result: Documented, path: str | None) -> Path:
-    """Write a result's page, to a new temporary file if no path is given."""
+    """Write a result's page to a path, or to a new temporary file if the path is ``None``."""
     return result.to_html(Path(tempfile.mkdtemp(prefix="perfnb-")) / "report.html" if path is None else path)

@@ -1,12 +1,12 @@
-"""``perfnb ranks``: the ranks of one job side by side.
+"""Implement ``perfnb ranks``: show the ranks of one job side by side.
 
-Shows each rank's time per step, how long it waited for other ranks, and which rank holds them up.
-For whole runs, it shows which rank waits for its data.
+The report shows each rank's time per step, how long it waited for other ranks, and which rank made
+the others wait. For whole runs, it shows which rank waited for its data.
 
 examples:
-  perfnb ranks traces/                           a folder with a trace per rank
+  perfnb ranks traces/                           a folder with one trace per rank
   perfnb ranks rank0.json.gz rank1.json.gz
-  perfnb ranks runs/                             each rank of perfnb run --save runs/
+  perfnb ranks runs/                             all ranks of perfnb run --save runs/
   perfnb ranks traces/ --html ranks.html
 
 exit codes: 0 shown; 2 no ranks were found, or they cannot be read
@@ -22,7 +22,7 @@ from perfnb.command.sub_command import SubCommand, WrongUse
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="FOLDER", nargs="+", help="The folder, or the trace of each rank.")
+    parser.add_argument("paths", metavar="FOLDER", nargs="+", help="A folder with the ranks, or a trace for each rank.")
     add_page_options(parser)
 
 
@@ -34,7 +34,7 @@ def _run(options: argparse.Namespace) -> int:
     folder = Path(options.paths[0])
     found = load(folder) if len(options.paths) == 1 and not folder.is_file() else load(options.paths)
     if not isinstance(found, Ranks | RankRuns):
-        raise WrongUse(f"{folder} contains no ranks but a {type(found).__name__}: perfnb show {folder} shows it.")
+        raise WrongUse(f"{folder} does not contain ranks but a {type(found).__name__}: use perfnb show {folder}.")
     if say_result(found, options) and len(options.paths) == 1:
         say_profiles(folder, "ranks")
     return 0

@@ -1,4 +1,4 @@
-"""Run a script or module in this process, like ``python``."""
+"""Run a script or module in this process, in the same way as ``python``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 from perfnb.command.sub_command import WrongUse
 from perfnb.failures import with_causes
 
-#: Frames in these files are not the user's.
+#: Frames in these files do not belong to the user's code.
 _OWN = (str(Path(__file__).resolve().parents[1]) + os.sep, str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>")
 
 
 def run_as_main(program: Sequence[str]) -> BaseException | None:
     """Run ``FILE ARGS`` or ``-m MODULE ARGS`` as ``__main__``, and return the exception that ended it, if any.
 
-    If you raise that exception and let Python handle it, the exit code and the traceback are the script's own, without
-    perfnb's frames.
+    If you raise this exception and let Python handle it, the exit code and the traceback are the same as without
+    perfnb.
     """
     try:
         if program[0] == "-m":
@@ -49,34 +49,34 @@ def require_program(program: Sequence[str]) -> None:
     if not program or program == ["-m"]:
         raise WrongUse("there is no script to run: perfnb run SCRIPT ARGS, or perfnb run -m MODULE ARGS.")
     if program[0] != "-m" and not Path(program[0]).is_file():
-        raise WrongUse(f"{program[0]} does not exist, or is not a file: give a Python script, or -m MODULE.")
+        raise WrongUse(f"{program[0]} does not exist or is not a file: use a Python script, or -m MODULE.")
 
 
 def _run_module(name: str, args: Sequence[str]) -> None:
     _set_first_path(os.getcwd())
-    sys.argv[:] = [name, *args]  # runpy replaces the first by the file
+    sys.argv[:] = [name, *args]  # runpy replaces the first entry with the file
     _require_module(name)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _require_module(name: str) -> None:
-    """Raise an error if a module does not exist. Any other error in its package is left to the user."""
+    """Raise an error if a module does not exist. Other errors in its package are raised when it runs."""
     try:
         found = find_spec(name) is not None
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         found = False
-    except ValueError:  # a module without a specification: running it reports the error
+    except ValueError:  # the module has no specification; running it reports the error
         found = True
     if not found:
-        raise WrongUse(f"there is no module {name}: give the name that python -m takes, or a Python script.")
+        raise WrongUse(f"there is no module {name}: use a name that works with python -m, or a Python script.")
 
 
 def _run_file(program: Sequence[str]) -> None:
     """Run a file in the same way as Python runs a script.
 
-    The module remains ``__main__`` until the end, for workers and for code that runs at exit.
+    The module remains ``__main__`` until the process ends, because workers and exit functions may need it.
     """
     path = os.path.abspath(program[0])
     sys.argv[:] = list(program)
@@ -89,7 +89,7 @@ def _run_file(program: Sequence[str]) -> None:
 
 
 def _set_first_path(folder: str) -> None:
-    """Replace the folder that Python added to the front of the import path for ``perfnb`` itself."""
+    """Replace the folder at the front of the import path, which Python added for ``perfnb`` itself."""
     if sys.flags.safe_path:
         return
     sys.path[:1] = [folder]
@@ -108,7 +108,7 @@ def _leave_out_own_frames() -> None:
 
 
 def _stripped(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback starting at the script's first frame, without perfnb's frames in between."""
+    """Return the traceback starting at the script's first frame, and without any of perfnb's frames."""
     entries = []
     while trace is not None:
         entries.append(trace)

@@ -1,9 +1,9 @@
-"""``perfnb show``: the report of anything that `perfnb.load` reads.
+"""Implement ``perfnb show``: show the report about anything that `perfnb.load` reads.
 
 FILE is a torch.profiler trace, a result that perfnb saved (a profile, ranks, a watch, a performance
 report, step times), a folder with the traces of one job, a CUDA memory snapshot, or any other file
-that perfnb.load reads. Nothing in it is executed. If a folder contains several saved runs or
-profiles, or traces from different jobs, they are listed with their verdicts, newest first.
+that perfnb.load can read. No code in the file is executed. If a folder contains several saved runs
+or profiles, or traces from different jobs, they are listed with their verdicts, newest first.
 
 examples:
   perfnb show trace.json.gz
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="What to show.")
+    parser.add_argument("file", metavar="FILE", help="The file or folder to show.")
     parser.add_argument(
-        "--steps", metavar="NAME", type=_name, help="Name of the range that marks the steps of a trace."
+        "--steps", metavar="NAME", type=_name, help="Name of the range that marks the steps in a trace."
     )
-    parser.add_argument("--rank", metavar="N", type=int, help="Show only this rank, if FILE contains several.")
+    parser.add_argument("--rank", metavar="N", type=int, help="Only show this rank, if FILE contains several.")
     add_page_options(parser)
-    parser.add_argument("--open", action="store_true", help="Open the page in a browser, with --html or without.")
+    parser.add_argument("--open", action="store_true", help="Open the page in a browser, with or without --html.")
 
 
 def _name(word: str) -> str:
     if not word:
-        raise argparse.ArgumentTypeError("give the name of a range, such as iteration")
+        raise argparse.ArgumentTypeError("it must be the name of a range, such as iteration")
     return word
 
 
@@ -78,15 +78,15 @@ def _one_rank(found: Documented, options: argparse.Namespace) -> Documented:
     from perfnb.ranks.ranks import Ranks
 
     if not isinstance(found, Ranks | RankRuns):
-        raise WrongUse(f"{options.file} contains no ranks but a {type(found).__name__}: leave out --rank.")
+        raise WrongUse(f"{options.file} does not contain ranks but a {type(found).__name__}: omit --rank.")
     if options.rank not in found.ranks:
         there = ", ".join(map(str, found.ranks))
-        raise WrongUse(f"{options.file} has no rank {options.rank}; it contains {there}.")
+        raise WrongUse(f"{options.file} does not contain rank {options.rank}. It contains {there}.")
     return found[options.rank]
 
 
 def _list(entries: list[Entry], rest: int, options: argparse.Namespace) -> int:
-    """Show a list of several results."""
+    """Print a list of several results."""
     from perfnb.command.listing import folder_document
 
     folder = options.file
@@ -98,7 +98,7 @@ def _list(entries: list[Entry], rest: int, options: argparse.Namespace) -> int:
 
 COMMAND = SubCommand(
     name="show",
-    summary="Show the report of a trace, a saved profile or anything else that perfnb reads.",
+    summary="Show the report about a trace, a saved profile or anything else that perfnb can read.",
     usage="perfnb show FILE [--steps NAME] [--rank N] [--html OUT] [--open] [--json]",
     more=__doc__,
     add_options=_options,

@@ -1,4 +1,4 @@
-"""`SubCommand`: the parts of a sub-command."""
+"""Define `SubCommand`, which describes a sub-command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from perfnb.errors import PerfnbError
 
-#: Exit codes: the requested check failed; wrong use, or something that cannot be read.
+#: The exit codes if a requested check failed, and if the command was used incorrectly or a file cannot be read.
 FAILED, WRONG = 1, 2
 
 
@@ -28,18 +28,19 @@ class SubCommand:
     ----------
     name : str
     summary : str
-        Its purpose in one line.
+        A one-line description for the help.
     usage : str
-        Its usage line, as shown in the help.
+        The usage line for the help.
     more : str or None
-        Its module's docstring. The text after the first line follows the options in the help.
+        The docstring of the module. In the help, the text after the first line follows the options.
     add_options : callable
-        Adds its options to a parser.
+        A function that adds the options to a parser.
     run : callable
-        Runs it with the given options, and returns the exit code or the exception that ended a program. It imports
-        everything it needs itself, so that help is shown immediately.
+        A function that runs the sub-command with the parsed options, and returns the exit code or the exception that
+        ended a program. It imports everything that it needs, so that the help is shown without delay.
     starts_a_program : bool
-        Whether its own options are followed by a program and its arguments, which are not parsed: ``options.program``.
+        Whether the options are followed by a program and its arguments. These are not parsed, but stored in
+        ``options.program``.
     """
 
     name: str
@@ -52,10 +53,10 @@ class SubCommand:
 
 
 def end_by(signum: int) -> int:
-    """End this process as the signal would, so that it looks like any other program to a shell."""
+    """End this process with a signal, so that it looks to a shell like a program that the signal has ended."""
     sys.stdout.flush()
     sys.stderr.flush()
     with suppress(OSError):  # SIGKILL has no handler
         signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
-    return 128 + signum  # a signal that does not end a process
+    return 128 + signum  # the signal does not end processes

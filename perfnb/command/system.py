@@ -1,13 +1,14 @@
-"""``perfnb system``: check whether the machine is set up well.
+"""Implement ``perfnb system``: check whether the machine is set up well.
 
-Checks for anything that slows steps down or makes timings unsteady: clocks, threads, limits,
-memory, the disk that holds the data, and GPUs. Problems are listed first. Nothing is changed.
+The checks look for anything that slows steps down or makes timings unsteady: clocks, threads,
+limits, memory, the disk that contains the data, and GPUs. Problems are listed first. This command
+does not change anything.
 
 examples:
   perfnb system
   perfnb system --data data/train --json
 
-exit codes: 0 checked, whatever was found; 2 the data path does not exist
+exit codes: 0 checked, even if there are problems; 2 the data path does not exist
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from perfnb.command.sub_command import SubCommand, WrongUse
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--data", metavar="PATH", default=".", help="The data that the loader reads (default: this folder)."
+        "--data",
+        metavar="PATH",
+        default=".",
+        help="Path of the data that the loader reads (default: the current folder).",
     )
     parser.add_argument("--json", action="store_true", help="Print JSON instead.")
     parser.set_defaults(html=None)
@@ -39,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
 
 COMMAND = SubCommand(
     name="system",
-    summary="Check the machine for what slows steps down or makes timings unsteady.",
+    summary="Check the machine for anything that slows steps down or makes timings unsteady.",
     usage="perfnb system [--data PATH] [--json]",
     more=__doc__,
     add_options=_options,

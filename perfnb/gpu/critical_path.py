@@ -1,9 +1,9 @@
-"""The critical path of a step: the chain of host work, launches, GPU work and waiting that determined its duration.
+"""Find the critical path of a step: the chain of host work, launches, GPU work and waits that determined its duration.
 
-The path is traced back from the end of the step. At each moment, the question is which work had to finish last before
-the step could continue. For the host, this is its previous work, or if it was waiting, the work that it waited for. For
-device work, it is its launch, the previous work on its stream, or an event on another stream. Every nanosecond lies in
-exactly one segment.
+The path is traced back from the end of the step. At each point, perfnb looks for the work that had to finish last
+before the step could continue. On the host, this is the previous work on the thread, or if the thread was waiting, the
+work that it waited for. On a device, this is the launch of the work, the previous work on its stream, or an event on
+another stream. Every nanosecond belongs to exactly one segment.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from perfnb.gpu.dependencies import (
 from perfnb.recording.nesting import NONE, Ints
 from perfnb.trace_names import CALLS, OPS
 
-#: Kinds of segment. Host: in an op, in a call to the GPU's runtime, in neither; returning from a wait for a device;
-#: switching threads. Launch: start of the call to start of the work. Device: the work, then the delay from the end of
-#: work to the start of what waited for it. Unknown: for instance work that starts much later than its launch or the end
-#: of what it waited for explain.
+#: The kinds of segments. On the host: inside an op, inside a call to the GPU's runtime, or outside both; returning from
+#: a wait for a device; switching threads. Launch: from the start of the call to the start of the work. On the device:
+#: the work, and the delay from the end of work to the start of the work that waited for it. Unknown: for example, if
+#: work starts much later than can be explained by its launch or by the end of the work that it waited for.
 KINDS = ("operator", "call", "host", "synchronisation", "handover", "launch", *SORTS, "delay", "unknown")
-_HOST = -1  # resolved by the host's timeline
+_HOST = -1  # replaced with the kinds in the host's timeline
 _CODE = {name: code for code, name in enumerate(KINDS)}
-#: Kind, event position, place of the work, start, end, thread number; -1 for none.
+#: The kind, event position, work index, start, end and thread number, which are -1 where they do not apply.
 _Segment = tuple[int, int, int, int, int, int]
 
 
@@ -56,8 +56,8 @@ _Segment = tuple[int, int, int, int, int, int]
 class WaitGraph:
     """The dependencies of one rank.
 
-    For each thread, `jumps` contains the times when it resumed after waiting, and the cause of each wait. The cause is
-    an index into `waits` or, if it is negative, -1 minus an index into `handovers`.
+    For each thread, `jumps` contains the times when the thread resumed after waiting, and the cause of each wait. A
+    non-negative cause is an index into `waits`. A negative cause is -1 minus an index into `handovers`.
     """
 
     events: pd.DataFrame
@@ -71,9 +71,7 @@ class WaitGraph:
 
 @dataclass(frozen=True)
 class Window:
-    """The interval where the path is to be found, and the thread at its end, which is -1 if it ends with device
-    work.
-    """
+    """The interval to search for the path, and the thread at its end, or -1 if it ends with device work."""
 
     begin: int
     end: int
@@ -81,7 +79,7 @@ class Window:
 
 
 def prepare(events: pd.DataFrame, work: DeviceWork | None = None) -> WaitGraph:
-    """Find everything on which paths through one rank's events depend."""
+    """Find all dependencies between the events of one rank."""
     work = device_work(events) if work is None else work
     waits, timeline = host_waits(events, work), host_timeline(events)
     over = handovers(events, timeline, main_thread(events))
@@ -117,7 +115,7 @@ def window_of(graph: WaitGraph, step: int | None) -> Window:
 
 
 def until_done(graph: WaitGraph, window: Window) -> Window:
-    """Return the window, extended until the last work launched in it has ended, if that is after the host's end."""
+    """Extend the window until the last work launched in it has ended, if that is after the window's end."""
     launched = np.where(graph.held.launch != NONE, graph.held.launch, graph.work.start)
     inside = (launched >= window.begin) & (launched < window.end)
     last = int(graph.work.end[inside].max(initial=window.begin))
@@ -133,7 +131,7 @@ def path_in(graph: WaitGraph, window: Window) -> pd.DataFrame:
         One row per segment, in chronological order and without gaps: ``kind`` (one of `KINDS`), ``name`` (of the op,
         call or work), ``op`` (the op itself, or the op that contains or launched the segment), ``layer`` (if the events
         have layers), ``start_ns``, ``duration_ns``, ``thread``, ``device``, ``stream``, ``event`` (position in the
-        events) and ``inferred`` (whether this is a delay after work that the trace does not name as awaited). The
+        events) and ``inferred`` (whether this is a delay after work that was inferred and not named in the trace). The
         durations add up to the interval.
     """
     kind, event, place, begin, end, key = _expanded(graph, _walk(graph, window))
@@ -165,7 +163,7 @@ def path_in(graph: WaitGraph, window: Window) -> pd.DataFrame:
 
 
 def _walk(graph: WaitGraph, window: Window) -> list[_Segment]:
-    """Return the segments from the end back to the start."""
+    """Return the segments in reverse order, from the end of the window back to its start."""
     work, held, waits, over = graph.work, graph.held, graph.waits, graph.handovers
     starts, ends, sorts, rows = (values.tolist() for values in (work.start, work.end, work.sort, work.rows))
     explained = held.explained.tolist()
@@ -173,7 +171,7 @@ def _walk(graph: WaitGraph, window: Window) -> list[_Segment]:
     previous = np.where(held.by == EVENT, held.awaited, held.before).tolist()
     segments: list[_Segment] = []
     begin, now, thread = window.begin, window.end, window.thread
-    at = NONE  # the work whose end is the current moment; -1 on the host
+    at = NONE  # the work that ends at the current time, or -1 on the host
     if thread == NONE and len(work):
         inside = np.flatnonzero(work.end <= now)
         at = int(inside[np.argmax(work.end[inside])]) if len(inside) else NONE
@@ -224,9 +222,9 @@ def _walk(graph: WaitGraph, window: Window) -> list[_Segment]:
 
 
 def _expanded(graph: WaitGraph, segments: list[_Segment]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-    """Yield the segments in chronological order.
+    """Return the segments in chronological order, as columns.
 
-    Host segments are split where the innermost event changes, and empty segments are dropped.
+    Host segments are split wherever the innermost event changes, and empty segments are dropped.
     """
     is_call = is_in(graph.events, CALLS)
     pieces, straight = [], []
@@ -248,7 +246,10 @@ def _expanded(graph: WaitGraph, segments: list[_Segment]) -> tuple[Ints, Ints, I
 
 
 def main_thread(events: pd.DataFrame) -> int:
-    """Return the thread of the steps. Without marked steps, return the thread with the most time in ops and calls."""
+    """Return the number of the main thread.
+
+    This is the thread that ran the steps, or if no steps are marked, the thread with the most time in ops and calls.
+    """
     keys = thread_keys(events)
     steps = step_windows(events)
     if len(steps):

@@ -1,7 +1,7 @@
-"""Find out which GPU work, blocking host calls and threads waited for each other.
+"""Determine what GPU work, blocking host calls and threads waited for.
 
-Device work can start once its call has launched it, the previous work on its stream has ended, and the events that its
-stream had to wait for have completed. It was held up by whichever of these happened last.
+Work can start on a device once a call has launched it, the previous work on its stream has ended, and the events that
+its stream had to wait for have completed. Whichever of these happened last determined when the work started.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, innermost_ove
 from perfnb.trace.trace_steps import first_match
 from perfnb.trace_names import ACCUMULATE_GRAD, BACKWARD_NODE, CALLS, OPS, SYNCHRONISATION
 
-#: Backward nodes; older traces do not record their forward thread.
+#: The names of backward nodes. Older traces do not record the forward thread of a node.
 _NODE = re.compile(rf"{BACKWARD_NODE}|torch::autograd::{ACCUMULATE_GRAD}|[A-Za-z_]+Backward[0-9]*$")
 _FIRST = np.iinfo(np.int64).min
 
@@ -40,10 +40,10 @@ class HostTimeline:
     Attributes
     ----------
     thread, time : ndarray
-        The thread number (see `thread_keys`) and the time of each cut in nanoseconds, sorted by thread and time. Each
-        thread starts with a cut that precedes all events.
+        The thread number (see `thread_keys`) and the time of each cut in nanoseconds, sorted by thread and time. The
+        first cut of each thread precedes all events.
     owner : ndarray
-        The position of the event that runs from this cut to the next, or -1 outside ops and calls.
+        The position of the event that runs between this cut and the next, or -1 if no op or call is running.
     around : ndarray
         For each op or call, the enclosing op, or -1 if there is none.
     """
@@ -54,7 +54,7 @@ class HostTimeline:
     around: Ints
 
     def of(self, thread: int) -> slice:
-        """Return the slice that contains a thread's cuts."""
+        """Return the slice of the arrays that contains a thread's cuts."""
         low, high = np.searchsorted(self.thread, [thread, thread + 1])
         return slice(int(low), int(high))
 
@@ -72,7 +72,7 @@ class HostTimeline:
 
 
 def host_timeline(events: pd.DataFrame) -> HostTimeline:
-    """Cut the time of each of a rank's threads."""
+    """Return the timeline of each of a rank's threads."""
     is_op = is_in(events, OPS) & ~step_rows(events)
     rows = np.flatnonzero(is_op | is_in(events, CALLS))
     thread, start = thread_keys(events)[rows], column(events, "start_ns")[rows]
@@ -88,12 +88,14 @@ def host_timeline(events: pd.DataFrame) -> HostTimeline:
 
 @dataclass(frozen=True)
 class Handovers:
-    """Moments when one thread resumed after another finished. Forward and backward alternate between two threads.
+    """The points where one thread resumed because another had finished.
+
+    The forward and backward passes alternate between two threads.
 
     Attributes
     ----------
     thread, time : ndarray
-        The thread that resumed and the time when it did so, sorted by thread and time.
+        The thread that resumed and the time when it resumed, sorted by thread and time.
     other, ended : ndarray
         The thread that had been working, and the time when it finished.
     """
@@ -105,9 +107,9 @@ class Handovers:
 
 
 def handovers(events: pd.DataFrame, timeline: HostTimeline, main: int) -> Handovers:
-    """Find where the main thread and the backward threads waited for each other.
+    """Find the points where the main thread and the backward threads waited for each other.
 
-    If a thread was idle when another thread finished, perfnb assumes that it waited for that thread.
+    If a thread was idle when another thread finished, it is assumed to have waited for that thread.
     """
     backward = (column(events, "forward_thread") > 0) | matching(events, _NODE)
     backward &= is_in(events, OPS)
@@ -129,7 +131,7 @@ def handovers(events: pd.DataFrame, timeline: HostTimeline, main: int) -> Handov
     return Handovers(thread[found], end[found], other[found], ended[found])
 
 
-#: The cause that held up a piece of work.
+#: What a piece of work waited for.
 UNKNOWN, LAUNCH, STREAM, EVENT = -1, 0, 1, 2
 _WAITING = re.compile(r"(?:cuda|hip|cu)(?:Device|Ctx|Stream|Event)Synchronize")
 _STREAM_WAITING, _EVENT_WAITING = (re.compile(rf"(?:cuda|hip|cu){what}Synchronize") for what in ("Stream", "Event"))
@@ -138,23 +140,23 @@ _COPYING = re.compile(r"(?:cuda|hip|cu)Memcpy")
 
 @dataclass(frozen=True)
 class HeldUp:
-    """The cause that held up each piece of work.
+    """What each piece of work waited for.
 
     Attributes
     ----------
     launch, thread : ndarray
         The start of the launch call and its thread number (see `thread_keys`), or -1 if the call is unknown.
     before, awaited : ndarray
-        The indices of the previous work on its stream, and of the latest work on another stream whose event it waited
-        for. They are -1 if there is no such work.
+        The indices of the previous work on its stream, and of the last work on another stream that it waited for
+        through an event. The index is -1 if there is no such work.
     by : ndarray
         `LAUNCH`, `STREAM` (the previous work), `EVENT` (the awaited work) or `UNKNOWN`.
     inferred : ndarray of bool
-        Whether the awaited work was inferred. In this case the trace does not name it, but it was the only work that
-        ended just before this work started.
+        Whether the awaited work was inferred. The trace does not identify it, but it was the only work that ended just
+        before this work started.
     explained : ndarray
-        The moment up to which the cause explains the delay. This is the start of the work, or an earlier moment if the
-        work started much later than launch latency allows. The trace does not show the cause of the remaining delay.
+        The time up to which the cause explains the delay. This is the start of the work, or an earlier time if the work
+        started later than launch latency can explain. The trace does not show the cause of the remaining delay.
     """
 
     launch: Ints
@@ -179,7 +181,7 @@ class Waits:
     work : ndarray
         The index of the awaited work that ended last. It may have ended before the call.
     waiting, awaited : ndarray
-        All pairs of a call's index in these arrays and the index of the last work that it waits for on one stream.
+        Pairs of a call's index in these arrays and the index of the last work on a stream that the call waits for.
     """
 
     rows: Ints
@@ -192,13 +194,13 @@ class Waits:
 
 
 def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
-    """Return the cause that held up each piece of work."""
+    """Determine what each piece of work waited for."""
     known = work.call != NONE
     launch = np.where(known, column(events, "start_ns")[work.call], NONE)
     thread = np.where(known, thread_keys(events)[work.call], NONE)
     returned = launch + np.where(known, column(events, "duration_ns")[work.call], 0)
-    # The host had certainly submitted work when the launch call returned or, if the work started earlier, at that
-    # start.
+    # The host had certainly submitted the work by the time the launch call returned or the work started, whichever came
+    # first.
     ready = np.where(returned <= work.start, returned, launch)
     place = pairs(work.device, work.stream)
     before = np.where(work.stream != NONE, _ended_before(place, work), NONE)
@@ -206,7 +208,7 @@ def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
     ends = np.append(work.end, np.iinfo(np.int64).min)
     by = np.where(known, LAUNCH, np.where(before != NONE, STREAM, UNKNOWN))
     held = np.where(known, ready, ends[before])
-    # One call launches all kernels of a CUDA graph: only the first on each stream waits for it.
+    # One call launches all kernels of a CUDA graph, so only the first kernel on each stream waits for the call.
     graph = known & (before != NONE) & (work.call[before] == work.call)
     after = (before != NONE) & ((ends[before] > held) | graph)
     by, held = np.where(after, STREAM, by), np.where(after, ends[before], held)
@@ -217,13 +219,13 @@ def held_up(events: pd.DataFrame, work: DeviceWork) -> HeldUp:
     inferred &= (ends[nearest] > held) & (work.start - np.maximum(ends[nearest], held) <= HANDOVER_NS)
     awaited, by = np.where(inferred, nearest, awaited), np.where(inferred, EVENT, by)
     free = np.where(by == LAUNCH, returned, np.where(by == STREAM, ends[before], ends[awaited]))
-    # Kernels of a CUDA graph run in the graph's order, with the graph's own gaps.
+    # The kernels of a CUDA graph run in the order, and with the gaps, that the graph defines.
     late = (by != UNKNOWN) & ~(graph & (by == STREAM)) & (work.start - np.minimum(free, work.start) > LAUNCH_NS)
     return HeldUp(launch, thread, before, awaited, by, inferred, np.where(late, free, work.start))
 
 
 def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
-    """Return calls that synchronize with a device, or that copy and block, and the work that they waited for."""
+    """Return the calls that synchronize with a device or block until a copy is done, and the work they waited for."""
     start = column(events, "start_ns")
     end = start + column(events, "duration_ns")
     is_call = is_in(events, CALLS)
@@ -234,7 +236,7 @@ def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
     call, last = _work_of_streams(events, work, others, matching(events, _STREAM_WAITING)[others])
     waiting, awaited = np.concatenate((waiting, len(rows) + call)), np.concatenate((awaited, last))
     rows = np.concatenate((rows, others))
-    # A copy call blocked if its copy had ended when it returned.
+    # A copy call was blocking if its copy had ended by the time it returned.
     copied = np.flatnonzero(work.call != NONE)
     call = work.call[copied]
     blocks = matching(events, _COPYING)[call] & (work.end[copied] > start[call]) & (work.end[copied] <= end[call])
@@ -252,7 +254,7 @@ def host_waits(events: pd.DataFrame, work: DeviceWork) -> Waits:
 
 
 def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["left", "right"] = "left") -> Ints:
-    """Return the last member of each wanted group before a time (with ``right``, up to and including it).
+    """Return the last member of each requested group before a time, or with ``right``, at or before that time.
 
     The result is -1 if there is no such member.
     """
@@ -266,32 +268,32 @@ def latest(group: Ints, time: Ints, of_group: Ints, until: Ints, side: Literal["
 
 
 def _ended_before(group: Ints, work: DeviceWork) -> Ints:
-    """Return the last member of the same group that ended by the time each member starts, or -1 if there is none."""
+    """Return the last work in the same group that had ended when each piece of work started, or -1 if there is none."""
     order = np.lexsort((np.arange(len(work)), work.start, work.end))
     place = np.argsort(order)
-    # Ranked by end, so that work of zero duration does not come before itself.
+    # Work is ranked by its end; otherwise, work of zero duration would precede itself.
     until = np.minimum(np.searchsorted(work.end[order], work.start, side="right"), place)
     return latest(group, place, group, until)
 
 
 def _launched(events: pd.DataFrame, work: DeviceWork) -> Ints:
-    """Return when each piece of work was launched, or if this is unknown, when it started."""
+    """Return the launch time of each piece of work, or its start time if the launch is unknown."""
     return np.where(work.call != NONE, column(events, "start_ns")[work.call], work.start)
 
 
 def _streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, name: str) -> tuple[Ints, Ints]:
-    """Number the streams of each device, for the work and for the streams named in each row's column."""
+    """Return numbers that identify the stream of each piece of work, and the stream in each row's column `name`."""
     device = np.concatenate((work.device, column(events, "device")[rows]))
     both = pairs(device, np.concatenate((work.stream, column(events, name)[rows])))
     return both[: len(work)], both[len(work) :]
 
 
 def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """Return the work after which each synchronization row's event was recorded, or -1 if it is unknown."""
+    """Return the work after which the event of each synchronization row was recorded, or -1 if it is unknown."""
     correlation = column(events, "wait_correlation")[rows]
     calls = np.flatnonzero(is_in(events, CALLS))
     place = first_match(column(events, "correlation")[calls], correlation)
-    # Before everything if the trace does not tell.
+    # If the trace does not contain the time, the event precedes everything.
     recorded = np.append(column(events, "start_ns")[calls], _FIRST)[np.where(correlation != NONE, place, NONE)]
     of_work, of_row = _streams(events, work, rows, "wait_stream")
     source = latest(of_work, _launched(events, work), of_row, recorded)
@@ -299,14 +301,14 @@ def _source(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
 
 
 def _awaited(events: pd.DataFrame, work: DeviceWork, place: Ints) -> Ints:
-    """Return, for each piece of work, the latest work on another stream whose event its stream waited for."""
+    """Return the last work on another stream that each piece of work had to wait for because of an event."""
     rows = np.flatnonzero(is_in(events, SYNCHRONISATION) & (events["name"] == "Stream Wait Event").to_numpy())
     result = np.full(len(work), NONE, dtype=np.int64)
     source = _source(events, work, rows)
     rows, source = rows[source != NONE], source[source != NONE]
     if len(rows) == 0:
         return result
-    # The first work launched on the stream afterwards, which is the last one before it with time reversed.
+    # Find the first work launched on the stream afterwards. With time reversed, this is the last work before it.
     of_work, of_row = _streams(events, work, rows, "stream")
     target = latest(of_work, -_launched(events, work), of_row, -column(events, "start_ns")[rows], side="right")
     real = (target != NONE) & (work.end[source] <= work.start[target])
@@ -324,9 +326,9 @@ def _detail(events: pd.DataFrame, rows: Ints) -> Ints:
 
 
 def _work_of_events(events: pd.DataFrame, work: DeviceWork, rows: Ints) -> Ints:
-    """Return the work that event waits waited for.
+    """Return the work that each call waited for when it waited for an event.
 
-    If the trace does not contain it, return the last work that ended before they returned.
+    If the trace does not identify the work, return the last work that ended before the call returned.
     """
     detail = _detail(events, rows)
     start = column(events, "start_ns")[rows]
@@ -344,7 +346,7 @@ def _work_of_streams(events: pd.DataFrame, work: DeviceWork, rows: Ints, of_stre
     device = np.append(column(events, "device"), NONE)[detail]
     stream = np.append(column(events, "stream"), NONE)[detail]
     start, launched = column(events, "start_ns")[rows], _launched(events, work)
-    # Work that ends after the call returned was not waited for; a little after is clock skew.
+    # The call did not wait for work that ended after it returned. A small difference is due to clock skew.
     until = start + column(events, "duration_ns")[rows] + HANDOVER_NS
     none = np.array([], dtype=np.int64)
     calls, awaited = [none], [none]

@@ -1,8 +1,9 @@
 """Compute how a GPU spent its time, and why it was idle.
 
-The causes of idle time are a late host, a dependency, or a cause that the trace does not show. The times are busy,
-computing, communicating, copying and idle time, and communication hidden by computation. Work overlaps across streams
-and even within a stream, so each figure is the length of a union of intervals, and never a sum of durations.
+A GPU can be idle because the host was late, because of a dependency, or for a reason that the trace does not show. The
+module computes busy, computing, communicating, copying and idle time, and the communication hidden by computation. Work
+can overlap across streams and even within a stream, so each figure is the length of a union of intervals instead of a
+sum of durations.
 """
 
 from __future__ import annotations
@@ -39,24 +40,25 @@ _MS = (
 
 
 def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
-    """Return the time of each device of each rank over the whole trace.
+    """Return how each device spent its time over the whole trace.
 
     Parameters
     ----------
     events : DataFrame
         One row per event, as described in `Recording.events`.
     work : Work, optional
-        The result of `work_alone` for the events, if it is already known.
+        The result of `work_alone` for the events, if it has already been computed.
 
     Returns
     -------
     DataFrame
-        One row per device: ``rank`` and ``device`` (missing if the events have none), ``total_ms`` (start of the first
-        kernel, copy or fill to the end of the last), ``busy_ms`` (at least one ran), ``computation_ms`` (fills, and
-        kernels that are not collectives), ``communication_ms`` (NCCL and RCCL kernels), ``memcpy_ms``, ``idle_ms`` and
-        ``idle_pct`` (total minus busy), ``overlap_ms`` and ``overlap_pct`` (communication during computation; share of
-        communication), ``kernels`` and ``kernel_ms`` (number of kernels and sum of their durations). Times are totals
-        over the trace, not per step. A share is missing if its whole is zero.
+        One row per device: ``rank`` and ``device`` (missing if the events do not specify them), ``total_ms`` (from the
+        start of the first kernel, copy or fill to the end of the last), ``busy_ms`` (while at least one was running),
+        ``computation_ms`` (fills, and kernels that are not collectives), ``communication_ms`` (NCCL and RCCL kernels),
+        ``memcpy_ms``, ``idle_ms`` and ``idle_pct`` (total minus busy), ``overlap_ms`` and ``overlap_pct``
+        (communication during computation, as a time and as a share of all communication), ``kernels`` and ``kernel_ms``
+        (the number of kernels and the sum of their durations). Times are totals over the trace, not per step. A share
+        is missing if its denominator is zero.
     """
     return _table(work_alone(events) if work is None else work, events, _WHOLE)
 
@@ -64,10 +66,10 @@ def gpu_time(events: pd.DataFrame, work: Work | None = None) -> pd.DataFrame:
 def gpu_time_by_step(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
     """Return the times of `gpu_time`, with one row per device and step.
 
-    Work belongs to the step that launched it. If its launch is not in the trace, it belongs to the step where it
-    started. A step's total is the time from the start of its first work to the end of its last. Idle time between two
-    steps therefore belongs to neither step, and the totals of steps that overlap on the device add up to more than the
-    whole.
+    Work belongs to the step that launched it. If its launch is not in the trace, it belongs to the step that was
+    running when it started. A step's total is the time from the start of its first work to the end of its last work.
+    Idle time between two steps therefore belongs to neither step. If steps overlap on the device, their totals add up
+    to more than the total for the whole trace.
     """
     work = device_work(events) if work is None else work
     return _table(work, events, _BY_STEP, work.step != NONE)
@@ -84,9 +86,7 @@ def _table(work: Work, events: pd.DataFrame, by: tuple[str, ...], chosen: Bools 
 def groups(
     work: Work, by: tuple[str, ...], chosen: Bools | None = None
 ) -> Iterator[tuple[dict[str, int | None], Ints]]:
-    """Yield the values of the columns `by`, each with the indices of the work that has these values, in order of
-    value.
-    """
+    """Yield each combination of values in the columns `by` together with the indices of its work, sorted by value."""
     places = np.arange(len(work)) if chosen is None else np.flatnonzero(chosen)
     if len(places) and all((getattr(work, name)[places] == getattr(work, name)[places[0]]).all() for name in by):
         only = {name: int(getattr(work, name)[places[0]]) for name in by}  # one device: nothing to sort
@@ -124,10 +124,11 @@ def _figures(work: Work, places: Ints, is_kernel: Bools) -> dict[str, float | in
 _BY = ("rank", "device")
 #: Reasons why a device was idle, in column order.
 REASONS = ("host", "dependency", "other")
-#: Longest gap that switching from one kernel to the next explains: 1 to 3 µs on NVIDIA GPUs, on AMD's sometimes 10.
+#: The longest gap that can be explained by switching from one kernel to the next. A switch takes 1 to 3 µs on NVIDIA
+#: GPUs, and sometimes 10 µs on AMD GPUs.
 HANDOVER_NS = 10_000
-#: Longest time from the return of a launch call to the start of its work that launch latency explains: usually 2 to
-#: 6 µs on NVIDIA GPUs, 7 to 24 on AMD's.
+#: The longest time from the return of a launch call to the start of its work that launch latency can explain. The
+#: latency is usually 2 to 6 µs on NVIDIA GPUs, and 7 to 24 µs on AMD GPUs.
 LAUNCH_NS = 30_000
 _WAIT_CALL = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
 
@@ -137,39 +138,39 @@ def idle_gaps(
     work: DeviceWork | None = None,
     own_step: bool = False,
 ) -> pd.DataFrame:
-    """Find the gaps where a device was idle between its first and its last work.
+    """Find the gaps between a device's first and last work during which the device was idle.
 
-    A gap has up to two parts, which depend on the work that ended it: the part until the call that launched this work
-    returned, and the part after.
+    Each gap is divided at the moment when the call that launched the next work returned. Its parts are assigned to one
+    of the following reasons.
 
     ``host``
-        The host was late: until the call returned (or until the work started, if earlier), plus the rest if it is no
-        longer than launch latency.
+        The host was late. This is the time until the call returned, or until the work started if that was earlier. It
+        includes the rest of the gap if the rest is no longer than launch latency.
     ``dependency``
-        The rest, if the work had to wait: for the work before it, if the gap is no longer than a switch between
-        kernels; for earlier work of the same CUDA graph; or for an event that its stream had to wait for and
-        whose completion is not in the trace.
+        The rest of the gap, if the work had to wait for something else: for the previous work, if the gap is no longer
+        than a switch between kernels; for earlier work in the same CUDA graph; or for an event that its stream had to
+        wait for and whose completion is not in the trace.
     ``other``
-        The rest, if nothing in the trace explains it; or the whole gap, if the launch is not in the trace.
+        The rest of the gap, if nothing in the trace explains it, or the whole gap, if the launch is not in the trace.
 
     Parameters
     ----------
     events : DataFrame
         One row per event.
     work : DeviceWork, optional
-        The result of `device_work` for the events, if it is already known.
+        The result of `device_work` for the events, if it has already been computed.
     own_step : bool
-        Only look for gaps between work of the same step, as if there were no other steps.
+        Only look for gaps between work of the same step, ignoring all other steps.
 
     Returns
     -------
     DataFrame
-        ``rank``, ``device``, ``step`` (of the work after the gap), ``start_ns``, ``duration_ns``; ``host_ns``,
-        ``dependency_ns`` and ``other_ns`` (which add up to it); ``call_ns`` and ``latency_ns`` (parts of `host_ns`:
-        inside the launch call and after it returned), ``reason`` (the longest of the three), ``launch_known``,
-        ``before_step`` (the gap precedes the first work of its step), ``next_event`` (position in `events` of the work
-        after the gap), ``next`` and ``op`` (names of that work and of the op that launched it). Durations add up to the
-        idle time.
+        One row per gap: ``rank``, ``device``, ``step`` (of the work after the gap), ``start_ns``, ``duration_ns``;
+        ``host_ns``, ``dependency_ns`` and ``other_ns``, which add up to the duration; ``call_ns`` and ``latency_ns``
+        (the parts of `host_ns` inside the launch call and after it returned), ``reason`` (the longest of the three
+        parts), ``launch_known``, ``before_step`` (whether the gap precedes the first work of its step), ``next_event``
+        (position in `events` of the work after the gap), ``next`` and ``op`` (names of that work and of the op that
+        launched it). The durations add up to the idle time.
     """
     work = device_work(events) if work is None else work
     waits, sibling = _awaits_unknown(events, work), _first(work.call, work)
@@ -184,7 +185,7 @@ def idle_gaps(
     graph = known & (sibling[after] < begin)
     called, returned = called[after], returned[after]
     given = np.clip(returned, begin, end)
-    # If the call started in time but had not returned, a short gap is just the switch to the next kernel.
+    # A short gap is just the switch to the next kernel if the call started in time, even if it had not returned.
     short = end - begin <= HANDOVER_NS
     in_time = graph | (short & (np.where(returned > end, called, returned) <= begin))
     given = np.where(known & ~in_time, given, begin)
@@ -223,10 +224,10 @@ def idle_time(
     -------
     DataFrame
         ``rank``, ``device``, ``step`` if requested, then ``idle_ms``, its parts ``host_ms``, ``dependency_ms`` and
-        ``other_ms``, ``call_ms`` and ``latency_ms`` (parts of `host_ms`), ``unknown_ms`` (part of `other_ms` whose
-        launch is not in the trace), ``before_ms`` (part of `idle_ms` before the first work of a step) and ``gaps``. A
-        device that was never idle has no row. A gap between two steps belongs to the second, or to neither with
-        `own_step`.
+        ``other_ms``, ``call_ms`` and ``latency_ms`` (parts of `host_ms`), ``unknown_ms`` (the part of `other_ms` where
+        the next launch is not in the trace), ``before_ms`` (the part of `idle_ms` before the first work of a step) and
+        ``gaps``. A device that was never idle does not have a row. A gap between two steps belongs to the second step,
+        or with `own_step`, to neither of them.
     """
     rows = idle_gaps(events, work, own_step)
     by = [*_BY, *(["step"] if by_step else [])]
@@ -245,8 +246,8 @@ def idle_time(
 def _gaps(work: DeviceWork, places: Ints) -> Ints:
     """Return the start and end of each gap, and the work that ended it.
 
-    If several pieces of work start at that moment, the longest is returned. Work of zero duration also ends a gap, so
-    that the first start, the gaps, the work and the last end add up.
+    If several pieces of work start when the gap ends, the longest is returned. Work of zero duration also ends a gap.
+    Otherwise the gaps and the work would not add up to the time from the first start to the last end.
     """
     order = places[np.lexsort((-work.end[places], work.start[places]))]
     reach = np.maximum.accumulate(work.end[order])[:-1]
@@ -256,15 +257,15 @@ def _gaps(work: DeviceWork, places: Ints) -> Ints:
 
 
 def _first(group: Ints, work: DeviceWork) -> Ints:
-    """Return, for each piece of work, the start of the first work in its group."""
+    """Return the start of the first work in the group of each piece of work."""
     return pd.Series(work.start).groupby(group).transform("min").to_numpy()
 
 
 def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
-    """Return whether, since its last launch, the stream had to wait for an event that the trace does not resolve.
+    """Check whether a stream had to wait for an event that the trace does not identify before each piece of work.
 
-    If the trace has no synchronization events, a wait call affects the next work that the same thread launches, because
-    the stream is not recorded.
+    Only waits since the stream's previous launch count. If the trace has no synchronization events, the stream of a
+    wait call is not recorded, so the wait is assumed to affect the next work that the same thread launches.
     """
     is_sync = is_in(events, SYNCHRONISATION)
     result = np.zeros(len(work), dtype=bool)
@@ -284,7 +285,7 @@ def _awaits_unknown(events: pd.DataFrame, work: DeviceWork) -> Bools:
         thread = thread_keys(events)
         of_work, of_wait = thread[work.call], thread[waits]
     order = launched[np.lexsort((begin[work.call[launched]], of_work[launched]))]
-    # A wait counts for the first work launched after it on its stream.
+    # A wait applies to the first work launched after it on its stream.
     time = begin[work.call[order]]
     key = of_work[order]
     for stream in np.unique(of_wait):

@@ -1,6 +1,6 @@
 """Describe how work reached the GPU.
 
-This includes launch calls, launch delays, queue lengths, and kernels grouped by the op that launched them.
+The module computes launch calls, launch delays and queue lengths, and groups kernels by the op that launched them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def launches(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFra
     DataFrame
         Indexed like `events`: ``name``, ``op`` (the op that launched it), ``rank``, ``device``, ``stream``, ``step``,
         ``call`` (name of the launch call), ``call_ns`` (its duration), ``shared`` (how many pieces of work the call
-        launched; a CUDA graph launches several), ``delay_ns`` (start of the call to start of the work),
-        ``duration_ns``, ``short`` (of a kernel: whether it was shorter than its share of the launch call), ``shapes``
-        (of the op's inputs), ``layer``. Unknown values are missing: everything about the call if it is not in the
-        trace, and the delay if the work seems to start before the call, which happens when host and device clocks
-        differ. ``op_row`` and ``call_row`` are positions in `events`, -1 if unknown.
+        launched; a CUDA graph launches several), ``delay_ns`` (from the start of the call to the start of the work),
+        ``duration_ns``, ``short`` (whether a kernel was shorter than its share of the launch call), ``shapes`` (of the
+        op's inputs), ``layer``. Unknown values are missing. If the trace does not contain the call, all columns that
+        describe the call are missing. If the work appears to start before the call, which happens when host and device
+        clocks differ, the delay is missing. ``op_row`` and ``call_row`` are positions in `events`, or -1 if unknown.
     """
     work = device_work(events) if work is None else work
     unknown = work.call == NONE
@@ -90,10 +90,10 @@ def launches_by_op(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def queue_lengths(events: pd.DataFrame, work: DeviceWork | None = None) -> pd.DataFrame:
-    """Return how much launched work had not started yet, at each change.
+    """Return the length of each stream's queue of launched but not yet started work, at each change.
 
-    Work enters its stream's queue when its launch call starts, and leaves the queue when it starts itself. Work whose
-    launch is not in the trace is not counted, and work that seems to start before its launch was never queued.
+    Work enters its stream's queue when its launch call starts, and leaves the queue when the work starts. Work whose
+    launch is not in the trace is not counted. Work that appears to start before its launch was never queued.
 
     Returns
     -------
@@ -132,12 +132,12 @@ class LaunchFacts:
     launched, known : float
         The number of kernels, copies and fills per step, and how many of their launches are in the trace.
     call_us, call_us_95, delay_us, delay_us_95 : float or None
-        The median and 95th percentile of the time in a launch call (excluding copies that blocked until they were
+        The median and 95th percentile of the time in a launch call (excluding calls that blocked until their copy was
         done), and of the time from the start of the call to the start of the work.
     short_share : float or None
         The share of kernels that were shorter than their launch.
     longest_queue : int or None
-        The largest amount of a device's work that had been launched but had not started.
+        The largest number of pieces of work that were waiting on a device, launched but not started.
     empty_share : float or None
         The share of the devices' time, from their first to their last work, during which nothing was queued.
     """
@@ -182,7 +182,7 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
     steps : int
     """
     known = rows[rows["call_ns"].notna()]
-    # A call that launched several kernels counts once; a copy call that returned when the copy was done was waiting.
+    # A call that launched several kernels counts once. A copy call that returned after the copy had ended was waiting.
     waited = found(known["call"], re.compile("Memcpy").search)
     waited &= (known["call_ns"] >= known["delay_ns"] + known["duration_ns"]).fillna(False).to_numpy(dtype=bool)
     launching = known[~waited]
@@ -213,7 +213,7 @@ def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
     edges = np.linspace(begin, end, QUEUE_PIECES + 1)
     longest: dict[int | None, Ints] = {}
     for device, time, length in _queues(queue, spans):
-        # A bin starts with the length that the previous one left.
+        # A bin starts with the length at the end of the previous bin.
         first = np.searchsorted(time, edges[:-1], side="right").tolist()
         last = np.searchsorted(time, edges[1:], side="left").tolist()
         known = np.concatenate(([0], length))
@@ -223,7 +223,7 @@ def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
 
 
 def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | None, Ints, Ints]]:
-    """Yield each device's instants of change, and the total length of its queues after each of them."""
+    """Yield each device with the times when its queues change, and their total length after each change."""
     change = queue["length"] - queue.groupby(["rank", "device", "stream"], dropna=False)["length"].shift(fill_value=0)
     for device in spans["device"]:
         number = None if pd.isna(device) else int(device)
@@ -233,7 +233,7 @@ def _queues(queue: pd.DataFrame, spans: pd.DataFrame) -> Iterator[tuple[int | No
 
 
 def _of_queue(queue: pd.DataFrame, spans: pd.DataFrame) -> tuple[int | None, float | None]:
-    """Return the longest queue, and the share of time during which the queue was empty."""
+    """Return the length of the longest queue, and the share of time when the queue was empty."""
     if not len(queue):
         return None, None
     longest = filled = 0
@@ -246,7 +246,7 @@ def _of_queue(queue: pd.DataFrame, spans: pd.DataFrame) -> tuple[int | None, flo
 
 
 def _quantile(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], share: float) -> float | None:
-    """Return the smallest value where at least this share of the weight is at or below it."""
+    """Return a weighted quantile: the smallest value such that at least `share` of the weight is at or below it."""
     if not len(values):
         return None
     order = np.argsort(values, kind="stable")
@@ -286,14 +286,14 @@ def kernels_by_op(rows: pd.DataFrame, key: Sequence[str] = ("op", "shapes")) -> 
             "max_us": ns.max() / 1e3,
         }
     ).reset_index()
-    # For an unknown op the number of calls is unknown too.
+    # If the op is unknown, so is its number of calls.
     table["op_calls"] = table["op_calls"].mask(table["op"].isna())
     table = table.merge(_layers(rows, [*key]), on=[*key], how="left")
     return table.sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 
 
 def _layers(rows: pd.DataFrame, key: list[str]) -> pd.DataFrame:
-    """Return, for each value of the key, the layer that has the most of its time, and that layer's share."""
+    """For each value of the key, find the layer that accounts for most of its time, and that layer's share."""
     sums = rows.groupby([*key, "layer"], dropna=False, sort=False, observed=True)["duration_ns"].sum().reset_index()
     total = sums.groupby(key, dropna=False, sort=False, observed=True)["duration_ns"].transform("sum")
     sums["layer_share"] = (sums["duration_ns"] / total.where(total > 0)).astype("Float64")

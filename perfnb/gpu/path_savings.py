@@ -1,9 +1,9 @@
 """Compute how much shorter a step would be without each part of its critical path.
 
-A part's time on the path is an upper bound, because the rest of the path remains. Often another path is nearly as long,
-so the saving is smaller. The step is therefore also replayed once per part. In this replay, the part takes no time
-wherever it occurs, everything else takes the same time and has the same dependencies, and work that is ready earlier
-may start earlier. Calls remain in the same order.
+A part's time on the path is only an upper bound for the saving, because another path is often nearly as long. The step
+is therefore also replayed once for each part. In this replay, the part takes no time wherever it occurs. Everything
+else takes the same time and has the same dependencies, and work starts earlier if it is ready earlier. Calls remain in
+the same order.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from perfnb.recording.nesting import NONE, Ints
 from perfnb.trace_names import CALLS
 
 By = Literal["kind", "op", "name"]
-#: Nanoseconds by which something moves earlier, one value per part; or a table of them.
+#: The number of nanoseconds by which an event moves earlier, with one value per part, or a table of such values.
 _Shift = npt.NDArray[np.float64]
-#: Order of points at the same moment.
+#: The order of points that occur at the same time.
 _RETURN, _TURN, _POINT, _WORK = range(4)
 
 
 def savings_in(
     graph: WaitGraph, window: Window, by: By = "kind", most: int = 12, path: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Return the parts of a critical path, in descending order of time, and how much removing each of them would save.
+    """Split a critical path into parts, and estimate how much time removing each part would save.
 
     Parameters
     ----------
@@ -40,23 +40,23 @@ def savings_in(
     by : {"kind", "op", "name"}
         The column of `path_in` by which to split the path. Segments without a value do not belong to any part.
     most : int
-        The number of parts to replay. For other parts, only the time on the path is returned.
+        The number of parts to replay. For the remaining parts, only the time on the path is returned.
     path : DataFrame, optional
-        The path in the window, if it is already known.
+        The path in the window, if it has already been computed.
 
     Returns
     -------
     DataFrame
-        One row per part: its value, ``segments``, ``path_ms`` (on the path: the most that removing it can save),
-        ``share`` (of the step) and ``saves_ms`` (how much shorter the step is when replayed without it; never more than
-        `path_ms`).
+        One row per part, in descending order of time: its value, ``segments``, ``path_ms`` (its time on the path, which
+        is the most that removing it can save), ``share`` (of the step) and ``saves_ms`` (how much shorter the step is
+        when replayed without the part, which is at most `path_ms`).
     """
     path = path_in(graph, window) if path is None else path
     sums = path.groupby(by, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
     sums = sums.sort_values("sum", ascending=False, kind="stable")
     parts = sums.index[:most].tolist()
     saved = Retiming(graph, window, by, parts).saved() if parts else np.array([])
-    # With clock skew, work can end after the call that waited for it, and seem to save more.
+    # Because of clock skew, work can end after the call that waited for it, and then appear to save more.
     saved = np.clip(saved, 0, sums["sum"].to_numpy()[: len(parts)]) / 1e6
     length = max(window.end - window.begin, 1)
     table = pd.DataFrame({"segments": sums["size"], "path_ms": sums["sum"] / 1e6, "share": sums["sum"] / length})
@@ -68,7 +68,10 @@ def savings_in(
 
 
 class Retiming:
-    """A step replayed without each of several parts: how much earlier each moment occurs, with one column per part."""
+    """A step that is replayed once for each of several parts, without that part.
+
+    The result is how much earlier each point in time occurs, with one column per part.
+    """
 
     def __init__(self, graph: WaitGraph, window: Window, by: By, parts: list[str]) -> None:
         self.graph, self.window, self.count = graph, window, len(parts)
@@ -76,7 +79,7 @@ class Retiming:
         self.awaited: dict[int, list[int]] = {}
         for call, one in zip(graph.waits.waiting.tolist(), graph.waits.awaited.tolist(), strict=True):
             self.awaited.setdefault(call, []).append(one)
-        # The part of each event's own time, by position; the last entry is for no event.
+        # The part that each event's own time belongs to. The last entry is for positions without an event.
         part = {name: code for code, name in enumerate(parts)}
         codes, names = text(events, "name")
         of_name = np.append([part.get(str(name), NONE) for name in names], NONE).astype(np.int64)
@@ -97,17 +100,17 @@ class Retiming:
             self.of_delay, self.of_wait, self.of_turn = self.of_work, self.of_host, NONE
 
     def saved(self) -> _Shift:
-        """Return by how many nanoseconds the end moves earlier without each part."""
+        """Return the number of nanoseconds by which the step ends earlier without each part."""
         graph, window, work = self.graph, self.window, self.graph.work
         points = self._points()
         time, thread = points["time"].to_numpy(), points["thread"].to_numpy()
         sort, place = points["sort"].to_numpy(), points["place"].to_numpy()
         on_host = np.flatnonzero(sort != _WORK)
         previous, gone = self._host_work(thread, time, on_host)
-        # Where to find the dependencies of each one among the points.
+        # The positions of each point's dependencies among the points.
         at_work = np.full(len(work) + 1, NONE, dtype=np.int64)
         at_work[place[sort == _WORK]] = np.flatnonzero(sort == _WORK)
-        shift = np.zeros((len(points) + 1, self.count))  # the last row stands for anything outside: never earlier
+        shift = np.zeros((len(points) + 1, self.count))  # the last row is for points outside the window, which stay put
         done = np.zeros((len(work) + 1, self.count))
         launch = self._where(points, graph.held.thread, graph.held.launch)
         turned = self._where(points, graph.handovers.other, graph.handovers.ended)
@@ -135,7 +138,7 @@ class Retiming:
         return (done[begun] + slack[:, None]).min(axis=0) if len(begun) else np.zeros(self.count)
 
     def _points(self) -> pd.DataFrame:
-        """Return all moments in the interval that have a dependency in either direction, in chronological order."""
+        """Return all points in the interval that depend on another point or that another point depends on, in order."""
         graph, window, work, over = self.graph, self.window, self.graph.work, self.graph.handovers
         launched = np.flatnonzero(graph.held.launch != NONE)
         groups = [
@@ -157,7 +160,7 @@ class Retiming:
         return frame[~plain].reset_index(drop=True).astype(np.int64)
 
     def _host_work(self, thread: Ints, time: Ints, on_host: Ints) -> tuple[Ints, _Shift]:
-        """Return each point's previous point on the same thread, and each part's share of the host time in between."""
+        """Return the previous point on each point's thread, and how much host time each part takes up in between."""
         timeline = self.graph.timeline
         previous = np.full(len(time), len(time), dtype=np.int64)
         gone = np.zeros((len(time), self.count))
@@ -173,7 +176,7 @@ class Retiming:
         return previous, gone
 
     def _where(self, points: pd.DataFrame, thread: Ints, time: Ints) -> Ints:
-        """Return the last host point at each given position, or the outside row if there is none."""
+        """Return the last host point on each thread at each time, or the row for points outside if there is none."""
         on_host = points[points["sort"] != _WORK]
         last = on_host.drop_duplicates(["thread", "time"], keep="last")
         known = pd.Series(last.index, index=pd.MultiIndex.from_frame(last[["thread", "time"]]))
@@ -181,7 +184,7 @@ class Retiming:
         return np.asarray(known.reindex(wanted, fill_value=len(points)), dtype=np.int64)
 
     def _begin(self, which: int, launched: _Shift, done: _Shift) -> _Shift:
-        """Return how much earlier a piece of work starts, which is limited by its tightest dependency."""
+        """Return how much earlier a piece of work can start, given its tightest dependency."""
         held, work = self.graph.held, self.graph.work
         start, by = work.start[which], held.by[which]
         earliest = np.full(self.count, np.inf)
@@ -196,8 +199,7 @@ class Retiming:
             if reason != by:
                 shift = shift + slack
             else:
-                # The cause accounts for the whole delay, unless the delay itself is left out; then the unexplained time
-                # remains.
+                # The cause accounts for the whole delay. If the delay itself is left out, the unexplained time remains.
                 shift = shift.copy()
                 part = self.of_delay[which] if reason != LAUNCH else part
                 if part != NONE:
@@ -206,10 +208,10 @@ class Retiming:
         return np.where(np.isfinite(earliest), earliest, 0.0)
 
     def _return(self, which: int, began: _Shift, host: _Shift, gone: _Shift, done: _Shift) -> _Shift:
-        """Return how much earlier a blocking call returns.
+        """Return how much earlier a blocking call can return.
 
-        This is limited by the host and by everything that the call waits for. `began` is the shift of the call's start,
-        `host` is the shift of the previous point on its thread, and `gone` is the host time removed since then.
+        The host and everything that the call waits for limit this. `began` is the shift of the call's start, `host` is
+        the shift of the previous point on its thread, and `gone` is the host time removed since that point.
         """
         waits = self.graph.waits
         start, end, awaited = int(waits.start[which]), int(waits.end[which]), waits.work[which]

@@ -1,4 +1,4 @@
-"""Compute the GPU part of a report as data: the GPUs' work, their waits, and the path that determines the step time."""
+"""Compute the data for the GPU part of a report: the GPUs' work, their waits, and the critical path."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import found
 from perfnb.trace_names import CALLS, DEVICE_WORK, OPS
 
-#: Most rows of the kernel table and of layers in it, steps with their own bar, and path parts by op.
+#: The maximum numbers of rows in the kernel table, of its layers, of steps with their own bar, and of path parts by op.
 MOST_KERNELS, MOST_LAYERS, MOST_STEPS, MOST_OPS = 300, 5000, 40, 8
-#: Kinds of segments that a path is replayed without.
+#: The number of kinds of segments without which a path is replayed.
 MOST_PARTS = 12
-#: Paths with more segments are not replayed: it would take seconds.
+#: Paths with more segments are not replayed, because this would take seconds.
 MOST_SEGMENTS = 150_000
-#: Parts of a device's time, idle time by reason; they add up to it.
+#: The parts of a device's time, which add up to the total. Idle time is divided by reason.
 PARTS = ("computation", "communication", "memcpy", *REASONS, "outside")
-#: Parts of parts: of ``host`` inside the launch call and after it, of ``other`` without a known launch.
+#: Parts of other parts: ``host`` inside the launch call and after it, and ``other`` without a known launch.
 _WITHIN = ("call", "latency", "unknown")
 _GRAPH = re.compile("GraphLaunch")
 
@@ -44,12 +44,13 @@ class PathFacts:
     step : int or None
         The step's number, or ``None`` if the trace marks no steps and the path covers the whole trace.
     steps : int
-        The number of steps that launched device work. The step is the median of these, or the longer of two.
+        The number of steps that launched device work. The step is the one with the median duration, or if there are
+        only two such steps, the longer one.
     total_ms, tail_ms : float
-        How long the step took until its device work was done, and how much of this time was after the step had ended on
-        the host.
+        How long the step took until its device work was done, and how much of this time passed after the step had ended
+        on the host.
     kinds, ops : DataFrame
-        The output of `savings_in` by kind, and the longest parts by op. ``saves_ms`` is missing if the path was too
+        The output of `savings_in` by kind, and by op for the longest parts. ``saves_ms`` is missing if the path was too
         long to replay.
     """
 
@@ -68,19 +69,20 @@ class GpuSummary:
     Attributes
     ----------
     busy : float
-        The share of `whole_ms` during which the devices were busy, over all devices.
+        The share of `whole_ms` during which a device was busy, averaged over all devices.
     devices : DataFrame
-        One row per device: ``device``, ``total_ms`` (`whole_ms`), and `PARTS` in milliseconds, which add up to it:
-        computation, communication not hidden by computation, copies hidden by neither, idle time by reason, and time
-        ``outside`` its first and last work. ``overlap_ms`` is communication during computation; ``call`` and
-        ``latency`` are parts of ``host`` (inside the launch call, after it), ``unknown`` is the part of ``other`` whose
-        launch is not known.
+        One row per device: ``device``, ``total_ms`` (`whole_ms`), and `PARTS` in milliseconds, which add up to the
+        total: computation, communication that is not hidden by computation, copies that are hidden by neither, idle
+        time by reason, and time ``outside`` the period from the device's first to its last work. ``overlap_ms`` is
+        communication during computation. ``call`` and ``latency`` are the parts of ``host`` inside the launch call and
+        after it, and ``unknown`` is the part of ``other`` where the launch is not known.
     whole_ms : float
         How long the steps took on the host and the devices. If the trace marks no steps, this is the duration of the
         whole trace.
     steps : DataFrame
-        Like `devices`, per step, with ``step``; the first `MOST_STEPS`. Each runs from the start of its first work to
-        the end of its last, like the frame ``gpu_steps``: idle time between two steps is in neither.
+        The same as `devices`, but per ``step``, for the first `MOST_STEPS` steps. As in the table ``gpu_steps``, a step
+        runs from the start of its first work to the end of its last work, so idle time between two steps belongs to
+        neither of them.
     steps_in_all : int
         The number of steps with work on a device.
     steps_marked : int
@@ -88,20 +90,20 @@ class GpuSummary:
     launches : LaunchFacts
     queue : QueueChart or None
     kernels : DataFrame
-        The heaviest, per step: ``op``, ``shapes``, ``kernel`` (the heaviest of them), ``kernels``, ``calls``,
-        ``total_ms``, ``mean_us``, ``share`` (of all), ``layers``, ``layer``, ``layer_share``. If the op is unknown, a
-        row is a kernel.
+        The kernels with the most time, grouped by op and shapes, per step: ``op``, ``shapes``, ``kernel`` (the one with
+        the most time), ``kernels``, ``calls``, ``total_ms``, ``mean_us``, ``share`` (of all kernels), ``layers``,
+        ``layer``, ``layer_share``. If the op is unknown, each kernel has its own row.
     kernel_layers : DataFrame
-        The layers that launched the kernels, in descending order of time: ``row`` (of `kernels`), ``layer`` and ``ms``
+        The layers that launched the kernels, in descending order of time: ``row`` (in `kernels`), ``layer`` and ``ms``
         per step.
     kernels_in_all : int
     by_name : DataFrame
-        The heaviest kernels, copies and fills by their own name, per step: ``kernel``, ``op`` (the one that launched
-        most of it, missing if unknown), ``calls``, ``total_ms``, ``share`` (of all).
+        The kernels, copies and fills with the most time, grouped by name, per step: ``kernel``, ``op`` (the one that
+        launched most of it; missing if unknown), ``calls``, ``total_ms``, ``share`` (of the total).
     names_in_all : int
     path : PathFacts or None
     notes : tuple of str
-        Notes on data that is missing from the trace.
+        Notes about data that is missing from the trace.
     """
 
     busy: float
@@ -179,9 +181,9 @@ def _parts(table: pd.DataFrame, whole: float | None = None) -> pd.DataFrame:
 
 
 def _whole(gpu: GpuEvents) -> int:
-    """Return the nanoseconds from the start of the first step until the last step and all work have ended.
+    """Return the number of nanoseconds from the start of the first step until the last step and all work have ended.
 
-    Without steps, return the nanoseconds of the whole trace.
+    If the trace has no steps, return the duration of the whole trace in nanoseconds.
     """
     marks, work, events = step_windows(gpu.events), gpu.work, gpu.events
     if gpu.only_step is None and len(marks):
@@ -201,9 +203,9 @@ def _spans(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return kernels by op and shapes, with the heaviest kernel of each and their layers.
+    """Return the kernels grouped by op and shapes, with the heaviest kernel in each group, and their layers.
 
-    Kernels are listed by name if no op is known.
+    If no op is known, the kernels are grouped by name.
     """
     rows, steps, key = gpu.of_steps.launches, max(len(gpu.steps), 1), ["op", "shapes", "alone"]
     rows = rows.assign(alone=rows["name"].astype("object").where(rows["op"].isna()))
@@ -222,14 +224,14 @@ def _kernels(gpu: GpuEvents, has_layers: bool) -> tuple[pd.DataFrame, pd.DataFra
     known = rows[rows["layer"].notna()] if has_layers else rows.head(0)
     sums = known.groupby([*key, "layer"], dropna=False, observed=True)["duration_ns"].sum() / 1e6 / steps
     places = table[key].head(MOST_KERNELS).reset_index(names="row")
-    texts = dict.fromkeys(key, "object")  # a column of unknown values only would have another type
+    texts = dict.fromkeys(key, "object")  # a column with only unknown values would otherwise have a different type
     layers = sums.rename("ms").reset_index().astype(texts).merge(places.astype(texts), on=key)[["row", "layer", "ms"]]
     named = table[["op", "shapes", "kernel", "kernels", "calls", "total_ms", "mean_us", "share", *of_layers]]
     return named, layers.sort_values("ms", ascending=False, kind="stable").head(MOST_LAYERS)
 
 
 def _by_name(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
-    """Return kernels, copies and fills by name, in descending order of time."""
+    """Return the kernels, copies and fills grouped by name, in descending order of time."""
     parts = rows.groupby(["name", "op"], dropna=False, sort=False, observed=True)["duration_ns"].agg(["size", "sum"])
     parts = parts.reset_index().sort_values("sum", ascending=False, kind="stable")
     sums = parts.groupby("name", sort=False, observed=True)[["size", "sum"]].sum()
@@ -248,7 +250,7 @@ def _by_name(rows: pd.DataFrame, steps: int) -> pd.DataFrame:
 
 
 def _path(gpu: GpuEvents) -> PathFacts | None:
-    """Return the path of the median step among the steps that launched device work."""
+    """Return the critical path of the step with the median duration, among the steps that launched device work."""
     if not gpu.steps:
         return None
     number, marks, chosen = gpu.steps[0], step_windows(gpu.events), 1
@@ -279,29 +281,35 @@ def _path(gpu: GpuEvents) -> PathFacts | None:
 
 
 def _notes(gpu: GpuEvents, rows: pd.DataFrame, foreign: bool) -> Iterator[str]:
-    """Yield notes on data that is missing from the trace."""
+    """Yield notes about data that is missing from the trace."""
     unknown = int(rows["call_ns"].isna().sum())
     if unknown:
         yield (
-            f"The trace lacks the launches of {unknown:,} of {len(rows):,} kernels, copies and fills: what these "
-            "waited for is unknown, and no queue counts them."
+            f"The trace lacks the launches of {unknown:,} of {len(rows):,} kernels, copies and fills. The causes of "
+            "their waits are unknown, and they are not included in the queues."
         )
     of_graphs = found(rows["call"], _GRAPH.search)
     if of_graphs.any():
         yield (
-            f"CUDA graphs launched {int(of_graphs.sum()):,} of {len(rows):,} kernels, copies and fills: a graph enters "
-            "the queue as a whole, and the ops and layers it was captured from are unknown."
+            f"CUDA graphs launched {int(of_graphs.sum()):,} of {len(rows):,} kernels, copies and fills. A graph enters "
+            "the queue as a whole, and the ops and layers that it was captured from are unknown."
         )
     early = int((rows["call_ns"].notna() & rows["delay_ns"].isna()).sum())
     if early:
-        yield f"{early:,} of {len(rows):,} seem to start before their launch: host and GPU clocks differ slightly."
+        yield (
+            f"{early:,} of {len(rows):,} kernels, copies and fills appear to start before their launch, because the "
+            "clocks of the host and the GPU differ slightly."
+        )
     on_host = is_in(gpu.events, OPS)
     if not on_host.any():
         calls = "GPU runtime calls" if is_in(gpu.events, CALLS).any() else "events"
-        yield f"The trace has no host ops, only {calls}: kernels are listed by name."
+        yield f"The trace has no host ops, only {calls}, so kernels are listed by name."
     elif "shapes" not in gpu.events or not gpu.events["shapes"].notna().any():
         how = "" if foreign else " (record_shapes=True records them)"
-        yield f"The trace has no input shapes{how}: kernels are grouped by op only."
+        yield f"The trace has no input shapes{how}, so kernels are only grouped by op."
     outside = int(np.count_nonzero(is_in(gpu.events, DEVICE_WORK) & ~gpu.in_steps))
     if outside:
-        yield f"{outside:,} kernels, copies and fills belong to no step; only the bars of the whole trace include them."
+        yield (
+            f"{outside:,} kernels, copies and fills do not belong to any step. Only the bars for the whole trace "
+            "include them."
+        )

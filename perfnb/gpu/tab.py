@@ -33,12 +33,12 @@ from perfnb.draw.tab import Tab
 if TYPE_CHECKING:
     from perfnb.gpu.summary import GpuSummary, PathFacts
 
-#: Most devices that are shown, and of these most queues.
+#: The maximum numbers of devices and of queues to show.
 _MOST_DEVICES, _MOST_QUEUES = 16, 4
-#: The section where a row selects the op of its name.
+#: The section where a row of the table selects the op with the same name.
 _OPS = (("ops", "Show in the ops"),)
 
-#: The kinds of critical path segments, explained.
+#: Explanations of the kinds of critical path segments.
 KIND_WORDS = {
     "computation": "A kernel that the step had to wait for",
     "communication": "An NCCL or RCCL kernel that the step had to wait for",
@@ -50,21 +50,21 @@ KIND_WORDS = {
     "host": "The host outside ops and GPU calls: Python and other code",
     "synchronisation": "From the end of the awaited work until the blocking call returned",
     "handover": "From the end of the forward thread's work to the start of the backward thread's, or back",
-    "unknown": "The trace does not show what was waited for, so no saving is given: for instance between a launch and "
-    "work that started much later although nothing known ran before it",
+    "unknown": "The trace does not show the cause of the wait, so the saving is unknown. For example, the work started "
+    "much later than its launch, but no other work is known to have run before it",
 }
 
 _SAVES = (
-    "How much shorter the step would be if this took no time and everything else took as long as it did; often "
-    "another path is nearly as long"
+    "How much shorter the step would be if this part took no time and everything else took as long as before. The "
+    "saving is small if another path is nearly as long"
 )
 _QUEUED = Mark("longest queue", palette.BLUE, "█", "solid")
 
 _SHAPES, _SHAPE = re.compile(r"\[[][0-9, ]*\]"), re.compile(r"\[([0-9][0-9, ]*)\]")
 
-#: Share of idle time above which waiting for the host is mentioned, and above which it is the main point.
+#: The share of idle time above which waiting for the host is mentioned, and above which it is the main message.
 _SOME, _MUCH = 0.05, 0.3
-#: Share of short kernels above which it is mentioned.
+#: The share of short kernels above which it is mentioned.
 _SHORT = 0.2
 _BECAUSE = {
     "host": "the host launched the next work too late",
@@ -77,7 +77,7 @@ _BECAUSE = {
 
 
 def gpu_document(summary: GpuSummary) -> Document:
-    """Return the document that shows the GPUs' work, their waits, and the critical path of a step."""
+    """Return the document about the GPUs' work, their waits, and the critical path of a step."""
     overlap = float(summary.devices["overlap_ms"].sum())
     words = f"{fmt.duration(overlap)} of communication ran during computation and counts as computation."
     return Document(
@@ -90,7 +90,7 @@ def gpu_document(summary: GpuSummary) -> Document:
 
 
 def gpu_verdict(summary: GpuSummary) -> Verdict:
-    """Return how busy the GPUs were, and the main reason why they were idle."""
+    """Return a verdict about how busy the GPUs were, and the main reason why they were idle."""
     idle, several = 1 - summary.busy, len(summary.devices) > 1
     who = f"{len(summary.devices)} GPUs are" if several else "The GPU is"
     named = max(("host", "dependency", "other", "outside"), key=lambda name: _part(summary, name))
@@ -108,7 +108,7 @@ def gpu_verdict(summary: GpuSummary) -> Verdict:
 
 
 def _whole(summary: GpuSummary) -> str:
-    """Return the name of the time that shares refer to."""
+    """Return a phrase for the period that shares refer to."""
     if not summary.steps_marked:
         return "the trace"
     return "the traced step" if summary.steps_marked == 1 else f"{summary.steps_marked:,} traced steps"
@@ -175,7 +175,7 @@ def _figures(summary: GpuSummary) -> Iterator[Figure]:
 
 
 def _times(summary: GpuSummary) -> Iterator[Section]:
-    """Yield the times of each GPU, in total and step by step."""
+    """Yield bars that show how each GPU spent its time, in total and step by step."""
     devices, steps = summary.devices.head(_MOST_DEVICES), summary.steps
     several = len(summary.devices) > 1
     title = f"What {'each' if several else 'the'} GPU did in {_whole(summary)}"
@@ -197,16 +197,16 @@ def _bar(row: Any, label: str) -> Bar:
 
 
 def _queues(summary: GpuSummary) -> Iterator[Series]:
-    """Yield how much work had been launched but had not started.
+    """Yield charts of the amount of work that had been launched but had not started.
 
-    If nothing is queued, a GPU has nothing to do next.
+    A GPU with an empty queue has nothing to do next.
     """
     queue = summary.queue
     if queue is None:
         return
     for device, longest in list(queue.longest.items())[:_MOST_QUEUES]:
         at = [queue.piece_ms * place for place in range(len(longest))]
-        title = f"Work that {device_word(device)} had queued: launched and not started"
+        title = f"Work queued on {device_word(device)} (launched but not started)"
         line = Line(_QUEUED, longest.tolist())
         yield Series(title, Axis("time from the first work", "ms"), Axis("queued", "count"), at, (line,))
 
@@ -215,14 +215,14 @@ def _kernels(summary: GpuSummary) -> Table:
     table, left = summary.kernels, summary.kernels_in_all - len(summary.kernels)
     by_op = bool(table["op"].notna().any())
     columns = (
-        Column("op" if by_op else "kernel", help="The op that launched it, or the kernel if the op is unknown"),
+        Column("op" if by_op else "kernel", help="The op that launched the kernel, or the kernel if the op is unknown"),
         Column("shapes", priority=1, help="Input shapes of the op"),
         Column("heaviest kernel", priority=5, help="The op's kernel with the most time", live=True),
         Column("layers", priority=4, help="Layers that launch it"),
         Column("calls", "count", priority=2, help="Kernels, copies and fills per step"),
         Column("mean", "ms", priority=3),
         Column("total", "ms", help="Sum of durations per step"),
-        Column("share", "share", bar=True, help="Of the time of all kernels, copies and fills"),
+        Column("share", "share", bar=True, help="Share of the total time of all kernels, copies and fills"),
     )
     rows = [
         (
@@ -257,7 +257,7 @@ def _kernels(summary: GpuSummary) -> Table:
 
 
 def _by_name(summary: GpuSummary) -> Iterator[Table]:
-    """Yield the kernels by their own names, unless the rows of the table by op already have these names."""
+    """Yield a table of the kernels by name, unless the table by op already lists them by name."""
     table, left = summary.by_name, summary.names_in_all - len(summary.by_name)
     if not table["op"].notna().any():
         return
@@ -266,14 +266,14 @@ def _by_name(summary: GpuSummary) -> Iterator[Table]:
         "op": Column("op", priority=1, help="The op that launched most of it"),
         "calls": Column("calls", "count", priority=2, help="Per step"),
         "total_ms": Column("total", "ms", help="Sum of durations per step"),
-        "share": Column("share", "share", bar=True, help="Of the time of all kernels, copies and fills"),
+        "share": Column("share", "share", bar=True, help="Share of the total time of all kernels, copies and fills"),
     }
     title = "Kernels, copies and fills per step, by name" + (f"; {left:,} more not listed" if left else "")
     yield Table.of(title, table, columns, budget=Budget(8, 15), noun="kernel", key="kernel names")
 
 
 def _paths(path: PathFacts | None) -> Iterator[Table]:
-    """Yield the critical path by kind of segment, and by op."""
+    """Yield tables of the critical path, one by kind of segment and one by op."""
     if path is None or not len(path.kinds):
         return
     figures = (Column("saves up to", "ms", help=_SAVES), Column("path", "ms"), Column("share", "share", bar=True))
@@ -295,7 +295,7 @@ def _rows(frame: pd.DataFrame) -> Any:
 
 
 def path_title(path: PathFacts) -> str:
-    """Return a title that names the step to which the path belongs, and the path's length."""
+    """Return a title with the number of the path's step and the duration of the path."""
     if path.step is None:
         return f"Critical path of the whole trace, {fmt.duration(path.total_ms)}"
     why = ""
@@ -308,12 +308,12 @@ def path_title(path: PathFacts) -> str:
 
 
 def device_word(device: Any) -> str:
-    """Return ``GPU 0``, or ``the GPU`` if the trace does not contain a number."""
+    """Return the name of a device, such as ``GPU 0``, or ``the GPU`` if the trace does not contain its number."""
     return "the GPU" if pd.isna(device) else f"GPU {int(device)}"
 
 
 def shape_words(shapes: Any) -> str | None:
-    """Return ``16 × 4, 4 × 8`` for ``[[16, 4], [4, 8], []]``.
+    """Format input shapes for display, for example ``16 × 4, 4 × 8`` for ``[[16, 4], [4, 8], []]``.
 
     Empty shapes are dropped, and text that is not a list is returned unchanged.
     """
@@ -326,7 +326,10 @@ def shape_words(shapes: Any) -> str | None:
 
 
 def layer_words(row: Any) -> str:
-    """Return ``model.fc1`` or ``12 layers, most (8.6 %) in model.fc1``, or an empty text if no layer is known."""
+    """Describe a kernel's layers, as in ``model.fc1`` or ``12 layers, most (8.6 %) in model.fc1``.
+
+    Return an empty string if no layer is known.
+    """
     if pd.isna(row.layer):
         return ""
     if row.layers == 1 and fmt.known(row.layer_share) == 1:

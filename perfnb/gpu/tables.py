@@ -1,4 +1,4 @@
-"""Compute a profile's GPU tables, and the events that they are based on."""
+"""Compute a profile's GPU tables, and select the events that the tables are based on."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class GpuEvents:
     Attributes
     ----------
     events : DataFrame
-        Device work, runtime calls, ops, and the marks of the steps that count, for one rank. The columns are those of
-        `Recording.events`, with ``start_ns`` relative to the first step, and ``layer`` if an attribution was given.
+        Device work, runtime calls, ops and step marks of one rank. Marks that do not count as steps are left out. The
+        columns are those of `Recording.events`, with ``start_ns`` relative to the first step, and ``layer`` if an
+        attribution was passed.
     in_steps : ndarray
         Whether each event is part of a step.
     steps : tuple of int
@@ -62,11 +63,11 @@ class GpuEvents:
 
     @cached_property
     def waits(self) -> WaitGraph:
-        """The dependencies that determine paths through the events."""
+        """The dependencies between the events, which determine the critical path."""
         return prepare(self.events, self.work)
 
     def window_of(self, number: int) -> Window:
-        """Return the interval from a step's start until its work is done on both the host and the devices."""
+        """Return the interval from a step's start until the host and the devices have finished its work."""
         return window_of(self.waits, None if self.only_step is not None else number)
 
     @cached_property
@@ -79,10 +80,10 @@ class GpuEvents:
 
 
 def gpu_events(recording: Recording, attribution: Attribution | None = None) -> GpuEvents:
-    """Choose the events in a recording that show its GPUs' work and waits.
+    """Select the events in a recording that show the work and the waits of its GPUs.
 
-    Spans of layers and data are left out, so that host time between ops is visible. Step marks that do not count as
-    steps are left out too.
+    Spans of layers and of data loading are left out, because they would hide the host time between ops. Step marks that
+    do not count as steps are also left out.
     """
     events = all_events(recording)
     in_trace = rows_of_trace(recording.events)
@@ -147,12 +148,12 @@ def kernel_op_table(gpu: GpuEvents) -> pd.DataFrame:
 
 
 def queue_table(gpu: GpuEvents) -> pd.DataFrame:
-    """Return the table ``queue``: for each stream, the launched work that had not started, at each change."""
+    """Return the table ``queue``: the length of each stream's queue of work that had not started, at each change."""
     return conform(queue_lengths(gpu.events, gpu.work).rename(columns={"time_ns": "start_ns"}), "queue")
 
 
 def path_table(gpu: GpuEvents) -> pd.DataFrame:
-    """Return the table ``critical_path``: the path of each step, including device work after the host's step."""
+    """Return the table ``critical_path``: each step's path, including device work after the end on the host."""
     parts = [path.assign(rank=gpu.events["rank"].iloc[0], step=number) for number, _, path in _paths(gpu)]
     table = pd.concat(parts, ignore_index=True).drop(columns="event") if parts else pd.DataFrame()
     return conform(table, "critical_path")
@@ -171,7 +172,7 @@ def saving_table(gpu: GpuEvents) -> pd.DataFrame:
 
 def _paths(gpu: GpuEvents) -> Iterator[tuple[int, Window, pd.DataFrame]]:
     """Yield each step's number, interval and critical path."""
-    if gpu.events.empty:  # only ranges that the user marked
+    if gpu.events.empty:  # the recording only contains ranges marked by the user
         return
     for number in gpu.steps:
         window = gpu.window_of(number)

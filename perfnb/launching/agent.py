@@ -1,7 +1,7 @@
-"""The process that starts the ranks of a job: ``python -m perfnb.launching.agent``.
+"""Run the process that starts the ranks of a job: ``python -m perfnb.launching.agent``.
 
-It is a separate process, so that the ranks end even if the process that requested them is killed. It does not load
-torch and does not listen on any port.
+This is a separate process, which terminates the ranks even if the process that requested them is killed. It does not
+load torch and does not listen on any port.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import psutil
 from perfnb.launching.child import FOLDER, STARTED_BY, set_process_option, variables_of
 from perfnb.launching.job_folder import tell
 
-#: Seconds between two checks of the ranks, and seconds that a rank has for its own cleanup.
+#: The number of seconds between two checks of the ranks, and the number of seconds that a rank has for its own cleanup.
 _LOOK_S, _GRACE_S = 0.05, 1.5
 _RANK = "from perfnb.launching.child import main; main()"
-#: Linux's option to become the parent of all orphans below this process.
+#: The option of Linux's prctl that makes this process the parent of all orphans among its descendants.
 _SET_CHILD_SUBREAPER = 36
 
 
@@ -56,19 +56,19 @@ def main() -> None:
             time.sleep(_LOOK_S)
     finally:
         _end_all()
-        if os.getppid() != parent:  # no other process is left to remove it
+        if os.getppid() != parent:  # no other process remains that could remove the folder
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_port() -> str:
-    """Return a port for a script that sets up its own process group. The port is not reserved in the meantime."""
+    """Return a free port for a script that sets up its own process group. The port is not reserved."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])
 
 
 def _end_all() -> None:
-    """Terminate all descendants of this process, first politely and then by force, until no new processes appear."""
+    """Terminate all descendants of this process until no new ones appear. Kill those that do not end in time."""
     left = _signalled(lambda process: process.send_signal(signal.SIGINT))
     psutil.wait_procs(left, timeout=_GRACE_S)
     while left := _signalled(psutil.Process.kill):

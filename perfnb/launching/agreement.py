@@ -1,6 +1,6 @@
-"""Make passes run the same number of steps on all ranks of a job.
+"""Ensure that all ranks of a job run the same number of steps in each pass.
 
-A rank with an additional step would wait for the others forever.
+Otherwise, a rank with an additional step would wait for the others forever.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from perfnb.step.budget import Plan
 class AgreedPlan(Plan):
     """A plan whose decisions are made by rank 0.
 
-    The ranks agree on the numbers of timed and traced steps before the pass, so they wait for each other only within
-    the step itself. Otherwise, the wait for a slow rank would move out of the steps.
+    The ranks agree on the numbers of timed and traced steps before each pass, so that they only wait for each other
+    within a step. If they agreed between steps, waits for a slow rank would not be part of any step.
     """
 
     def __init__(self, plan: Plan, rank: int, meeting: Meeting) -> None:
@@ -50,7 +50,7 @@ class AgreedPlan(Plan):
 
 
 def _agreed(name: str) -> Callable[..., Any]:
-    """Return the plan's decision as made by rank 0."""
+    """Return a method that returns rank 0's decision."""
 
     def decision(self: AgreedPlan, *args: Any) -> Any:
         return self._agree(lambda: getattr(vars(self)["_own"], name)(*args))

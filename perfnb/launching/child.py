@@ -1,7 +1,7 @@
-"""Code that the processes of a job share before anything heavy is imported.
+"""Define the entry point of a rank, and functions that a job's processes use before importing anything large.
 
-The processes end when the process that started them ends, and write their results to the job's folder. Every rank
-starts here, using ``python -c``, so that ``__main__`` is empty and can contain the objects that were sent.
+The processes end when the process that started them ends, and write their results to the job's folder. Every rank is
+started with ``python -c``, so that ``__main__`` is empty and can contain the objects that were sent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from types import TracebackType
 
 from perfnb.launching.job_folder import tell
 
-#: Environment variables: the folder of the job, and the process that started a rank.
+#: The environment variables for the job's folder and for the id of the process that started a rank.
 FOLDER, STARTED_BY = "PERFNB_JOB_FOLDER", "PERFNB_JOB_STARTED_BY"
-#: Seconds between two checks of the parent.
+#: The number of seconds between two checks of the parent process.
 _LOOK_S = 0.2
-#: Linux's option to get a signal when the process that started this one ends.
+#: The option of Linux's prctl that requests a signal when the parent process ends.
 _SET_PDEATHSIG = 1
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
@@ -42,22 +42,22 @@ def main() -> None:
         run(folder, rank)
     except BaseException as error:
         tell_failure(folder, rank, error)
-        # The other ranks see their connections close, and the finalizers of a broken job may wait for ever.
+        # The other ranks notice that their connections are closed. The finalizers of a broken job may wait forever.
         sys.stdout.flush()
         os._exit(1)
-    # Output printed until now. Later output, such as a report, is not for the notebook.
+    # Record how much has been printed so far. Later output, such as a report, is not shown in the notebook.
     sys.stdout.flush()
     tell(folder / f"done_{rank}", str(os.fstat(1).st_size))
 
 
 def variables_of(rank: int, ranks: int) -> dict[str, str]:
-    """Return the environment variables that describe a rank on a single machine, with the same names as in torchrun."""
+    """Return the environment variables that describe a rank on a single machine, named as in torchrun."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     return {name: str(value) for name, value in own.items()}
 
 
 def set_process_option(option: int, value: int) -> None:
-    """Call Linux's prctl. Other systems do not have this call."""
+    """Set an option of this process with Linux's prctl. On other systems, do nothing."""
     if sys.platform == "linux":
         import ctypes
 
@@ -69,7 +69,7 @@ def _end_with(parent: int) -> None:
     set_process_option(_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform != "linux":
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    elif os.getppid() != parent:  # it has ended already
+    elif os.getppid() != parent:  # the parent has already ended
         os._exit(1)
 
 
@@ -95,14 +95,14 @@ def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
         import cloudpickle
 
         packed = cloudpickle.dumps(error)
-        pickle.loads(packed)  # some exceptions can be pickled but not read
+        pickle.loads(packed)  # some exceptions can be pickled but not unpickled
         tell(folder / f"raised_{rank}", packed)
-    with suppress(OSError):  # the folder is gone, so there is no listener
+    with suppress(OSError):  # if the folder no longer exists, no process is interested in the exception
         tell(path, json.dumps(facts))
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from its first frame outside perfnb, or the whole traceback if it has no such frame."""
+    """Return a traceback starting at its first frame outside perfnb, or the whole traceback if there is none."""
     inner = trace
     while inner is not None:
         file = inner.tb_frame.f_code.co_filename

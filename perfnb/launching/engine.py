@@ -1,7 +1,7 @@
-"""One rank of a job in a process that continues afterwards, such as an ipyparallel engine.
+"""Run one rank of a job in a process that continues afterwards, such as an ipyparallel engine.
 
-Such a process must not be killed, so the rank is stopped from inside. An interrupt only affects Python code, and not a
-collective that waits for another rank. To end a collective, its connections are closed on both sides.
+Such a process must not be killed, so the rank is stopped from inside the process. An interrupt stops Python code, but
+not a collective that waits for another rank. To stop a collective, its connections are closed on both sides.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from perfnb.errors import CaptureError
 from perfnb.launching.child import tell_failure, variables_of
 from perfnb.launching.job_folder import ORDER, STOP, Meeting, is_abandoned, tell
 
-#: Seconds between two checks of the folder, and between two interrupts.
+#: The number of seconds between two checks of the folder, and between two interrupts.
 _LOOK_S, _AGAIN_S = 0.1, 1.0
-#: The process group of a job that failed, until the next one. A group that is freed waits for its threads, and these
-#: may wait for the interpreter to free the data that they had to send.
+#: The process group of a failed job, which is kept until the next job. Freeing a group waits for its threads, which may
+#: in turn wait for the interpreter to free the data that they were sending.
 _KEPT: list[Any] = []
 
 
@@ -36,10 +36,10 @@ def run_on_engine(job: str, rank: int, ranks: int, env: Mapping[str, str]) -> No
     folder = Path(job)
     if not (folder / ORDER).is_file():
         raise CaptureError(
-            "An engine does not see the job's folder: engines must run on the machine that calls profile_ranks."
+            "An engine cannot access the job's folder. Engines must run on the machine that calls profile_ranks."
         )
     if threading.current_thread() is not threading.main_thread():
-        raise CaptureError("The executor runs functions in a thread, where no rank can be interrupted.")
+        raise CaptureError("The executor runs functions in a thread, where ranks cannot be interrupted.")
     output_file = folder / f"output_{rank}"
     with (
         output_file.open("w", encoding="utf-8", errors="backslashreplace", buffering=1) as output,
@@ -55,7 +55,7 @@ def run_on_engine(job: str, rank: int, ranks: int, env: Mapping[str, str]) -> No
         except BaseException as error:  # the caller raises it, and the engine continues
             stopper.armed = False
             tell_failure(folder, rank, error)
-            traceback.clear_frames(error.__traceback__)  # which hold the models, and they the process group
+            traceback.clear_frames(error.__traceback__)  # they refer to the models, which refer to the process group
         gc.collect()
     if is_abandoned(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -69,7 +69,7 @@ def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
     distributed: Any = torch.distributed
     if distributed.is_initialized():
         raise CaptureError(
-            "An engine has a process group already: call torch.distributed.destroy_process_group() on all engines."
+            "An engine already has a process group: call torch.distributed.destroy_process_group() on all engines."
         )
     order = settled(folder)
     if order.gpus:
@@ -81,7 +81,7 @@ def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
         profile_in_group(order, folder, rank, ranks, meeting, stopper.hang_up, stopper.watched_connections())
     except BaseException as error:
         stopper.armed = False
-        tell_failure(folder, rank, error)  # before the others lose their connections, and fail too
+        tell_failure(folder, rank, error)  # before the other ranks lose their connections and also fail
         stopper.hang_up()
         _KEPT.append(distributed.group.WORLD)
         raise
@@ -92,17 +92,17 @@ def _run(folder: Path, rank: int, ranks: int, stopper: _Stopper) -> None:
 
 
 class _Stopper:
-    """Stops a rank if its job is to end or has lost its owner.
+    """Stops a rank if the end of its job was requested, or if the owner of the job has ended.
 
     A separate thread checks for this and interrupts the main thread.
 
     Attributes
     ----------
     armed : bool
-        Whether an interrupt may be raised. This is the case while the job runs, but not while the engine's state is
+        Whether the main thread may be interrupted. It is true while the job runs, and false while the engine's state is
         being restored.
     stopping : threading.Event
-        Set when the rank is to stop.
+        Set when the rank must stop.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -130,18 +130,18 @@ class _Stopper:
 
     @contextmanager
     def watched_connections(self) -> Iterator[None]:
-        """Remember the connections that are made in this block."""
+        """Record the connections that are opened in this block."""
         before = _connections()
         yield
         self._connections = {number: node for number, node in _connections().items() if before.get(number) != node}
 
     def hang_up(self) -> None:
-        """Shut down the process group's connections, so that collectives waiting for them end with an error."""
+        """Shut down the process group's connections, so that collectives that use them fail instead of waiting."""
         now = _connections()
         for number, node in self._connections.items():
             if now.get(number) == node:
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                    connection.getpeername()  # fails for a socket that only listens, where gloo would end the process
+                    connection.getpeername()  # fails for listening sockets; without these, gloo ends the process
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
@@ -152,11 +152,11 @@ class _Stopper:
         while not self._over.is_set():
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             self.hang_up()
-            self._over.wait(_AGAIN_S)  # an interrupt can be lost, as in a finalizer
+            self._over.wait(_AGAIN_S)  # an interrupt can be lost, for example in a finalizer
 
 
 def _connections() -> dict[int, int]:
-    """Return this process's open sockets as descriptors and inodes."""
+    """Return the descriptors and inodes of this process's open sockets."""
     sockets = {}
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):
@@ -168,7 +168,10 @@ def _connections() -> dict[int, int]:
 
 @contextmanager
 def _as_rank(rank: int, ranks: int, env: Mapping[str, str]) -> Iterator[None]:
-    """Set a rank's variables, and afterwards restore them along with paths, arguments, threads and the current GPU."""
+    """Set a rank's environment variables in this context.
+
+    Afterwards, restore the variables, paths, arguments, number of threads and current GPU.
+    """
     import torch
 
     variables, path, argv, threads = dict(os.environ), list(sys.path), list(sys.argv), torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Run the ranks of a job on running engines, one rank on each engine."""
+"""Run the ranks of a job on existing engines, with one rank per engine."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from perfnb.launching.order import Order
 from perfnb.quantities import counted
 from perfnb.shell import print_text
 
-#: Seconds that engines have to stop.
+#: The number of seconds that engines have to stop.
 _PATIENCE_S = 10.0
 
 
 def chosen_engines(executor: Any, ranks: int) -> tuple[Any, list[int]]:
-    """Return an executor's client and the engines that run a job.
+    """Return an executor's client, and the ids of the engines that will run a job.
 
-    The engines are the first ones of a client, or those of a view.
+    If the executor is a client, these are its first engines. If it is a view, these are the engines of the view.
 
     Raises
     ------
     TypeError
-        If the executor has no engines.
+        If `executor` is not an ipyparallel client or view.
     CaptureError
-        If the executor has too few engines.
+        If the executor does not have enough engines.
     """
     client = getattr(executor, "client", executor)
     targets = getattr(executor, "targets", None)
@@ -46,7 +46,7 @@ def chosen_engines(executor: Any, ranks: int) -> tuple[Any, list[int]]:
 
 
 class EngineJob(FollowedRanks):
-    """A job whose ranks run on existing engines, which continue afterwards."""
+    """A job whose ranks run on existing engines. The engines continue to run after the job."""
 
     def __init__(
         self, folder: Path, order: Order, ranks: int, env: Mapping[str, str], note: str, executor: Any
@@ -69,8 +69,8 @@ class EngineJob(FollowedRanks):
         ]
         if left:
             print_text(
-                f"perfnb: engine {', '.join(left)} did not stop within {_PATIENCE_S:.0f} seconds, and may still run "
-                "its rank. Restart it before it is used again."
+                f"perfnb: engine {', '.join(left)} did not stop within {_PATIENCE_S:.0f} seconds and may still be "
+                "running its rank. Restart it before you use it again."
             )
 
     def _have_ended(self) -> bool:
@@ -87,4 +87,4 @@ class EngineJob(FollowedRanks):
                 except Exception as error:
                     said = escape.plain(f"{type(error).__name__}: {error}", 500)
                     return f"Engine {self._ids[rank]} could not run rank {rank} of {self._ranks}: {said}"
-        return "The engines ended before the profiles were complete."
+        return "The engines ended before all profiles were complete."

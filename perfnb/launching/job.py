@@ -1,4 +1,4 @@
-"""Start the ranks of a job, follow their progress, and terminate all of them in every case."""
+"""Start the ranks of a job, follow their progress, and make sure that all of them end."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from perfnb.launching.job_folder import ORDER, PROGRESS, tell
 from perfnb.launching.order import Order
 from perfnb.quantities import counted
 
-#: Seconds between two checks of the ranks, seconds that ranks have for an end that is due, and seconds that the
-#: launcher has to end them.
+#: The number of seconds between two checks of the ranks, the number of seconds to wait for a result that is due, and
+#: the number of seconds that the launcher has to terminate the ranks.
 _LOOK_S, _LAST_S, _PATIENCE_S = 0.05, 3.0, 30.0
-#: Output of torch's backends about themselves.
+#: Messages from torch's backends that are not shown.
 _CHATTER = (b"[Gloo] Rank ",)
-#: Part of the error that a rank raises if another one is gone.
+#: Words in the errors that a rank raises if it has lost its connection to another rank.
 _LOST_PEER = ("connection", "gloo", "nccl", "peer")
 _MOST_OF_A_LINE = 2000
-#: Variables by which a launcher tells a rank its place.
+#: The environment variables that launchers use to describe a rank.
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
 
 class RankTraceback(Exception):
-    """A rank's traceback, shown as the cause of the exception that the rank raised."""
+    """The traceback from a rank, which is shown as the cause of the rank's exception."""
 
 
 class FollowedRanks:
-    """The ranks of a job, regardless of what runs them. `folder` is where they leave their results."""
+    """The ranks of a job, regardless of how they are run. They write their results to `folder`."""
 
     def __init__(self, folder: Path, order: Order, ranks: int, note: str) -> None:
         self._folder, self._ranks, self._words = folder, ranks, f"{counted(ranks, 'rank')} · {note}"
@@ -59,7 +59,7 @@ class FollowedRanks:
         """
         __tracebackhide__ = True
         while True:
-            ended = self._have_ended() or bool(self._missing())  # before the files are read, which are then complete
+            ended = self._have_ended() or bool(self._missing())  # checked first, so that the files below are complete
             self._show_progress(progress)
             self._show_output(show)
             failed, done = self._files("failed"), len(self._files("done")) == self._ranks
@@ -69,7 +69,7 @@ class FollowedRanks:
                 self._wait_for(self._have_ended)
                 return
             time.sleep(_LOOK_S)
-        self._wait_for(self._have_ended, 4 * _LOOK_S)  # another rank may have failed first
+        self._wait_for(self._have_ended, 4 * _LOOK_S)  # because another rank may have failed first
         time.sleep(_LOOK_S)
         self._show_output(show)
         self._fail()
@@ -79,26 +79,26 @@ class FollowedRanks:
         raise NotImplementedError
 
     def _have_ended(self) -> bool:
-        """Return whether no more results can come from the ranks."""
+        """Check whether the ranks can no longer produce any results."""
         raise NotImplementedError
 
     def _wait_for(self, come: Callable[[], bool], most_s: float = _LAST_S) -> None:
-        """Wait for a result, but not forever."""
+        """Wait until a condition is true, for at most `most_s` seconds."""
         until = time.monotonic() + most_s
         while not come() and time.monotonic() < until:
             time.sleep(_LOOK_S)
 
     def _how_it_ended(self) -> str:
-        """Describe which rank ended without raising an exception."""
+        """Return a message about the rank that ended without raising an exception."""
         raise NotImplementedError
 
     def _files(self, kind: str) -> dict[int, Path]:
-        """Return the files of a given kind that the ranks have written, by rank."""
+        """Return the files of a given kind that the ranks have written, keyed by rank."""
         paths = {rank: self._folder / f"{kind}_{rank}" for rank in range(self._ranks)}
         return {rank: path for rank, path in paths.items() if path.exists()}
 
     def _missing(self) -> list[int]:
-        """Return the ranks that have ended without reporting how they ended."""
+        """Return the ranks that have ended without reporting success or failure."""
         gone = [rank for rank, path in self._files("pid").items() if not _runs(int(path.read_text()))]
         told = self._files("done").keys() | self._files("failed").keys()  # written before the rank ended
         return [rank for rank in gone if rank not in told]
@@ -117,7 +117,7 @@ class FollowedRanks:
             with path.open("rb") as file:
                 file.seek(self._read[rank])
                 new = file.read()
-            if (last := self._files("done").get(rank)) is not None:  # output after its last word is not shown
+            if (last := self._files("done").get(rank)) is not None:  # output after the rank is done is not shown
                 new = new[: int(last.read_text()) - self._read[rank]]
             whole = new[: new.rfind(b"\n") + 1]
             self._read[rank] += len(whole)
@@ -126,7 +126,7 @@ class FollowedRanks:
                     show(f"[rank {rank}] {line.decode(errors='replace')[:_MOST_OF_A_LINE]}\n")
 
     def _fail(self) -> NoReturn:
-        """Raise the exception of the rank that failed first, or an exception that describes how a rank ended."""
+        """Raise the exception from the rank that failed first or, if there is none, describe how a rank ended."""
         __tracebackhide__ = True
         failures = [json.loads(path.read_text()) for path in self._files("failed").values()]
         if not failures:
@@ -160,14 +160,14 @@ class Job(FollowedRanks):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, which ends the ranks
+                start_new_session=True,  # only this process receives Ctrl-C, and it terminates the ranks
             )
 
     def _have_ended(self) -> bool:
         return self._launcher.poll() is not None
 
     def end(self) -> None:
-        """Terminate every process of the job. The launcher does this."""
+        """Request that the launcher terminate every process of the job."""
         self._launcher.terminate()
         try:
             self._launcher.wait(_PATIENCE_S)
@@ -182,19 +182,19 @@ class Job(FollowedRanks):
         if not exits:
             log = (self._folder / "launcher").read_text(errors="replace").strip().splitlines()
             return "The ranks could not be started" + (f": {escape.plain(log[-1], 500)}" if log else "")
-        rank = min(exits, key=lambda rank: exits[rank].stat().st_mtime_ns)  # others may have ended because of it
+        rank = min(exits, key=lambda rank: exits[rank].stat().st_mtime_ns)  # the others may have ended because of it
         code = int(exits[rank].read_text())
         if code >= 0:
             return f"Rank {rank} of {self._ranks} ended before its profile was complete."
         name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
-        memory = ", as the system does if memory runs out" if name == "SIGKILL" else ""
-        return f"Rank {rank} of {self._ranks} was ended by {name}{memory}."
+        memory = ". The system sends this signal if memory runs out" if name == "SIGKILL" else ""
+        return f"Rank {rank} of {self._ranks} was terminated by {name}{memory}."
 
 
 def of_loopback() -> dict[str, str]:
-    """Return the variables that make gloo and NCCL connect the ranks of one machine over its loopback interface.
+    """Return the variables that make gloo and NCCL connect the ranks over the machine's loopback interface.
 
-    Only processes on this machine can then reach the ranks.
+    The ranks can then only be reached by processes on this machine.
     """
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 
@@ -204,7 +204,7 @@ def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
 
     It is this process's environment, with gloo set to the loopback interface and with the number of threads.
     """
-    # This process may be a rank of another job, and may have another launcher's settings.
+    # This process may itself be a rank of another job, with the settings of another launcher.
     own = {
         name: value
         for name, value in os.environ.items()
@@ -212,7 +212,7 @@ def _environment(threads: int, given: Mapping[str, str]) -> dict[str, str]:
     }
     here = str(Path(__file__).parents[2])
     own["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [own.get("PYTHONPATH")])])
-    own |= of_loopback()  # whatever the interface that a cluster's settings name
+    own |= of_loopback()  # overrides an interface that is set on a cluster
     own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return own | dict(given)
 

@@ -1,6 +1,4 @@
-"""The folder through which the processes of a job exchange files, and the removal of folders left by killed
-processes.
-"""
+"""Create the folder through which a job's processes exchange files, and remove folders left by killed processes."""
 
 from __future__ import annotations
 
@@ -16,20 +14,21 @@ from pathlib import Path
 from perfnb.errors import CaptureError
 from perfnb.files import take_lock
 
-#: Files in it: the order for the ranks, their progress, and the request to end; and the folder of the profiles.
+#: The names of the files with the order for the ranks, their progress and the request to end, and of the folder with
+#: the profiles.
 ORDER, PROGRESS, STOP, PROFILES = "order", "progress", "stop", "profiles"
-#: A folder's name; the file that its owner locks as long as its process lives; and the file that shows that it has been
-#: locked.
+#: The prefix of a job folder's name, the file that its owner's process keeps locked, and the file that shows that it
+#: has been locked.
 _PREFIX, _LOCK, _OWNED = "perfnb-job-", "lock", "owner"
-#: Seconds between two checks for a value of another rank.
+#: The number of seconds between two checks for a value from another rank.
 _LOOK_S = 0.001
 
 
 @contextmanager
 def job_folder() -> Iterator[Path]:
-    """Create a new folder, which is removed afterwards.
+    """Create a new folder for a job, and remove it afterwards.
 
-    Folders that killed processes of this user left behind are removed too.
+    Folders that were left behind by killed processes of this user are also removed.
     """
     base = Path(tempfile.gettempdir())
     remove_abandoned(base)
@@ -45,9 +44,9 @@ def job_folder() -> Iterator[Path]:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Return whether a job's folder no longer exists, or its owner has ended.
+    """Check whether a job's folder no longer exists, or its owner has ended.
 
-    If no lock is available to determine this, the folder does not count as abandoned.
+    If the system does not support locks, the folder does not count as abandoned.
     """
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
@@ -64,14 +63,14 @@ def is_abandoned(folder: Path) -> bool:
 def remove_abandoned(base: Path) -> None:
     """Remove the folders of jobs whose owners have ended.
 
-    Only folders of this user are removed, and links are ignored.
+    Only folders that belong to this user are removed. Links are ignored.
     """
     with suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
             with suppress(OSError):
                 facts, folder = entry.stat(follow_symlinks=False), Path(entry.path)
                 mine = stat.S_ISDIR(facts.st_mode) and (not hasattr(os, "getuid") or facts.st_uid == os.getuid())
-                # One without that mark may not be locked yet.
+                # A folder without this file may not have been locked yet.
                 if entry.name.startswith(_PREFIX) and mine and (folder / _OWNED).exists() and is_abandoned(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 
@@ -79,7 +78,7 @@ def remove_abandoned(base: Path) -> None:
 def tell(path: Path, text: str | bytes) -> None:
     """Write a file to the job's folder atomically.
 
-    Only this user can access the file, because the reader executes the pickles in it.
+    Only this user can access the file. This is important because the reader loads the pickles in it.
     """
     fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
     with open(fresh, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -88,20 +87,21 @@ def tell(path: Path, text: str | bytes) -> None:
 
 
 class Meeting:
-    """Messages between ranks, stored as files in the job's folder, which only its user can read.
+    """Messages between ranks, stored as files in the job's folder, which only this user can read.
 
-    Unlike torch's stores, this needs no port, and waiting stops when it is interrupted or when `stopping` is set.
+    Unlike torch's stores, this does not require a port, and `get` stops waiting when it is interrupted or when
+    `stopping` is set.
     """
 
     def __init__(self, folder: Path, stopping: threading.Event | None = None) -> None:
         self._folder, self._stopping = folder, stopping or threading.Event()
 
     def set(self, key: str, value: str) -> None:
-        """Set a key's value."""
+        """Set the value of a key."""
         tell(self._folder / f"told_{key}", value)
 
     def get(self, key: str) -> str:
-        """Wait for a key's value and return it.
+        """Wait until a key has a value, and return the value.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The order that is sent to the ranks of a job: a function, a script, or a cell with the variables that it uses."""
+"""Create the order that is sent to the ranks of a job: a function, a script, or a cell with the variables it uses."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ _MOST_WORDS = 300
 
 @dataclass(frozen=True)
 class Order:
-    """The work that every rank has to do. All values are plain, except the pickled `payload`."""
+    """The work that every rank must do. All values are plain data, except the pickled `payload`."""
 
     #: ``function``, ``cell`` or ``script``.
     kind: str
     payload: bytes = b""
     #: The script and its arguments.
     program: Sequence[str] = ()
-    #: The number of steps before the profiled ones of a script.
+    #: The number of steps that a script runs before the profiled steps.
     at: int = 0
-    #: Arguments of `Plan`.
+    #: The arguments of `Plan`.
     plan: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
     backend: str = "gloo"
     threads: int = 1
     ddp: bool = False
-    #: Whether to take models out of DistributedDataParallel, to compare.
+    #: Whether to unwrap models from DistributedDataParallel, for a comparison.
     plain: bool = False
     split: bool = False
-    #: One for each rank, or none.
+    #: The number of GPUs, which is either one for each rank or 0.
     gpus: int = 0
-    #: The import path of this process, and its arguments.
+    #: The import path and the arguments of this process.
     path: Sequence[str] = field(default_factory=lambda: [str(entry) for entry in sys.path])
     argv: Sequence[str] = field(default_factory=lambda: list(sys.argv))
-    #: Lines of code by file name, for tracebacks through cells.
+    #: The source lines of cells by file name, for tracebacks.
     lines: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell's step, ready to be sent to the ranks."""
+    """The step in a cell, in a form that can be sent to the ranks."""
 
     body: CodeType
     clause: Clause | None
     variables: Mapping[str, Any]
-    #: A function of the notebook, whose globals find the functions among the variables.
+    #: A function from the notebook. Its globals are shared by all functions among the variables.
     anchor: FunctionType
-    #: Names of the models to break down, or ``None`` for all.
+    #: The names of the models to break down, or ``None`` for all models.
     models: Sequence[str] | None
 
 
 def pack_function(target: Any, batches: Any) -> bytes:
-    """Pickle a function that sets up a job, and its batches, for another process.
+    """Pickle a function that sets up a job, and its batches, to send them to another process.
 
     Raises
     ------
     CaptureError
-        If they cannot be pickled. The message names the object that cannot.
+        If one of them cannot be pickled. The message contains the name of the object that causes this.
     """
     return _packed((target, batches), {"target": target, "batches": batches})
 
@@ -78,21 +78,21 @@ def pack_cell(
     Raises
     ------
     CaptureError
-        If a variable cannot be pickled. The message names the variable.
+        If a variable cannot be pickled. The message contains the name of the variable.
     """
     if "get_ipython" in names:
         raise CaptureError(
-            "The cell uses IPython's own syntax (a magic, ! or ?), which the ranks do not have: write plain Python."
+            "The cell uses IPython's own syntax (a magic, ! or ?), which does not work in ranks: write plain Python."
         )
     variables = {name: namespace[name] for name in names if name in namespace}
-    # Pickled by value, with the notebook's globals: its copy has the dictionary that all copies of functions share.
+    # The anchor is pickled by value, with the notebook's globals. The copies of all functions share its dictionary.
     anchor = FunctionType((lambda: None).__code__, namespace, "anchor")
     anchor.__module__ = "__main__"
     return _packed(Cell(body, clause, variables, anchor, models), variables)
 
 
 def lines_of(*codes: CodeType) -> dict[str, list[str]]:
-    """Return the source of code that does not belong to a file, if it is known."""
+    """Return the source lines of code that does not belong to a file, if they are known."""
     files = [code.co_filename for code in codes]
     return {file: lines for file in files if not Path(file).exists() and (lines := linecache.getlines(file))}
 
@@ -105,14 +105,17 @@ def _packed(value: Any, parts: Mapping[str, Any]) -> bytes:
     except Exception as error:
         name, why = _culprit(parts) or ("The step", error)
     raise CaptureError(
-        f"{escape.plain(name, _MOST_WORDS)} cannot be sent to the ranks, which are processes of their own "
-        f"({escape.plain(f'{type(why).__name__}: {why}', _MOST_WORDS)}): create it inside the function or the cell "
-        "that they run."
+        f"{escape.plain(name, _MOST_WORDS)} cannot be sent to the ranks, which are separate processes "
+        f"({escape.plain(f'{type(why).__name__}: {why}', _MOST_WORDS)}). Create it inside the function or the cell "
+        "that the ranks run."
     ) from None
 
 
 def _culprit(parts: Mapping[str, Any]) -> tuple[str, Exception] | None:
-    """Return the first part that cannot be pickled, and the reason. For a function, this is a variable that it uses."""
+    """Return the name of the first part that cannot be pickled, and the error.
+
+    If the part is a function, return the name of the variable in it that cannot be pickled.
+    """
     import cloudpickle
 
     from perfnb.step.namespace import namespace_of

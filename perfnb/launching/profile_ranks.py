@@ -1,4 +1,4 @@
-"""`profile_ranks`: start the ranks of a job, and profile each of them."""
+"""Define `profile_ranks`, which starts the ranks of a job and profiles each of them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from perfnb.recording.job import rank_folder
 from perfnb.recording.saved_profile import SavedProfile
 from perfnb.shell import print_text
 
-#: The number of ranks that any machine may start, and the number that it may start for each core.
+#: The number of ranks that can be started on any machine, and the number of ranks per core.
 _MANY, _MANY_PER_CORE = 64, 4
 _BACKENDS = ("gloo", "nccl", "mpi", "xccl")
-#: The backends with as many GPUs as ranks: tensors on either kind of device.
+#: The backends if there is a GPU for each rank. They support tensors on both kinds of devices.
 _BOTH = "cpu:gloo,cuda:nccl"
 
 
@@ -53,59 +53,60 @@ def profile_ranks(
 ) -> Ranks:
     """Run a job of several ranks on this machine, and profile each of them.
 
-    Each rank is a fresh Python process. All ranks run the same number of steps. All of them have ended by the time this
-    function returns or raises. If the target is a function, the ranks connect over the loopback interface, which only
-    processes on this machine can reach. A script must set up its own process group.
+    Each rank is a new Python process, and all ranks run the same number of steps. When this function returns or raises
+    an exception, all ranks have ended. If the target is a function, the ranks connect over the loopback interface,
+    which only processes on this machine can reach. A script must set up its own process group.
 
     Parameters
     ----------
     target : callable, str or Path
         A function that sets up the job and returns the step, or ``(step, batches)``. Each rank calls it once, after
         perfnb has created torch's process group. The function is sent to the ranks with cloudpickle, together with the
-        variables that it uses. Alternatively, the path of a training script, which each rank runs as ``perfnb run``
-        does.
+        variables that it uses. Alternatively, pass the path of a training script, which each rank runs in the same way
+        as ``perfnb run``.
     ranks : int
     backend : str, optional
-        The process group's backend. The default is gloo for the CPU and, if there is a GPU for each rank, nccl for the
-        GPUs.
+        The backend of the process group. The default is gloo for the CPU and, if there is a GPU for each rank, nccl for
+        the GPUs.
     threads : int, optional
-        The number of threads in each rank. The default is the number of cores available to this process, divided by the
+        The number of threads per rank. The default is the number of cores available to this process, divided by the
         number of ranks.
     env : mapping of str to str, optional
         Environment variables for the ranks, in addition to this process's variables.
     batches : iterable or callable, optional
-        Batches for the step, which are the same for each rank. If this is a callable, each rank calls it to get its
+        The batches for the step, which are the same for each rank. If this is a callable, each rank calls it to get its
         batches.
     ddp : bool
-        Wrap the models that the step uses in DistributedDataParallel, with its default options. Otherwise, `target` is
-        responsible for wrapping them.
+        Whether to wrap the models that the step uses in DistributedDataParallel, with its default options. Otherwise,
+        `target` must wrap them if necessary.
     split : bool
-        Split each batch among the ranks, along the first dimension of all tensors. Otherwise, every rank gets the whole
-        batch.
+        Whether to split each batch among the ranks, along the first dimension of all tensors. Otherwise, every rank
+        gets the whole batch.
     args : sequence of str
         Command-line arguments for a script.
     at : int
         The number of steps that a script runs before the profiled steps.
     executor : optional
-        Running engines on this machine that run the ranks of a function instead of new processes, one rank per engine.
-        Pass an ipyparallel ``Client`` (perfnb uses its first engines) or ``DirectView``. Any other object must have
-        ``ids``, and ``executor[id]`` must have ``apply_async(function, *args)``, which calls the function in the
-        engine's main thread and returns an object with ``ready()`` and ``get()``. The engines must not have a process
-        group. Afterwards they do not have one either, and their environment is restored.
+        Existing engines on this machine to use instead of new processes, with one rank per engine. This is only
+        possible if the target is a function. Pass an ipyparallel ``Client`` (perfnb uses its first engines) or
+        ``DirectView``. Other objects must have ``ids``, and ``executor[id]`` must have ``apply_async(function,
+        *args)``, which calls the function in the engine's main thread and returns an object with ``ready()`` and
+        ``get()``. The engines must not have a process group. Afterwards, the process group is destroyed and the
+        environment of the engines is restored.
     warmup, steps, traced, budget_s, memory, flops, name
-        As in `profile_step`.
+        The same as for `profile_step`.
 
     Returns
     -------
     Ranks
-        ``ranks[0]`` is the first rank's `Profile`.
+        The profiles of all ranks. For example, ``ranks[0]`` is the `Profile` of the first rank.
 
     Raises
     ------
     CaptureError
-        If an object cannot be sent to the ranks, if the ranks do not start, or if one of them ends early.
+        If an object cannot be sent to the ranks, if the ranks do not start, or if a rank ends early.
     Exception
-        The exception that the first failing rank raised, with its traceback, after all ranks have ended.
+        The exception from the rank that failed first, with its traceback. It is raised after all ranks have ended.
     """
     from perfnb.step.budget import Plan
     from perfnb.step.checks import require_name
@@ -118,7 +119,7 @@ def profile_ranks(
     if isinstance(target, str | Path):
         script = Path(target)
         if not script.is_file():
-            raise CaptureError(f"{script} does not exist, or is not a file: pass a script or a function.")
+            raise CaptureError(f"{script} does not exist or is not a file: pass a script or a function.")
         given = {"batches": batches, "ddp": ddp or None, "split": split or None, "executor": executor}
         for option, value in given.items():
             if value is not None:
@@ -145,7 +146,7 @@ def order_for(
     threads: int | None = None,
     **others: Any,
 ) -> Order:
-    """Check a job's options, and choose values for those that are not given. `others` are fields of `Order`."""
+    """Check the options of a job, and choose values for missing options. `others` are fields of `Order`."""
     from perfnb.launching.rank import gpu_count
     from perfnb.step.environment import usable_cpus
 
@@ -159,7 +160,7 @@ def order_for(
     if backend is None:
         backend = _BOTH if gpus >= ranks else "gloo"
     elif not isinstance(backend, str):
-        raise TypeError(f"backend must be text, such as 'gloo', not {shown(backend)}.")
+        raise TypeError(f"backend must be a string, such as 'gloo', not {shown(backend)}.")
     elif backend not in (*_BACKENDS, _BOTH):
         raise ValueError(f"backend {shown(backend)} is unknown: use {', '.join(_BACKENDS)}.")
     if "nccl" in backend and gpus < ranks:
@@ -173,9 +174,9 @@ def order_for(
 
 
 def require_ranks(ranks: int) -> None:
-    """Check the number of ranks.
+    """Raise an error if the number of ranks is invalid or too high for this machine.
 
-    Each rank is a process that imports torch, and too many of them would overwhelm the machine.
+    Each rank is a process that imports torch, so too many ranks would overwhelm the machine.
     """
     from perfnb.step.environment import usable_cpus
 
@@ -198,14 +199,14 @@ def run_ranks(
     note: str = "",
     show: bool = True,
 ) -> Ranks:
-    """Start the ranks of a job and return their profiles once all of them have ended.
+    """Start the ranks of a job, wait until all of them have ended, and return their profiles.
 
-    `executor` provides engines that run the ranks. `note` is displayed with the progress, and `show` specifies whether
-    the ranks' output is displayed.
+    If `executor` is given, its engines run the ranks. `note` is displayed with the progress, and `show` specifies
+    whether to display the output of the ranks.
     """
     __tracebackhide__ = True
     if env is not None and not all(isinstance(text, str) for pair in env.items() for text in pair):
-        raise TypeError("env must be a mapping from strings to strings.")
+        raise TypeError("env must be a mapping of strings to strings.")
     if executor is not None:
         chosen_engines(executor, ranks)
     with (
@@ -232,16 +233,17 @@ def _loaded(folder: Path, order: Order, ranks: int) -> Ranks:
     windows = sorted(path for path in folder.glob("step_*") if path.is_dir())
     if not windows:
         raise CaptureError(
-            f"The script ended before a step was profiled: its first {order.at:,} steps are not. Pass a smaller at."
+            f"The script ended before perfnb profiled a step, because it skips the first {order.at:,} steps. Pass a "
+            "smaller value for at."
         )
     saved = load(windows[-1])
     if not isinstance(saved, Profile | Ranks):
-        raise PerfnbError(f"The ranks saved {type(saved).__name__}, not profiles.")
+        raise PerfnbError(f"The ranks saved a {type(saved).__name__} instead of profiles.")
     return Ranks([saved]) if isinstance(saved, Profile) else saved
 
 
 def _silence(ddp: bool) -> str:
-    question = "Does the step use a model under DDP? In a function ddp=True wraps it, in a cell --ddp."
+    question = "Does the step use a model wrapped in DDP? To wrap it, use ddp=True for a function or --ddp for a cell."
     if ddp:
-        question = "DDP sends gradients in backward: does the step call it?"
+        question = "DDP sends gradients during the backward pass. Does the step call backward?"
     return f"perfnb: the ranks did not communicate. {question}"

@@ -29,7 +29,7 @@ from perfnb.step.budget import Plan
 from perfnb.step.cells import batches_of, step_of
 from perfnb.step.namespace import is_empty, names_in, namespace_of
 
-#: No rank gives up on another: a job that hangs is interrupted by its user.
+#: Ranks wait for each other practically without a limit, so the user must interrupt a job that hangs.
 _PATIENCE = timedelta(days=7)
 
 
@@ -42,14 +42,14 @@ def run(folder: Path, rank: int) -> None:
         sys.argv[:] = ["perfnb", "run", "--at", str(order.at), "--save", str(folder / PROFILES), *order.program]
         try:
             runpy.run_module("perfnb", run_name="__main__", alter_sys=True)
-        except SystemExit as end:  # without an error, a script has ended successfully
+        except SystemExit as end:  # an exit without an error code means that the script was successful
             if end.code not in (None, 0):
                 raise
         return
     ranks = int(os.environ["WORLD_SIZE"])
     if order.gpus:
         if order.kind == "cell":
-            # Data on the notebook's GPU goes to this rank's GPU, which is the only one there.
+            # Data from the notebook's GPU is loaded onto this rank's GPU, which is the only visible one.
             seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             os.environ["CUDA_VISIBLE_DEVICES"] = seen[rank] if rank < len(seen) and seen[0] else str(rank)
         else:
@@ -59,7 +59,7 @@ def run(folder: Path, rank: int) -> None:
 
 
 def settled(folder: Path) -> Order:
-    """Apply the paths, arguments and threads of the order in a job's folder to this process, and return the order."""
+    """Return the order in a job's folder, after applying its paths, arguments and threads to this process."""
     order: Order = pickle.loads((folder / ORDER).read_bytes())
     sys.path[:], sys.argv[:] = order.path, order.argv
     torch.set_num_threads(order.threads)
@@ -67,7 +67,7 @@ def settled(folder: Path) -> Order:
 
 
 def gpu_count() -> int:
-    """Return the number of CUDA or ROCm devices, without initialising anything on them."""
+    """Return the number of CUDA or ROCm devices without initialising them."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -80,23 +80,24 @@ def profile_in_group(
     on_failure: Callable[[], None],
     connecting: AbstractContextManager[None],
 ) -> None:
-    """Set up the process group, create the step and profile it, saving the profile in the job's folder.
+    """Set up the process group, create the step, profile it, and save the profile in the job's folder.
 
     The ranks find each other through a file in the job's folder, so only their backend listens for connections.
 
     Parameters
     ----------
     on_failure : callable
-        Called immediately if the step fails, because later code may wait for ranks that are waiting for this one.
+        A function that is called immediately if the step fails, because the code that follows may wait for ranks that
+        are waiting for this rank.
     connecting : context manager
-        Entered while the ranks connect.
+        A context manager that is entered while the ranks connect.
     """
     from perfnb.profile.profile import Profile
     from perfnb.profile.profiling import profile_call, run_profile
     from perfnb.recording.job import rank_folder
 
     meeting.set(f"here_{rank}", "")
-    for other in range(ranks):  # before torch waits for them, which cannot be interrupted
+    for other in range(ranks):  # torch also waits for the other ranks, but this cannot be interrupted
         meeting.get(f"here_{other}")
     distributed: Any = torch.distributed
     store = distributed.FileStore(str(folder / "store"), ranks)
@@ -119,7 +120,7 @@ def profile_in_group(
     line = _FileLine(folder, silent=rank != 0)
     sent = pickle.loads(order.payload)
     if isinstance(sent, Cell):
-        namespace = sent.anchor.__globals__  # which its functions share
+        namespace = sent.anchor.__globals__  # shared by the cell's functions
         namespace.update(sent.variables, __name__="__main__", __builtins__=builtins)
         vars(sys.modules["__main__"]).update(sent.variables)
         if order.ddp:
@@ -155,13 +156,16 @@ def profile_in_group(
 
 
 def _set_up(target: Callable[[], Any], given: Any) -> tuple[Any, Any]:
-    """Return the step that a target returns and its batches, which are either given or returned with the step."""
+    """Call a target, and return the step and its batches.
+
+    The batches are either those that were passed as an argument or those that the target returns with the step.
+    """
     returned = target()
     step, batches = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not callable(step):
         raise CaptureError(
-            f"The function sent to the ranks returned {type(step).__name__}, not a step: return the function that runs "
-            "one step, or (step, batches)."
+            f"The function sent to the ranks returned {type(step).__name__} instead of a step. Return the function "
+            "that runs one step, or (step, batches)."
         )
     if given is not None and batches is not None:
         raise CaptureError("batches were passed as an argument and also returned with the step: use only one of these.")
@@ -169,7 +173,7 @@ def _set_up(target: Callable[[], Any], given: Any) -> tuple[Any, Any]:
 
 
 class _FileLine:
-    """Writes a rank's progress to a file, which the process that started the job displays."""
+    """Writes a rank's progress to a file. The process that started the job displays it."""
 
     def __init__(self, folder: Path, silent: bool) -> None:
         self._path, self._silent = folder / PROGRESS, silent
@@ -183,7 +187,7 @@ class _FileLine:
 
 
 class _Split:
-    """Batches that are split among the ranks. The parts of all ranks together are the whole batch."""
+    """Batches that are split among the ranks. Together, the parts of all ranks form the whole batch."""
 
     def __init__(self, batches: Any, rank: int, ranks: int) -> None:
         self._batches, self._rank, self._ranks = batches, rank, ranks
@@ -207,8 +211,9 @@ class _Split:
 
 
 def _replace_in(step: Any, new: Mapping[int, Any]) -> None:
-    """Replace values, identified by their ``id``, in a step's closure and globals and in the functions that it
-    calls.
+    """Replace values in the closures and globals of a step and of the functions that it calls.
+
+    `new` contains the replacement for each value, keyed by the value's ``id``.
     """
     seen: list[FunctionType] = []
     waiting = [getattr(step, "__func__", step)]
@@ -229,15 +234,15 @@ def _replace_in(step: Any, new: Mapping[int, Any]) -> None:
 
 
 def _unwrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """Return the model inside each DistributedDataParallel, keyed by the wrapper's ``id``."""
+    """Return the model in each DistributedDataParallel wrapper, keyed by the wrapper's ``id``."""
     parallel = nn.parallel.DistributedDataParallel
     return {id(value): value.module for value in values.values() if isinstance(value, parallel)}
 
 
 def _wrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
-    """Wrap each model that has trainable parameters, and return the wrapped models by the ``id`` of the originals.
+    """Wrap each model that has trainable parameters. Return the wrapped models, keyed by the ``id`` of the original.
 
-    Models that are part of another model are left alone.
+    Models that are part of another model are not wrapped.
     """
     parallel = nn.parallel.DistributedDataParallel
     models = [value for value in values.values() if isinstance(value, nn.Module)]
@@ -246,9 +251,9 @@ def _wrapped(values: Mapping[str, Any]) -> dict[int, nn.Module]:
     trained = {id(model): model for model in chosen if any(weight.requires_grad for weight in model.parameters())}
     if not trained:
         raise CaptureError(
-            "ddp has nothing to wrap: the step's model is already wrapped in DistributedDataParallel. Leave out ddp."
+            "ddp has nothing to wrap, because the step's model is already wrapped in DistributedDataParallel. Omit ddp."
             if any(isinstance(model, parallel) for model in models)
-            else "ddp finds no model to wrap: the step names none in a variable of its own. Wrap it in "
-            "DistributedDataParallel in the function that sets the job up."
+            else "ddp finds no model to wrap, because none of the step's variables is a model. Wrap the model in "
+            "DistributedDataParallel in the function that sets up the job."
         )
     return {key: parallel(model) for key, model in trained.items()}

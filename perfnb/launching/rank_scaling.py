@@ -1,4 +1,4 @@
-"""`rank_scaling`: measure how much faster a job is on several ranks, and where the rest of the time goes."""
+"""Define `rank_scaling`, which measures how much faster a job runs on several ranks, and why it is not even faster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODES = ("strong", "weak")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RankScaling(Documented):
-    """How a job scales with the number of ranks. A notebook displays it.
+    """A study of how a job scales with the number of ranks. Notebooks display it as a report.
 
     Attributes
     ----------
@@ -34,20 +34,21 @@ class RankScaling(Documented):
     table : pd.DataFrame
         One row per job.
 
-        ``ranks``, ``threads`` of each, ``step_ms`` with its interval from ``ci_low_ms`` to ``ci_high_ms``. ``speedup``
-        is work per second compared with one rank of the same code, and ``efficiency`` the same per rank, both with an
-        interval. ``against_plain`` is the speed-up over one rank without DDP, and ``against_best`` the speed-up over
-        one process with all cores.
+        The columns include ``ranks``, ``threads`` (per rank), and ``step_ms`` with its interval from ``ci_low_ms`` to
+        ``ci_high_ms``. ``speedup`` is the work per second relative to one rank with the same code, and ``efficiency``
+        is the speed-up per rank. Both have an interval. ``against_plain`` is the speed-up over one rank without DDP,
+        and ``against_best`` is the speed-up over one process with all cores.
     losses : pd.DataFrame
-        Milliseconds of a step beyond perfect scaling (``ideal_ms``), for each number of ranks above 1.
+        The milliseconds per step by which the job exceeds perfect scaling (``ideal_ms``), for each number of ranks
+        above 1.
 
-        ``compute_ms`` (a smaller batch, or ranks that share a resource, compute less efficiently), ``communication_ms``
-        (exposed: nothing computes meanwhile), ``imbalance_ms`` (waiting for the slowest rank) and ``input_ms`` add up
-        to ``loss_ms``. A part that became shorter is negative.
+        ``compute_ms`` (lower efficiency because of smaller batches or shared resources), ``communication_ms`` (while
+        nothing computes), ``imbalance_ms`` (waiting for the slowest rank) and ``input_ms`` add up to ``loss_ms``. If a
+        part became shorter, its value is negative.
     rounds, cores : int
         How many times each job ran, and the number of cores on this machine.
     notes : list of str
-        Caveats about these figures: failed jobs, runs that disagree, and the possible savings from other bucket sizes.
+        Notes about these figures: failed jobs, runs that disagree, and the possible savings from other bucket sizes.
     """
 
     mode: str
@@ -79,34 +80,35 @@ def rank_scaling(
 ) -> RankScaling:
     """Measure how much faster a job is on several ranks of this machine, and where the rest of the time goes.
 
-    Each job runs `rounds` times in fresh processes, in an order that is reversed each time: with each number of ranks,
-    with one rank without DistributedDataParallel, and with one such process that has all cores. All ranks have the same
-    number of threads.
+    There is one job for each number of ranks, one job with a single rank without DistributedDataParallel, and one job
+    with a single process that uses all cores. Each job runs `rounds` times in new processes, and the order of the jobs
+    is reversed in each round. All ranks have the same number of threads.
 
     Parameters
     ----------
     target : callable
-        As in `profile_ranks`, except that it cannot be a script.
+        The same as for `profile_ranks`, except that it cannot be a script.
     ranks : sequence of int
-        The numbers of ranks. A single rank is always measured.
+        The numbers of ranks to measure. A single rank is always measured.
     mode : str
-        With ``strong``, the batch of one rank is split among all ranks. With ``weak``, each rank gets a whole batch. If
-        the step has no batches, it must do this itself.
+        If ``strong``, the batch of one rank is split among all ranks. If ``weak``, each rank gets a whole batch. A step
+        without batches must implement this itself.
     batches, ddp, backend, threads, env
-        As in `profile_ranks`. By default, each rank gets the cores divided by the highest number of ranks.
+        The same as for `profile_ranks`, except for the default number of threads, which is the number of cores divided
+        by the highest number of ranks.
     warmup, steps, traced : int, optional
         The numbers of steps in each run of a job, as in `profile_step`.
     rounds : int
-        The number of runs of each job. The intervals cover all of them.
+        The number of times that each job runs. The intervals cover all runs.
     budget_s : float
-        How many seconds the steps of all jobs may take. Starting the processes takes additional time.
+        The maximum number of seconds for the steps of all jobs. Starting the processes takes additional time.
 
     Raises
     ------
     ValueError
         If `ranks` does not contain a number above 1, or if `mode` is unknown.
     Exception
-        As `profile_ranks`.
+        The same exceptions as `profile_ranks`.
     """
     from perfnb.step.budget import Plan
     from perfnb.step.environment import usable_cpus
@@ -135,7 +137,7 @@ def rank_scaling(
         order = order_for(
             "function",
             job.ranks,
-            {**plan, "flops": of_ranks and job.ranks > 1},  # which contains the bytes of buckets
+            {**plan, "flops": of_ranks and job.ranks > 1},  # this pass records the sizes of buckets
             backend=backend,
             threads=job.threads,
             ddp=ddp and of_ranks,
@@ -149,19 +151,19 @@ def rank_scaling(
         except Exception as error:
             if of_ranks:
                 raise
-            # Code may request attributes of DDP's model that others lack.
+            # The code may use attributes that only exist on models wrapped in DDP.
             job.runs, job.failed = [], escape.plain(f"{type(error).__name__}: {error}", 200)
     return RankScaling(mode=mode, cores=cores, **compared_jobs(jobs, mode))
 
 
 def _numbers(ranks: Sequence[int]) -> list[int]:
     if isinstance(ranks, int | str) or not isinstance(ranks, Iterable):
-        raise TypeError(f"ranks must be numbers of ranks, such as (1, 2), not {shown(ranks)}.")
+        raise TypeError(f"ranks must be a sequence of numbers, such as (1, 2), not {shown(ranks)}.")
     numbers = list(ranks)
     for number in numbers:
         require_ranks(number)
     if max(numbers, default=1) == 1:
-        raise ValueError("ranks must contain a number above 1, such as (1, 2).")
+        raise ValueError("ranks must contain at least one number above 1, such as (1, 2).")
     return sorted({1, *numbers})
 
 
@@ -178,7 +180,7 @@ def _measured(profiles: Ranks) -> JobRun:
         times = profiles.times
         mean = times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
         known = not mean["waiting_ms"].isna().any()
-        # Some of the waiting may be hidden behind computing.
+        # Some of the waiting may be hidden by computation.
         waited = min(exposed, float((mean["waiting_ms"] / mean["wall_ms"]).mean())) if known else None
     communication = exposed - (waited or 0.0)
     parts = {"input": data, "communication": communication, "imbalance": waited}

@@ -1,6 +1,6 @@
-"""Compute the gain from more ranks and the causes of the loss, using the steps of jobs.
+"""Compute the gain from additional ranks, and the causes of the loss, from the step times of jobs.
 
-All functions here are pure.
+All functions in this module are pure.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import pandas as pd
 from perfnb import quantities as fmt
 from perfnb.stats.intervals import interval_of_median
 
-#: The confidence of each job's median: two of them are compared, and both hold with 95 %.
+#: The confidence level for each job's median. When two medians are compared, both intervals are valid with 95 %
+#: confidence.
 CONFIDENCE = 0.975
-#: The highest ratio of the slowest run of a job to the fastest without a note.
+#: A note is added if a job's slowest run takes longer than its fastest run multiplied by this factor.
 _DISAGREE = 1.25
 _UNKNOWN = (np.nan, np.nan, np.nan)
 #: The parts of a loss.
@@ -33,11 +34,12 @@ class JobRun:
     steps_ms : sequence of float
         The duration of each timed step on the job's slowest rank.
     shares : mapping
-        The parts of a traced step, averaged over the ranks: ``input``, ``communication`` (exposed, excluding the wait
-        for the last rank), ``imbalance`` (this wait; if it is unknown, this part is ``None`` and the wait is included
-        in ``communication``) and ``compute``, which is the remainder. They add up to 1.
+        The parts of a traced step, averaged over the ranks: ``input``, ``communication`` (the exposed part, excluding
+        the wait for the last rank), ``imbalance`` (the wait for the last rank; if this is unknown, the value is
+        ``None`` and the wait is included in ``communication``) and ``compute``, which is the remainder. The parts add
+        up to 1.
     buckets : str
-        A sentence about the savings from other DDP bucket sizes, or an empty text if there are no buckets.
+        A sentence about the savings from other DDP bucket sizes, or an empty string if there are no buckets.
     """
 
     steps_ms: Sequence[float]
@@ -52,9 +54,9 @@ class ScalingJob:
     Attributes
     ----------
     kind : str
-        ``ranks``, ``plain`` (one rank without DDP) or ``best`` (the same with all cores).
+        ``ranks``, ``plain`` (one rank without DDP) or ``best`` (one rank without DDP that uses all cores).
     failed : str
-        The reason why there are no runs, if the job failed.
+        The reason why the job failed and has no runs, or an empty string.
     """
 
     kind: str
@@ -65,9 +67,9 @@ class ScalingJob:
 
 
 def compared_jobs(jobs: Sequence[ScalingJob], mode: str) -> dict[str, Any]:
-    """Compare jobs with the job on one rank.
+    """Compare all jobs with the job on one rank.
 
-    The result contains `table`, `losses`, `rounds` and `notes` of a `RankScaling`.
+    The result contains the attributes `table`, `losses`, `rounds` and `notes` of a `RankScaling`.
 
     Parameters
     ----------
@@ -106,7 +108,7 @@ def _name(job: ScalingJob) -> str:
 
 
 def _time(job: ScalingJob) -> tuple[float, float, float]:
-    """Return a job's median step, and an interval that includes the median steps of all of its runs."""
+    """Return a job's median step time, and an interval that covers the median step times of all its runs."""
     if not job.runs:
         return _UNKNOWN
     medians = [float(np.median(run.steps_ms)) for run in job.runs]
@@ -118,11 +120,11 @@ def _time(job: ScalingJob) -> tuple[float, float, float]:
 
 
 def _notes(jobs: Sequence[ScalingJob]) -> Iterator[str]:
-    """Yield the caveats about the figures, with a single note for all jobs that share a caveat."""
+    """Yield notes about the figures. Jobs with the same caveat are combined in a single note."""
     shared: dict[str, list[str]] = {}
     for job in jobs:
         if job.failed:
-            shared.setdefault(f"n/a, because it failed: {job.failed}", []).append(_name(job))
+            shared.setdefault(f"not available because the job failed: {job.failed}", []).append(_name(job))
         elif job.runs[-1].buckets:
             shared.setdefault(job.runs[-1].buckets, []).append(_name(job))
     yield from (f"{_listed(names)}: {why}" for why, names in shared.items())
@@ -131,19 +133,19 @@ def _notes(jobs: Sequence[ScalingJob]) -> Iterator[str]:
     if apart:
         ranges = [f"{name} (from {fmt.duration(low)} to {fmt.duration(high)})" for name, (low, high) in apart.items()]
         yield (
-            f"Runs of the same job disagree on its step: {_listed(ranges)}. Other work on the machine may be the "
-            "cause: run the study again when it is idle."
+            f"The step times of the same job differ between runs: {_listed(ranges)}. Other work on the machine may be "
+            "the cause. Run the study again when the machine is idle."
         )
     if short := [job for job in jobs if job.runs and np.isnan(_time(job)[1])]:
         least = min(len(run.steps_ms) for job in short for run in job.runs)
         yield (
-            f"{_listed(map(_name, short))}: no interval, because {fmt.counted(least, 'timed step')} in a run are too "
-            "few. Pass a higher budget_s, or steps."
+            f"{_listed(map(_name, short))}: there is no interval, because a run with only "
+            f"{fmt.counted(least, 'timed step')} is too short. Pass a higher value for budget_s or steps."
         )
     if unmatched := [job for job in jobs if any(run.shares["imbalance"] is None for run in job.runs)]:
         yield (
-            f"{_listed(map(_name, unmatched))}: the collectives of the ranks could not be matched, so that "
-            "communication includes waiting for the last rank."
+            f"{_listed(map(_name, unmatched))}: the collectives could not be matched between ranks, so communication "
+            "includes the wait for the last rank."
         )
 
 
@@ -153,12 +155,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _ratio(other: tuple[float, float, float], own: tuple[float, float, float], work: int) -> tuple[float, float, float]:
-    """Return the ratio of the speeds of `own` and `other`, with an interval."""
+    """Return the speed of `own` relative to `other`, with an interval."""
     return work * other[0] / own[0], work * other[1] / own[2], work * other[2] / own[1]
 
 
 def _losses(jobs: Sequence[ScalingJob], mode: str) -> pd.DataFrame:
-    """Return the milliseconds per step beyond perfect scaling for each cause. The parts add up to the loss."""
+    """Return the milliseconds per step that each cause adds to perfect scaling. The causes add up to the loss."""
     base = next(job for job in jobs if job.kind == "ranks" and job.ranks == 1)
     rows = []
     for job in jobs:
@@ -176,6 +178,6 @@ def _losses(jobs: Sequence[ScalingJob], mode: str) -> pd.DataFrame:
 
 
 def _parts(job: ScalingJob) -> dict[str, float]:
-    """Return the parts of a job's median timed step in milliseconds, using the traced steps' shares."""
+    """Split a job's median timed step into parts, according to their shares of the traced steps."""
     step = _time(job)[0]
     return {name: step * float(np.mean([run.shares[name] or 0.0 for run in job.runs])) for name in PARTS}

@@ -1,4 +1,4 @@
-"""Show a study of how a job scales with its ranks as a document."""
+"""Show a study of how a job scales with the number of ranks as a document."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from perfnb.draw.palette import Mark
 if TYPE_CHECKING:
     from perfnb.launching.rank_scaling import RankScaling
 
-#: The part that perfect scaling would take, too, and the parts of the excess.
+#: The marks for the time that perfect scaling would take, and for the causes of the loss.
 _IDEAL = Mark("within perfect scaling", palette.LIGHT, "·", "none")
 _LOSSES = {
     "compute": Mark("slower computing", palette.BLUE, "█", "solid"),
@@ -37,14 +37,14 @@ _LOSSES = {
     "input": Mark("input", palette.ORANGE, "░", "dots"),
 }
 _EFFICIENCY = Mark("efficiency", palette.BLUE, "█", "solid")
-_SPEEDUP = "work per second against one rank of the same code and threads"
+_SPEEDUP = "work per second compared with one rank with the same code and number of threads"
 _BATCHES = {"strong": "the same batch for all ranks together", "weak": "the same batch for each rank"}
 
 
 def rank_scaling_document(study: RankScaling) -> Document:
-    """Return the document for a scaling study.
+    """Return the document about a scaling study.
 
-    It shows how much faster the job is on the largest number of ranks, the causes of the loss, and every job.
+    The document shows how much faster the job is on the largest number of ranks, the causes of the loss, and all jobs.
     """
     last = study.table[study.table["efficiency"].notna()].iloc[-1]
     runs = "once" if study.rounds == 1 else f"{study.rounds:,} times"
@@ -64,15 +64,16 @@ def rank_scaling_document(study: RankScaling) -> Document:
         ),
         sections=tuple(_sections(study)),
         notes=(
-            "Speed-up and efficiency compare with one rank of the same code and threads. Nothing is extrapolated.",
-            "Losses are shares of the traced steps, applied to the timed ones.",
+            "Speed-up and efficiency are relative to one rank with the same code and number of threads. Nothing is "
+            "extrapolated.",
+            "Losses are computed by applying the shares in the traced steps to the timed steps.",
             *study.notes,
         ),
     )
 
 
 def _value(row: Any, name: str, unit: Unit) -> Value:
-    """Return a figure from a job's row, with its interval."""
+    """Return a figure and its interval from a job's row."""
     low, high = ("ci_low_ms", "ci_high_ms") if unit == "ms" else (f"{name}_low", f"{name}_high")
     return Value(fmt.known(row[name]), unit, fmt.known_bounds((row[low], row[high])))
 
@@ -82,7 +83,7 @@ def _verdict(study: RankScaling, last: Any) -> Verdict:
     effect = fmt.with_interval(fmt.ratio(speedup.number), speedup.number, speedup.interval)
     against_best = fmt.known(last["against_best"])
     beaten = against_best is not None and against_best < 1
-    better = f"Use one process with all cores: {last.name} do only {fmt.ratio(against_best)} its work per second."
+    better = f"Use one process with all cores. {last.name} only do {fmt.ratio(against_best)} its work per second."
     return Verdict(
         "bad" if beaten or (speedup.number or 0.0) < 1 else "none",
         f"{last.name}: speed-up {effect}, efficiency {fmt.share(last['efficiency'])}, {study.mode} scaling",
@@ -92,15 +93,15 @@ def _verdict(study: RankScaling, last: Any) -> Verdict:
 
 
 def _why(study: RankScaling, last: Any) -> str:
-    """Return how much each cause costs per step on the largest number of ranks, in descending order."""
+    """Return a sentence with the cost of each cause on the largest number of ranks, in descending order."""
     row = study.losses.loc[int(last["ranks"])]
     parts = {mark.word: fmt.known(row[f"{name}_ms"]) or 0.0 for name, mark in _LOSSES.items()}
     lost = [f"{word} {fmt.duration(ms)}" for word, ms in sorted(parts.items(), key=lambda part: -part[1]) if ms > 0]
     if fmt.known(row["loss_ms"]) is None or row["loss_ms"] <= 0 or not lost:
         return ""
     return (
-        f"Of {fmt.duration(row['step_ms'])} per step, {fmt.duration(row['loss_ms'])} exceed perfect scaling: "
-        f"{', '.join(lost)}."
+        f"A step takes {fmt.duration(row['step_ms'])}, which is {fmt.duration(row['loss_ms'])} longer than with "
+        f"perfect scaling: {', '.join(lost)}."
     )
 
 
@@ -113,19 +114,19 @@ def _sections(study: RankScaling) -> Iterator[Section]:
             part.value for part in lost
         )  # less than the ideal if a part became shorter
         bars.append(Bar(f"{ranks} ranks", (Part(_IDEAL, max(0.0, within)), *lost), float(row["step_ms"])))
-    yield Bars("Time of a step, and what exceeds perfect scaling", "ms", tuple(bars))
+    yield Bars("Step time, split into perfect scaling and losses", "ms", tuple(bars))
     known = study.table[study.table["efficiency"].notna()]
     if len(known) > 2:
         values, low, high = (list(map(fmt.known, known[f"efficiency{end}"])) for end in ("", "_low", "_high"))
-        low, high = low[1:], high[1:]  # one rank is compared with itself
+        low, high = low[1:], high[1:]  # one rank would be compared with itself
         line = Line(_EFFICIENCY, values, [1.0, *low], [1.0, *high]) if None not in low else Line(_EFFICIENCY, values)
         axes = Axis("ranks", "count"), Axis("", "share")
-        yield Series("Efficiency by ranks", *axes, known["ranks"].tolist(), (line,), {"perfect scaling": 1.0})
+        yield Series("Efficiency by number of ranks", *axes, known["ranks"].tolist(), (line,), {"perfect scaling": 1.0})
     yield _jobs(study)
-    heads = ("step", "perfect", "exceeds it by", "computing", "communication", "imbalance", "input")
+    heads = ("step", "perfect", "total loss", "computing", "communication", "imbalance", "input")
     columns = (Column("ranks"), *(Column(head, "ms", priority=place > 2) for place, head in enumerate(heads)))
     rows = [(f"{ranks}", *map(fmt.known, row)) for ranks, row in study.losses.iterrows()]
-    yield Table("What exceeds perfect scaling; a negative part became shorter", columns, rows, noun="number of ranks")
+    yield Table("Losses per step (negative if a part became shorter)", columns, rows, noun="number of ranks")
 
 
 def _jobs(study: RankScaling) -> Table:
@@ -134,10 +135,10 @@ def _jobs(study: RankScaling) -> Table:
         ("step_ms", "ci_low_ms", "ci_high_ms"): Column("step", "ms", help="of the slowest rank"),
         ("speedup", "speedup_low", "speedup_high"): Column("speed-up", "ratio", help=_SPEEDUP),
         ("efficiency", "efficiency_low", "efficiency_high"): Column(
-            "efficiency", "share", help="the speed-up of each rank"
+            "efficiency", "share", help="the speed-up per rank"
         ),
-        "against_plain": Column("vs no DDP", "ratio", 1, help="against one rank without DistributedDataParallel"),
-        "against_best": Column("vs 1 process", "ratio", 1, help="against one process with all cores"),
+        "against_plain": Column("vs no DDP", "ratio", 1, help="speed-up over one rank without DistributedDataParallel"),
+        "against_best": Column("vs 1 process", "ratio", 1, help="speed-up over one process with all cores"),
         "threads": Column("threads", "count", 2, help="of each rank"),
     }
     return Table.of("Jobs", study.table.rename_axis("job").reset_index(), columns, noun="job")

@@ -1,5 +1,5 @@
 """Show several ranks of one job side by side.
 
-The room is large because it must align the ranks' clocks and match their collectives before it can compare anything,
-and because it draws the ranks in lanes.
+This package is large because the ranks' clocks must be aligned and their collectives matched before anything can be
+compared, and because it also draws the ranks in lanes.
 """

@@ -1,4 +1,4 @@
-"""Estimate how much other DDP bucket sizes could save at most, using the transfer times of buckets of several sizes."""
+"""Estimate how much other DDP bucket sizes could save at most, from the transfer times of buckets of several sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import special
 from perfnb import quantities as fmt
 from perfnb.recording.nesting import NONE
 
-#: Fewest bucket sizes for a fitted line, and fewest points beyond its two parameters.
+#: The minimum number of bucket sizes for fitting a line, and of points in addition to the line's two parameters.
 _SIZES, _FREE = 3, 3
 _CONFIDENCE = 0.95
 
@@ -27,18 +27,18 @@ class BucketSizes:
     bytes : float
         The total size of the buckets in a step.
     latency_ms, low_ms, high_ms : float or None
-        The fixed time of each bucket, which does not depend on its size, with its interval. It is ``None`` if no line
+        The part of each bucket's time that does not depend on its size, with its interval. It is ``None`` if no line
         could be fitted.
     bytes_per_s : float or None
         The bandwidth according to the line. It is ``None`` if no line could be fitted or if larger buckets did not take
         longer.
     fewer_ms : float or None
-        The most that a single bucket could save per step: the upper end of the latency of all buckets except one, but
-        no more than the exposed transfers.
+        The most that using a single bucket could save per step. This is the upper end of the interval for the latency
+        of all buckets except one, limited to the time of the exposed transfers.
     smaller_ms : float or None
-        The most that smaller buckets, which start earlier, could save: the exposed transfers.
+        The most that smaller buckets, which start earlier, could save. This is the time of the exposed transfers.
     why : str
-        The reason why no line could be fitted, or an empty text.
+        The reason why no line could be fitted, or an empty string.
     """
 
     buckets: float
@@ -53,12 +53,12 @@ class BucketSizes:
 
 
 def bucket_sizes(calls: pd.DataFrame, steps: int) -> BucketSizes | None:
-    """Fit a line to the transfer times of DDP's buckets. Return ``None`` if there are no buckets.
+    """Fit a line to the transfer times of DDP's buckets, or return ``None`` if there are no buckets.
 
     Parameters
     ----------
     calls : DataFrame
-        A rank's collectives, from `collective_calls`. They have ``waiting_ns`` if they were also found on other ranks.
+        A rank's collectives from `collective_calls`, with ``waiting_ns`` for those also found on other ranks.
     steps : int
     """
     own = calls[calls["bucket"] != NONE]
@@ -89,14 +89,14 @@ def bucket_sizes(calls: pd.DataFrame, steps: int) -> BucketSizes | None:
 
 
 def _why_not(own: pd.DataFrame, sent: np.ndarray) -> str:
-    """Return the reason why no line can be fitted. `sent` contains the known bucket sizes in bytes."""
+    """Return the reason why no line can be fitted, or an empty string. `sent` has the known bucket sizes in bytes."""
     if (own["bytes"] == NONE).any():
-        return "the sizes of the buckets are not known (the counted pass, flops=True, records them)"
+        return "the bucket sizes are unknown (the counted pass, flops=True, records them)"
     if own["waiting_ns"].isna().any():
-        return "not all buckets were found on another rank"
+        return "some buckets were not found on any other rank"
     sizes = len(np.unique(sent))
     if sizes < _SIZES:
-        return f"the buckets have {'one size' if sizes == 1 else 'only two sizes'}, and a line needs three"
+        return f"the buckets have only {'one size' if sizes == 1 else 'two sizes'}, and fitting a line requires three"
     return "too few steps were traced" if len(sent) < 2 + _FREE else ""
 
 
@@ -111,14 +111,14 @@ def _line(size: np.ndarray, ms: np.ndarray) -> tuple[float, float, float]:
 
 
 def bucket_sentence(found: BucketSizes) -> str:
-    """Return a sentence about how much other sizes could save."""
+    """Return a sentence about how much other bucket sizes could save."""
     sent = f"DDP sends {fmt.size(found.bytes)} per step in {fmt.counted(round(found.buckets, 2), 'bucket')}"
     if found.why:
-        return f"The saving of other bucket sizes is n/a: {found.why}."
+        return f"The saving from other bucket sizes is unknown: {found.why}."
     each = fmt.interval(found.latency_ms, (found.low_ms, found.high_ms))
     rate = "" if found.bytes_per_s is None else f", and then {fmt.size(found.bytes_per_s)}/s"
     return (
-        f"{sent}, each with a latency of {each}{rate}. One bucket instead would save at most "
-        f"{fmt.duration(found.fewer_ms)} per step; smaller ones, which start earlier, at most "
+        f"{sent}, each with a latency of {each}{rate}. A single bucket would save at most "
+        f"{fmt.duration(found.fewer_ms)} per step. Smaller buckets, which start earlier, would save at most "
         f"{fmt.duration(found.smaller_ms)}."
     )

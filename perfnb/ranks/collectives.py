@@ -1,14 +1,15 @@
-"""Find the collectives that several ranks share, the offsets between the ranks' clocks, and which ranks waited.
+"""Match the collectives of several ranks, compute the offsets between the ranks' clocks, and find which ranks waited.
 
-Collectives are kernels (NCCL, RCCL, oneCCL) or ranges of a backend on the host (gloo, MPI).
+Collectives are kernels (NCCL, RCCL, oneCCL), or ranges recorded by a backend on the host (gloo, MPI).
 
 A collective starts on each rank when that rank arrives, and ends on all ranks at about the same time. The clock offsets
-follow from the ends. Once the offsets are known, the starts show which rank arrived last.
+can therefore be computed from the ends. Once the offsets are known, the starts show which rank arrived last.
 
-If two ranks have the same number of collectives of a kind, they are matched in order. A profiler can lose kernels; if
-the order does not fit, perfnb searches for the offset where most ends coincide. If several offsets are about as good
-(evenly spaced collectives with some lost), the offset is unknown. Collectives on the host are never lost, but on a busy
-machine their ends are milliseconds apart, so they are matched in order within each step.
+If two ranks have the same number of collectives of a kind, the collectives are matched in order. However, a profiler
+can lose kernels. If matching in order does not fit, perfnb searches for the offset at which most ends coincide. If
+several offsets fit about equally well, for example because some of many evenly spaced collectives were lost, the offset
+is unknown. Collectives on the host are never lost, but on a busy machine their ends can be milliseconds apart, so they
+are matched in order within each step.
 """
 
 from __future__ import annotations
@@ -27,27 +28,28 @@ from perfnb.recording.nesting import NONE
 from perfnb.recording.text import of_labels
 from perfnb.trace_names import DEVICE_WORK, collective_kind
 
-#: Columns with the same value on all ranks of a collective.
+#: The columns that have the same value on all ranks of a collective.
 _ALIKE = ["on_host", "step", "kind", "group"]
-#: Ends of one collective are closer than this fraction of the distance between two collectives, within bounds.
+#: The ends of a collective on different ranks may be apart by the distance between two collectives divided by the first
+#: number, but at least and at most by the other two numbers.
 _SHARE, _LEAST_NS, _MOST_NS = 4, 20_000, 1_000_000
-#: Fewest matches that determine an offset.
+#: The minimum number of matches that determine an offset.
 _FEW = 3
-#: Share of the pairs in order that must agree, and share of collectives that must be in such pairs.
+#: When matching in order, the share of pairs that must agree, and the share of collectives that must be in such pairs.
 _AGREE, _HALF = 0.75, 0.5
-#: An offset is ruled out if it has fewer than this share of the best offset's matches.
+#: An offset is ruled out if it has fewer matches than this share of the best offset's matches.
 _RIVAL = 0.6
-#: Pairs of ends whose differences are tried; most offsets tried; largest shift between orders.
+#: The maximum numbers of pairs of ends to compare, of offsets to try, and of positions by which the order may shift.
 _PAIRS, _PEAKS, _BAND = 2**20, 16, 4
-#: Times further apart are not compared, because int64 would overflow.
+#: Times that are further apart are not compared, because int64 would overflow.
 _FARTHEST = 2**61
 
-#: Used where no rank is known to have waited for collectives of the host.
+#: The default if no rank is known to have waited for collectives on the host.
 _ALL: Mapping[int, IntervalSet] = MappingProxyType({})
 
 
 def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | None = None) -> pd.DataFrame:
-    """Return the collectives of a rank's steps, ordered by time.
+    """Return the collectives in a rank's steps, in chronological order.
 
     Parameters
     ----------
@@ -55,14 +57,14 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
         One row per event of the rank, as described in `Recording.events`.
     rank : int
     base_ns : int
-        Offset added to all times.
+        The offset to add to all times.
     step : int, optional
-        The step that all of them belong to.
+        The step that all collectives belong to. By default, each collective belongs to the step that launched it.
 
     Returns
     -------
     DataFrame
-        ``rank``, ``step``, ``kind`` (``allreduce``, ...), ``group`` (ranks that take part; empty if unknown),
+        ``rank``, ``step``, ``kind`` (``allreduce``, ...), ``group`` (the participating ranks; empty if unknown),
         ``start_ns``, ``end_ns``, ``on_host``.
     """
     work = device_work(events)
@@ -87,9 +89,9 @@ def collectives(events: pd.DataFrame, rank: int, base_ns: int = 0, step: int | N
 
 
 def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on_device: bool) -> pd.DataFrame:
-    """Return the collectives that run on the host.
+    """Return the collectives that ran on the host.
 
-    If there are none, return the operators that started them, unless these operators may only be launches.
+    If there are none, return the operators that started collectives, unless these may only have launched kernels.
     """
     own = host_collectives(events, on_device)
     chosen = np.flatnonzero(own.ran != NONE)
@@ -112,25 +114,27 @@ def _on_host(events: pd.DataFrame, rank: int, base_ns: int, step: int | None, on
 
 
 def matching(tables: Mapping[int, pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Find the collectives that ranks share, and the offsets between the ranks' clocks.
+    """Match the collectives of several ranks, and compute the offsets between the ranks' clocks.
 
-    Collectives with the same kind, group and step that end at the same time are the same collective (see `TwoRanks`).
-    If ranks share collectives, directly or through other ranks, their clocks are relative to the first of these ranks.
-    For example, with the groups [0, 1] and [2, 3], the clock of rank 3 is relative to the clock of rank 2.
+    Collectives with the same kind, group and step that end at the same time are matched (see `TwoRanks`). If ranks
+    share collectives, directly or through other ranks, their clocks are relative to the clock of the first of these
+    ranks. For example, with the groups [0, 1] and [2, 3], the clock of rank 3 is relative to the clock of rank 2.
 
     Parameters
     ----------
     tables : mapping of int to DataFrame
-        For each rank, from `collectives`.
+        The output of `collectives` for each rank.
 
     Returns
     -------
     matched : DataFrame
-        The rows of `collectives` that were found on several ranks, with ``place``, which identifies the collective.
+        The collectives that were found on several ranks, in the format of `collectives`, with the additional column
+        ``place``, which identifies the collective.
     clocks : DataFrame
-        Indexed by ``rank``: how far the rank's clock is ahead of the clock of rank ``reference`` (``ahead_us``; both
-        are missing if unknown), ``spread_us`` (its uncertainty: half the interquartile range of single collectives,
-        summed along a chain of ranks), ``collectives`` (found on several ranks).
+        Indexed by ``rank``: ``ahead_us`` (how far the rank's clock is ahead of the clock of rank ``reference``; both
+        are missing if unknown), ``spread_us`` (the uncertainty of this offset: half the interquartile range over
+        individual collectives, summed along a chain of ranks), ``collectives`` (the number that were found on several
+        ranks).
     """
     ends, rows = _ends(tables)
     clocks = _clocks(ends)
@@ -163,14 +167,17 @@ def _ends(tables: Mapping[int, pd.DataFrame]) -> tuple[dict[int, Ends], dict[int
 
 
 def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
-    """Return, for each rank's clock, by how many microseconds it is ahead, the uncertainty, and the reference rank."""
+    """Compare each rank's clock with the clock of a reference rank.
+
+    Return how far it is ahead, the uncertainty of this offset (both in microseconds), and the reference rank.
+    """
     clocks: dict[int, tuple[float, float, int]] = {}
     for reference in ends:
         if reference in clocks:
             continue
         clocks[reference] = (0.0, 0.0, reference)
         reached = [reference]
-        for near in reached:  # grows during the loop
+        for near in reached:  # the list grows during the loop
             for rank in ends:
                 if rank in clocks:
                     continue
@@ -192,12 +199,12 @@ def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
 def _places(
     ends: Mapping[int, Ends], rows: Mapping[int, np.ndarray], clocks: Mapping[int, tuple[float, float, int]]
 ) -> np.ndarray:
-    """Identify the collective of each row by its row on the rank that has the most collectives of that kind."""
+    """Identify each collective by its row on the rank that has the most collectives of the same kind."""
     places = np.arange(sum(map(len, rows.values())))
     counts = pd.DataFrame({rank: pd.Series(one.key).value_counts() for rank, one in ends.items()}).fillna(0)
     for reference in dict.fromkeys(told for _, _, told in clocks.values()):
         ranks = [rank for rank in ends if clocks[rank][2] == reference]
-        leaders = counts[ranks].idxmax(axis="columns")  # the first if there are several
+        leaders = counts[ranks].idxmax(axis="columns")  # the first rank if several have the same number
         for leader in leaders.unique():
             led = _only(ends[leader], leaders.index[leaders == leader])
             for rank in ranks:
@@ -214,22 +221,22 @@ def _only(ends: Ends, keys: pd.Index) -> np.ndarray:
 
 
 def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int, IntervalSet] = _ALL) -> pd.DataFrame:
-    """Add to shared collectives how long each rank waited in them for the last rank to arrive.
+    """Compute how long each rank waited in shared collectives for the last rank to arrive.
 
     Parameters
     ----------
     matched, clocks : DataFrame
         From `matching`.
     alone : mapping of int to IntervalSet
-        For ranks whose collectives run on the host, the times when they did nothing except wait for a collective.
+        For ranks whose collectives run on the host, the times when the rank did nothing except wait for a collective.
 
     Returns
     -------
     DataFrame
-        `matched` with ``on_clock_ns`` (the start on the clock of the reference), ``waiting_ns``, ``is_last`` (whether
-        this rank arrived last), and ``alone_ns``. For collectives on the host, ``alone_ns`` is only the waiting that
-        nothing hid, counted once if the rank waited in several collectives at a time. Otherwise, it is the same as
-        ``waiting_ns``.
+        `matched` with ``on_clock_ns`` (the start on the reference rank's clock), ``waiting_ns``, ``is_last`` (whether
+        this rank arrived last), and ``alone_ns``. For collectives on the host, ``alone_ns`` is the exposed part of the
+        waiting time, which is counted once if the rank waited in several collectives at a time. For other collectives,
+        it is the same as ``waiting_ns``.
     """
     ahead = (clocks["ahead_us"].dropna() * 1e3).round().astype("int64")
     on_clock = (matched["start_ns"] - matched["rank"].map(ahead).astype("int64")).to_numpy(dtype=np.int64)
@@ -242,26 +249,30 @@ def with_waiting(matched: pd.DataFrame, clocks: pd.DataFrame, alone: Mapping[int
 
 
 def waits(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each rank's exposed waiting time in collectives, computed from `with_waiting`.
+    """Sum each rank's exposed waiting time in collectives per step.
 
-    The columns are ``rank``, ``step`` and ``waiting_ms``.
+    `rows` is the output of `with_waiting`. The columns of the result are ``rank``, ``step`` and ``waiting_ms``.
     """
     sums: pd.DataFrame = rows.groupby(["rank", "step"], as_index=False)[["alone_ns"]].sum()
     return sums.assign(waiting_ms=sums["alone_ns"] / 1e6).drop(columns="alone_ns")
 
 
 def waited_for(rows: pd.DataFrame) -> pd.Series:
-    """Return how much longer other ranks waited in the collectives that they share with a rank. `rows` is as for
-    `waits`.
+    """Return how much longer the other ranks waited than each rank, in the collectives that they share with it.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        The output of `with_waiting`.
 
     Returns
     -------
     Series
-        For each rank, the milliseconds over all steps by which the other rank with the shortest waits waited longer
-        than this rank. The value is negative if that rank waited less than this one.
+        For each rank, the difference to the other rank that waited least, in milliseconds over all steps. It is
+        negative if the other rank waited less than this rank.
     """
     rank, ranks = pd.factorize(rows["rank"], sort=True)
-    # more[a, b]: wait of b in the collectives that it shares with a, minus the wait of a
+    # more[a, b] is how long b waited in the collectives that it shares with a, minus how long a waited in them.
     more = np.zeros((len(ranks), len(ranks)))
     shared = np.zeros((len(ranks), len(ranks)), dtype=bool)
     who = pd.Series(rank).groupby(rows["place"].to_numpy()).agg(lambda members: ",".join(map(str, sorted(members))))
@@ -277,7 +288,9 @@ def waited_for(rows: pd.DataFrame) -> pd.Series:
 
 
 def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
-    """Return, for each collective, how much longer the rank chosen by `waited_for` waited.
+    """Return how much longer another rank waited in each collective than the given rank.
+
+    The other rank is the one that `waited_for` chose, which waited least.
 
     Returns
     -------
@@ -295,7 +308,7 @@ def waited_beyond(rows: pd.DataFrame, rank: int) -> pd.DataFrame:
 
 
 def _once(rows: pd.DataFrame, waited: np.ndarray, alone: Mapping[int, IntervalSet]) -> np.ndarray:
-    """Return the waiting time without the part that is hidden by computation or by another collective."""
+    """Return the waiting times, excluding time that is hidden by computation or by another collective."""
     start = rows["start_ns"].to_numpy(dtype=np.int64)
     frame = pd.DataFrame({"rank": rows["rank"].to_numpy(), "start": start, "end": start + waited})
     frame = frame.sort_values(["rank", "start"], kind="stable")
@@ -316,9 +329,9 @@ def _kinds(events: pd.DataFrame, rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ends:
-    """A rank's collectives, sorted by `key` and then by `end`.
+    """The ends of a rank's collectives, sorted by `key` and then by `end`.
 
-    Collectives of two ranks can only be the same collective if their keys are equal.
+    Only collectives with equal keys can be matched between two ranks.
     """
 
     key: np.ndarray
@@ -326,12 +339,12 @@ class Ends:
     on_host: np.ndarray
 
     def only(self, rows: np.ndarray) -> Ends:
-        """Return a subset of the ends."""
+        """Return the ends in the given rows."""
         return Ends(self.key[rows], self.end[rows], self.on_host[rows])
 
 
 class TwoRanks:
-    """The collectives of two ranks that have keys in common.
+    """Matches the collectives of two ranks, using the keys that both ranks have.
 
     Parameters
     ----------
@@ -360,7 +373,7 @@ class TwoRanks:
         return max(highs) - min(lows) < _FARTHEST and (span + _MOST_NS) * 6 * (len(self._count[0]) + 1) < _FARTHEST
 
     def apart_ns(self) -> int | None:
-        """Return how far the other rank's clock is ahead, or ``None`` if this is unknown."""
+        """Return how far the other rank's clock is ahead in nanoseconds, or ``None`` if this is unknown."""
         if not self.known:
             return None
         mine, others = self._surely_nth()
@@ -370,7 +383,7 @@ class TwoRanks:
         return self._by_search() if by_order is None else by_order
 
     def same(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the positions of matching collectives in both `Ends`, if the other clock is `apart` ns ahead."""
+        """Return the positions of matching collectives in both `Ends` if the other rank's clock is `apart` ns ahead."""
         if not self.known:
             return np.empty(0, np.intp), np.empty(0, np.intp)
         certain, same_certain = self._surely_nth()
@@ -387,7 +400,7 @@ class TwoRanks:
         return self._rows[0][mine], self._rows[1][others]
 
     def _tolerance(self) -> tuple[int, int]:
-        """Return how far apart a collective's ends may be, for nearest pairs and for pairs in order."""
+        """Return how far apart the ends of a collective may be, for nearest neighbours and for pairs in order."""
         within = np.diff(self._key[0]) == 0
         gaps = np.diff(self._end[0])[within]
         usual, least = np.percentile(gaps, [10, 0]) if len(gaps) else (_MOST_NS * _SHARE, 0)
@@ -395,7 +408,7 @@ class TwoRanks:
         return window, min(max(int(least) // 2, window), _MOST_NS)
 
     def _nth(self, shift: int = 0, from_end: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Pair the n-th collective with the (n + `shift`)-th. Without a shift, use only keys with equal counts."""
+        """Pair the n-th collective with the (n + `shift`)-th one. Without a shift, only use keys with equal counts."""
         mine = np.arange(len(self._key[0]))
         key = self._key[0]
         number = mine - self._start[0][key] + shift
@@ -438,8 +451,8 @@ class TwoRanks:
     def _candidates(self) -> list[int]:
         """Return the offsets to try.
 
-        They are the most frequent offsets among sampled pairs, and the offsets of pairs in approximately the same
-        order.
+        These are the most frequent differences among sampled pairs of ends, and among pairs with nearly the same
+        position in the order.
         """
         found = _frequent(self._some_differences(), self._window, _PEAKS)
         for shift in range(-_BAND, _BAND + 1):
@@ -449,10 +462,10 @@ class TwoRanks:
         return sorted(set(found))
 
     def _some_differences(self) -> np.ndarray:
-        """Return the differences between the ends of all pairs.
+        """Return the differences between the ends of all pairs of collectives.
 
-        If there are too many pairs, use an evenly spaced sample of the first rank's ends with all of the other rank's
-        ends.
+        If there are too many pairs, an evenly spaced sample of the first rank's ends is paired with all ends of the
+        other rank.
         """
         each = _PAIRS // len(self._count[0])
         parts = []
@@ -463,12 +476,12 @@ class TwoRanks:
         return np.concatenate(parts)
 
     def _nearest(self, apart: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pair ends that are each other's nearest neighbour and within the tolerance."""
+        """Pair ends that are each other's nearest neighbours, if they are within the tolerance."""
         lowest = np.minimum.reduceat(self._end[0], self._start[0])
         span = int((self._end[0] - lowest[self._key[0]]).max()) + self._window + 1
         at = [
             key * (6 * span)
-            + np.clip(end - lowest[key], -span, 2 * span)  # keys so far apart that the nearest end has the same key
+            + np.clip(end - lowest[key], -span, 2 * span)  # keys are so far apart that the nearest end has the same key
             for key, end in zip(self._key, (self._end[0], self._end[1] - apart), strict=True)
         ]
         of_other, of_mine = _nearest_place(at[0], at[1]), _nearest_place(at[1], at[0])

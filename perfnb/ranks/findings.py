@@ -1,7 +1,7 @@
-"""Findings about all ranks of a job, with one rule per cause.
+"""Rules that produce findings about all ranks of a job. Each rule detects one cause.
 
 All bounds for a job refer to the timed step, and no cost is counted twice. For example, the time spent waiting for a
-late rank belongs to the finding about that rank, and not to the communication of the ranks that wait.
+late rank is part of the finding about that rank, and is not counted as communication of the waiting ranks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from perfnb.ranks.buckets import BucketSizes, bucket_sentence
 from perfnb.ranks.host import LateWork
 from perfnb.ranks.summary import RanksSummary
 
-#: Largest number of samples of a rank, as a multiple of the mean, that counts as balanced.
+#: The input is balanced if no rank gets more samples than the mean multiplied by this factor.
 _MORE = 1.05
-#: Least share of a step that is worth a finding, and the same for exposed copies and communication.
+#: The minimum share of a step that a finding must account for, in general and for exposed copies and communication.
 _WORTH, _BINDS = 0.02, 0.05
-#: Most ranks named for one finding.
+#: The maximum number of ranks to name in a finding.
 _MOST_NAMED = 8
 _COUNTED: Confidence = "high"
 _MEASURED: Confidence = "medium"
@@ -33,7 +33,7 @@ _MEASURED: Confidence = "medium"
 
 @dataclass(frozen=True)
 class RanksFacts:
-    """The facts that the rules for jobs use."""
+    """The facts that the rules for jobs are based on."""
 
     ranks: RanksSummary
     buckets: BucketSizes | None
@@ -47,19 +47,19 @@ class RanksFacts:
 
     @cached_property
     def waiting_ms(self) -> pd.Series:
-        """The mean time that each rank waits in collectives for the last rank, where it is known."""
+        """The mean time per step that each rank waits in collectives for the last rank, if it is known."""
         waiting = self.ranks.times.groupby("rank")["waiting_ms"].mean().dropna().astype(float)
         return waiting * self.scale
 
     def part_ms(self, part: str) -> float:
-        """Return the time that ranks spend in a part of their mean step, or 0 if it is unknown.
+        """Return the time that the ranks spend in a part of a step on average, or 0 if it is unknown.
 
         The parts are described in `RanksSummary.parts`.
         """
         return (fmt.known(self.ranks.parts[part].mean()) or 0.0) * self.scale
 
     def others_wait_ms(self, rank: int) -> float:
-        """Return how long the other ranks wait per step."""
+        """Return how long the other ranks wait per step on average."""
         return float(self.waiting_ms.drop(rank).mean())
 
 
@@ -69,7 +69,7 @@ def _straggler_words(job: RanksFacts) -> tuple[str, str]:
 
 @rule("straggler", "Held up by a slow rank", words=_straggler_words)
 def straggler(job: RanksFacts) -> Iterator[Finding]:
-    """Find the rank that arrives last at collectives and makes the others wait, unless its input is the cause."""
+    """Find a rank that arrives last at collectives and makes the other ranks wait, unless its input is the cause."""
     rank = job.ranks.straggler
     if rank is None:
         return
@@ -82,41 +82,41 @@ def straggler(job: RanksFacts) -> Iterator[Finding]:
     if late is not None:
         where = rows("phase", [late.phase]) + rows("layer", [late.layer] if late.layer else [])
     yield Finding(
-        f"Rank {rank} arrives last at collectives: the others wait {fmt.duration(waited)} per step for it "
-        f"({fmt.share(waited / job.step_ms)} of the step); it waits {fmt.duration(own) if own > 0 else 'for nobody'}."
-        f"{_late(late, job.scale)}",
+        f"Rank {rank} arrives last at collectives. The other ranks wait {fmt.duration(waited)} per step for it "
+        f"({fmt.share(waited / job.step_ms)} of the step), but it waits "
+        f"{fmt.duration(own) if own > 0 else 'for no other rank'}.{_late(late, job.scale)}",
         waited - explained,
-        "Check where this rank does more work, or works more slowly: its share of the data, its host, GPU clocks and "
-        "links; and its own findings.",
+        "Find out where this rank does more work or is slower than the others. Check its share of the data, its host, "
+        "its GPU clocks, its links, and its own findings.",
         "medium",
-        f"From the starts of matched collectives; clocks are compared by their ends.{_evidence(job)}",
+        f"From the starts of matched collectives. Clocks are aligned by the ends of the collectives.{_evidence(job)}",
         "Collectives that could not be matched between the ranks.",
         rows("rank", [rank]) + where,
     )
 
 
 def _evidence(job: RanksFacts) -> str:
-    """Return a sentence with the evidence for the verdict."""
+    """Return a sentence with the evidence that this rank is late."""
     late = job.ranks.lateness
     if late is None:
         return ""
     seen = f"{fmt.counted(late.collectives, 'collective')} in {fmt.counted(late.steps, 'step')}"
     if late.low_ms is None or late.high_ms is None:
-        return f" The others waited longer in {late.longer:,} of {seen}."
+        return f" The other ranks waited longer in {late.longer:,} of {seen}."
     ends = f"{fmt.duration(max(late.low_ms, 0.0) * job.scale)} to {fmt.duration(late.high_ms * job.scale)}"
-    return f" Each of the others waited at least {ends} per step longer ({seen}, 90 % confidence)."
+    return f" Each of the other ranks waited at least {ends} longer per step ({seen}, 90 % confidence)."
 
 
 def _late(late: LateWork | None, scale: float) -> str:
-    """Return a sentence about where the rank was late."""
+    """Return a sentence about the phase and layer where the rank was late."""
     if late is None:
         return ""
-    phase = "code outside model, loss and optimizer" if late.phase == "other" else late.phase.replace("_", " ")
-    layer = f", most of all in {late.layer} ({fmt.duration(late.layer_ms * scale)})" if late.layer else ""
-    return f" It is late in {phase}, where it takes {fmt.duration(late.more_ms * scale)} longer than the others{layer}."
+    phase = "code outside the model, loss and optimizer" if late.phase == "other" else late.phase.replace("_", " ")
+    layer = f", mostly in {late.layer} ({fmt.duration(late.layer_ms * scale)})" if late.layer else ""
+    return f" It is late in {phase}, which takes {fmt.duration(late.more_ms * scale)} longer than on the others{layer}."
 
 
-@rule("unbalanced input", "Held up by unbalanced input", "giving each rank the same amount")
+@rule("unbalanced input", "Held up by unbalanced input", "giving each rank the same amount of data")
 def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
     """Find a rank that gets more samples than the others, or a late rank that waits longer for its data."""
     if len(job.waiting_ms) < 2:
@@ -130,22 +130,22 @@ def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
         rank, least, confidence = most, min(samples, key=lambda rank: samples[rank]), _COUNTED
         bound = job.others_wait_ms(rank) - float(job.waiting_ms[rank])
         evidence = (
-            f"Rank {rank} gets {samples[rank]:.3g} samples per step, rank {least} only {samples[least]:.3g}: in "
-            f"collectives the others wait {fmt.duration(max(bound, 0.0))} per step longer than it does."
+            f"Rank {rank} gets {samples[rank]:.3g} samples per step, but rank {least} only {samples[least]:.3g}. The "
+            f"other ranks wait {fmt.duration(max(bound, 0.0))} longer per step in collectives than this rank."
         )
         advice = (
-            "Give each rank the same amount: torch.utils.data.DistributedSampler with drop_last=True, or batches of "
-            "equal cost."
+            "Give each rank the same amount of data, with torch.utils.data.DistributedSampler and drop_last=True or "
+            "with batches of equal cost."
         )
     elif slowest is not None and slowest == job.ranks.straggler and len(data) > 1:
         rank, confidence = slowest, _MEASURED
         more = data[rank] - sum(ms for other, ms in data.items() if other != rank) / (len(data) - 1)
         bound = min(more, job.others_wait_ms(rank))
         evidence = (
-            f"Rank {rank} waits {fmt.duration(data[rank])} per step for its data, {fmt.duration(more)} longer than "
-            "the others, which then wait for it in collectives."
+            f"Rank {rank} waits {fmt.duration(data[rank])} per step for its data, which is {fmt.duration(more)} longer "
+            "than the other ranks. These then wait for it in collectives."
         )
-        advice = "Look at this rank's loader: its workers, its share of the files, its disk; and its own findings."
+        advice = "Check this rank's loader: its workers, its share of the files, its disk, and the rank's own findings."
     else:
         return
     if bound <= _WORTH * job.step_ms:
@@ -155,15 +155,16 @@ def unbalanced_input(job: RanksFacts) -> Iterator[Finding]:
         bound,
         advice,
         confidence,
-        "From the samples in each rank's batches, or its waits for data, and the waits of the others in collectives.",
-        "Whether all samples cost the same: sequences of different lengths do not.",
+        "From the number of samples in each rank's batches or its waits for data, and the other ranks' waits in "
+        "collectives.",
+        "Whether all samples cost the same. For example, sequences of different lengths do not.",
         rows("rank", [rank]),
     )
 
 
 @rule("bucket sizes", "Communication-bound by the latency of its buckets", "sending fewer, larger buckets")
 def larger_buckets(job: RanksFacts) -> Iterator[Finding]:
-    """Find out whether there are so many DDP buckets that their latencies add up."""
+    """Check whether DDP uses so many buckets that their latencies add up."""
     buckets = job.buckets
     if buckets is None or buckets.fewer_ms is None:
         return
@@ -172,74 +173,75 @@ def larger_buckets(job: RanksFacts) -> Iterator[Finding]:
     yield Finding(
         bucket_sentence(buckets),
         buckets.fewer_ms,
-        "Try larger buckets (bucket_cap_mb of DistributedDataParallel), and compare: they start later, so that less of "
-        "them is hidden.",
+        "Try larger buckets (bucket_cap_mb of DistributedDataParallel), and compare the step times. Larger buckets "
+        "start later, so less of their transfer is hidden.",
         "medium",
-        "From a line through the transfers of buckets of several sizes, without waiting for the last rank.",
-        "How much of the larger buckets backward would hide.",
+        "From a line fitted to the transfer times of buckets of several sizes, excluding the wait for the last rank.",
+        "How much of the larger buckets' transfers the backward pass would hide.",
         rows("phase", ["communication"]),
     )
 
 
 @rule("copies", "Bound by copies", "removing the exposed copies")
 def copies(job: RanksFacts) -> Iterator[Finding]:
-    """Find copies that run while the GPUs are otherwise idle."""
+    """Find copies that run while the GPUs do nothing else."""
     copying = job.part_ms("copying_ms")
     if copying < _BINDS * job.step_ms:
         return
     yield Finding(
-        f"For {fmt.duration(copying)} of a step of {fmt.duration(job.step_ms)} the GPUs do nothing but copy. They "
+        f"In each step of {fmt.duration(job.step_ms)}, the GPUs only copy data for {fmt.duration(copying)}. They "
         f"compute for {fmt.duration(job.part_ms('computing_ms') + job.part_ms('both_ms'))}.",
         copying,
-        "Find the copies in the timeline and the findings of one rank (ranks[0]): keep data on the GPU, copy less, or "
-        "start copies earlier, from pinned memory and on a stream of their own.",
+        "Find the copies in the timeline and the findings of one rank (ranks[0]). Then keep data on the GPU, copy less "
+        "data, or start copies earlier, from pinned memory and on a separate stream.",
         "medium",
-        "The time when a GPU does nothing but copy was measured; how much of it can be hidden was not.",
-        "Which code starts the copies.",
+        "The time when a GPU only copies data was measured. How much of it can be hidden was not measured.",
+        "The code that starts the copies.",
         rows("phase", ["host_to_device"]),
     )
 
 
 @rule("communication", "Communication-bound", "hiding it behind computation or sending less")
 def communication(job: RanksFacts) -> Iterator[Finding]:
-    """Find exposed communication, excluding the time spent waiting for the last rank."""
+    """Find communication that is not hidden by computation, excluding the time spent waiting for the last rank."""
     waiting = float(job.waiting_ms.mean()) if len(job.waiting_ms) else 0.0
     transfers = job.part_ms("exposed_ms") - waiting
     if transfers < _BINDS * job.step_ms:
         return
     apart = (
-        "without waiting for the last rank" if len(job.waiting_ms) else "part of which may be waiting for other ranks"
+        "excluding the wait for the last rank" if len(job.waiting_ms) else "which may include waiting for other ranks"
     )
     yield Finding(
-        f"The ranks communicate for {fmt.duration(transfers)} of a step of {fmt.duration(job.step_ms)} while nothing "
-        f"computes, {apart}.",
+        f"In each step of {fmt.duration(job.step_ms)}, the ranks communicate without computing anything for "
+        f"{fmt.duration(transfers)}, {apart}.",
         transfers,
-        "Start collectives earlier, send less (gradients in lower precision), or do more work between them (larger "
-        "batches, gradient accumulation with no_sync()).",
+        "Start collectives earlier, send less data (for example, gradients in lower precision), or do more work "
+        "between collectives (larger batches, or gradient accumulation with no_sync()).",
         "medium" if len(job.waiting_ms) else "low",
         "The time when collectives run and nothing computes was measured.",
-        "How much of the communication computation could hide.",
+        "How much of the communication could be hidden by computation.",
         rows("phase", ["communication"]),
     )
 
 
 RULES: tuple[Rule, ...] = (straggler, unbalanced_input, larger_buckets)
-#: Findings that each rank has itself, for jobs whose ranks are not analysed one by one.
+#: Rules for causes that a rank's own findings also cover. They are used if the ranks are not analysed one by one.
 IN_ALL: tuple[Rule, ...] = (copies, communication)
 _OF_JOB = {rule.name: rule for rule in (*RULES, *IN_ALL)}
 _BY_NAME = BY_NAME | _OF_JOB
 
 
 def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
-    """Return the findings with the largest savings and the verdict.
+    """Return the findings about a job, and the verdict.
 
-    There is one finding per bottleneck, and it names the ranks that have the bottleneck.
+    Each bottleneck has one finding, which is the one with the largest saving. It lists the ranks that have the
+    bottleneck.
 
     Parameters
     ----------
     job : RanksFacts
     findings : DataFrame
-        As `Ranks.findings`.
+        In the format of `Ranks.findings`.
     """
     table = _worst(findings)
     found = [
@@ -263,7 +265,7 @@ def job_report(job: RanksFacts, findings: pd.DataFrame) -> Findings:
 
 
 def _worst(findings: pd.DataFrame) -> pd.DataFrame:
-    """Return the row with the highest bound for each bottleneck, named together with the ranks that have it."""
+    """Return the finding with the highest bound for each bottleneck, with the affected ranks added to its name."""
     table = findings.drop_duplicates("bottleneck", ignore_index=True)
     names = []
     for name, first in zip(table["bottleneck"], table["rank"], strict=True):
@@ -274,20 +276,20 @@ def _worst(findings: pd.DataFrame) -> pd.DataFrame:
 
 
 def listed(ranks: Sequence[int], word: str = "ranks") -> str:
-    """Return ``rank 3`` or ``ranks 0, 1, 2``. If there are many ranks, only the first are listed."""
+    """List rank numbers in words, as in ``rank 3`` or ``ranks 0, 1, 2``. If there are many, only list the first."""
     numbers = fmt.named([*map(str, ranks)], _MOST_NAMED)
     return f"{word.removesuffix('s') if len(ranks) == 1 else word} {numbers}"
 
 
 def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: Finding) -> pd.DataFrame:
-    """Return a rank's findings, excluding the wait for a late rank from the findings about communication.
+    """Exclude the wait for a late rank from a rank's findings about communication.
 
     Parameters
     ----------
     found : DataFrame
         The rank's ``findings`` table.
     calls : DataFrame
-        The rank's collectives, from `collective_calls`, with ``waiting_ns``.
+        The rank's collectives from `collective_calls`, with the column ``waiting_ns``.
     rank : int
     late : Finding
         The finding about the late rank.
@@ -297,7 +299,7 @@ def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: F
         return found
     start, end, exposed = (calls[column].to_numpy(dtype=np.int64) for column in ("start_ns", "end_ns", "exposed_ns"))
     waiting = calls["waiting_ns"].fillna(0).to_numpy(dtype=np.int64)
-    # If a part of a collective is hidden, the rest may be transfer.
+    # If part of a collective is hidden, the exposed part may still be transfer.
     transfer = np.clip(np.maximum(end - start, exposed) - waiting, 0, exposed)
     alone = _ratio(transfer.sum(), exposed.sum())
     flying = _ratio(union(np.minimum(start + waiting, end), end).length, union(start, end).length)
@@ -306,17 +308,17 @@ def without_waiting(found: pd.DataFrame, calls: pd.DataFrame, rank: int, late: F
     result = found.assign(bound_ms=found["bound_ms"] * part, bound_share=found["bound_share"] * part)
     explained = found["bound_ms"] - result["bound_ms"]
     evidence, why = (list(found[column]) for column in ("evidence", "why"))
-    covered = f"rank {name}, which the finding {late.bottleneck} covers"
+    covered = f"rank {name}, which is part of the finding {late.bottleneck}"
     for place in np.flatnonzero(part < 1):
         if found["bottleneck"].iloc[place] == "collectives":
             ms, waited = (fmt.duration(times.iloc[place]) for times in (result["bound_ms"], explained))
             evidence[place] = (
-                f"For {ms} ({fmt.share(result['bound_share'].iloc[place])} of the step) the rank only waits for the "
-                f"transfers of collectives. It waits another {waited} in them for {covered}."
+                f"For {ms} ({fmt.share(result['bound_share'].iloc[place])} of the step), the rank only waits for the "
+                f"transfers of collectives. In addition, it waits {waited} in them for {covered}."
             )
-            why[place] = "Part of the transfers may not be hidden by any computation."
+            why[place] = "It may not be possible to hide all transfers behind computation."
         else:
-            evidence[place] += f" The bound leaves out waiting for {covered}."
+            evidence[place] += f" The bound does not include the wait for {covered}."
     result = result.assign(evidence=evidence, why=why).astype(found.dtypes.to_dict())
     return result[(part == 1) | (result["bound_share"] >= _WORTH)]
 

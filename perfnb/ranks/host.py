@@ -1,6 +1,6 @@
 """Analyse ranks whose collectives run on the host.
 
-The results are the times in each step, and where the straggler was late.
+The module computes how each rank spends its steps, and finds the work that makes the straggler late.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from perfnb.ranks.lanes import host_lane
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES
 
-#: Phases of a step's own work.
+#: The phases that count as computation.
 _COMPUTES = ("host_to_device", "forward", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
 class HostRank:
-    """The work that a rank's host did in the traced steps.
+    """How a rank's host spent the traced steps.
 
     Attributes
     ----------
     phases : DataFrame
-        The milliseconds for each step (its number is in the index) and phase.
+        The time in milliseconds, with a row per step (indexed by step number) and a column per phase.
     layers : DataFrame
-        The milliseconds per step for each ``phase`` and ``layer`` (excluding child layers; empty for code outside all
-        layers).
+        The milliseconds per step for each ``phase`` and ``layer``, excluding child layers. The layer is empty for code
+        outside all layers.
     calls : DataFrame
-        From `collective_calls`.
+        The output of `collective_calls`.
     lane : DataFrame
-        From `host_lane`.
+        The output of `host_lane`.
     """
 
     phases: pd.DataFrame
@@ -47,9 +47,9 @@ class HostRank:
 
 @dataclass(frozen=True)
 class LateWork:
-    """The work that took longer on the straggler than on the other ranks.
+    """A phase that took longer on the straggler than on the other ranks, and the layer that contributed most to this.
 
-    It consists of the phase, the layer in it, and the milliseconds per step.
+    The differences are in milliseconds per step.
     """
 
     phase: str
@@ -59,7 +59,7 @@ class LateWork:
 
 
 def host_rank(recording: Recording) -> HostRank:
-    """Attribute the time of a rank's steps."""
+    """Attribute the time of a rank's steps to phases and layers."""
     attribution = attribute(recording)
     traced = recording.steps[recording.steps["pass"] == "traced"]["step"].to_numpy(dtype=np.int64)
     cells = pd.DataFrame(
@@ -102,13 +102,13 @@ def with_host_times(times: pd.DataFrame, host: HostRank) -> pd.DataFrame:
 
 
 def waits_alone(host: HostRank, base_ns: int) -> IntervalSet:
-    """Return the times when a rank did nothing except wait for collectives, with `base_ns` added."""
+    """Return the times when a rank did nothing except wait for collectives, offset by `base_ns`."""
     mine = host.lane[(host.lane["part"] == "communication").to_numpy()]
     return union(mine["start_ns"].to_numpy() + base_ns, mine["end_ns"].to_numpy() + base_ns)
 
 
 def late_work(hosts: Mapping[int, HostRank], straggler: int | None) -> LateWork | None:
-    """Return the phase, and the layer in it, where the straggler exceeds the mean of the other ranks the most."""
+    """Find the phase and layer where the straggler exceeds the mean of the other ranks the most."""
     if straggler is None or straggler not in hosts or len(hosts) < 2:
         return None
     means = pd.DataFrame({rank: one.phases.mean() for rank, one in hosts.items()}).drop("communication")

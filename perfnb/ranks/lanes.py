@@ -1,4 +1,4 @@
-"""Lay out one step of all ranks on one clock, showing each rank's work and its arrivals at the collectives."""
+"""Lay out one step of all ranks on a common clock, with each rank's work and its arrivals at collectives."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from perfnb.attribution.blocks import Kind
 from perfnb.attribution.device_work import step_windows, work_alone
 from perfnb.attribution.interval_sets import IntervalSet, difference, intersection, union
 
-#: Most stretches drawn per lane; gaps shorter than the span divided by this number are closed.
+#: The maximum number of stretches in a lane. Gaps shorter than the span divided by this number are closed.
 _FINEST = 800
 
 
 @dataclass(frozen=True)
 class StepLanes:
-    """One step of all ranks. Times are in milliseconds from the earliest start, on the first rank's clock.
+    """One step of all ranks, with times in milliseconds since the earliest start, on the first rank's clock.
 
     Attributes
     ----------
     step : int
     span_ms : float
     lanes : DataFrame
-        ``rank``, ``part`` (a phase, or for a GPU `computing_ms`, `both_ms`, `exposed_ms`), ``start_ms``, ``end_ms``.
-        Later rows are drawn over earlier rows.
+        ``rank``, ``part`` (a phase, or for a GPU ``computing_ms``, ``both_ms`` or ``exposed_ms``), ``start_ms``,
+        ``end_ms``. Later rows are drawn over earlier rows.
     arrivals : DataFrame
-        ``place`` (the same for the same collective), ``kind``, ``rank``, ``at_ms``, ``is_last``, ``waiting_ms``.
+        ``place`` (which identifies the collective), ``kind``, ``rank``, ``at_ms``, ``is_last``, ``waiting_ms``.
     """
 
     step: int
@@ -39,7 +39,7 @@ class StepLanes:
 
 
 def host_lane(attribution: Attribution, numbers: np.ndarray) -> pd.DataFrame:
-    """Return the phases in each step of a rank, with waits for collectives last.
+    """Return the phases of each step of a rank, followed by the waits for collectives.
 
     The columns are ``step``, ``part``, ``start_ns`` and ``end_ns``.
     """
@@ -60,9 +60,9 @@ def host_lane(attribution: Attribution, numbers: np.ndarray) -> pd.DataFrame:
 
 
 def gpu_lane(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the work of a rank's GPUs, in the same columns as `host_lane`.
+    """Return the work of a rank's GPUs, with the same columns as `host_lane`.
 
-    Every moment is assigned to the step that contains it.
+    Work is assigned to the step during which it ran.
     """
     work = work_alone(events)
     communicates = work.sort == 1
@@ -85,7 +85,7 @@ def gpu_lane(events: pd.DataFrame) -> pd.DataFrame:
 def step_lanes(
     lanes: Mapping[int, pd.DataFrame], collectives: pd.DataFrame, times: pd.DataFrame, ahead_ns: Mapping[int, int]
 ) -> StepLanes | None:
-    """Return the lanes of the step with the median time, or ``None`` if the ranks have no step in common.
+    """Return the lanes of the step with the median duration, or ``None`` if the ranks have no step in common.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def step_lanes(
 
 
 def _closed(lane: pd.DataFrame, gap_ns: int) -> pd.DataFrame:
-    """Join stretches of the same part across gaps that are too small to see."""
+    """Join stretches of the same part if the gap between them is too small to be visible."""
     joined = []
     for part in dict.fromkeys(lane["part"]):
         mine = lane[lane["part"] == part]

@@ -1,4 +1,4 @@
-"""Draw one step of all ranks on one clock, and show which ranks waited for others."""
+"""Draw one step of all ranks on a common clock, and show which ranks waited for others."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from perfnb.draw.document import Picture
 from perfnb.draw.palette import Mark
 from perfnb.ranks.lanes import StepLanes
 
-#: Most ranks and collectives in the picture.
+#: The maximum numbers of ranks and collectives in the picture.
 _MOST, _MOST_LINES = 64, 40
-#: Width of pictures, room for the ranks' numbers, and bounds on the height of lanes and rows.
+#: The width of the picture, the width of the column of rank numbers, the minimum and maximum height of a lane, and the
+#: maximum height of all lanes.
 _WIDTH, _LEFT, _LOW, _HIGH, _ALL = 900, 46, 9, 26, 640
 _LINES = (
-    "Lines join the arrivals of the ranks at a collective, a dot marks the last; the rank above or below it that is "
+    "Each line joins the arrivals of the ranks at a collective, and its dot marks the last arrival. The rank that is "
     "farthest to the left waited longest."
 )
 
 
 def lanes_picture(lanes: StepLanes) -> Picture:
-    """Return a picture of one step of all ranks on one clock."""
-    title = f"Step {lanes.step:,} of all ranks on one clock, {fmt.duration(lanes.span_ms)}"
+    """Return a picture of one step of all ranks on a common clock."""
+    title = f"Step {lanes.step:,} of all ranks on a common clock, {fmt.duration(lanes.span_ms)}"
     return Picture("lanes", title, lambda width: _lanes_text(lanes, width), lambda: _lanes_html(lanes, title))
 
 
 def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
-    """Return a bar of characters for each rank, and the rank that arrived last at the collective with the longest
-    wait.
-    """
+    """Draw a bar of characters for each rank, and describe the collective with the longest wait."""
     room, lines = max(20, width - 7), []
     scale = room / max(lanes.span_ms, 1e-9)
     for rank in _ranks(lanes):
@@ -45,7 +44,7 @@ def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
 
 
 def _lanes_html(lanes: StepLanes, title: str) -> str:
-    """Return the same as a picture, with a line for each collective from its first arrival to its last."""
+    """Draw the lanes as a picture, with a line that joins the arrivals at each collective."""
     ranks = _ranks(lanes)
     high = float(min(_HIGH, max(_LOW, _ALL / max(len(ranks), 1))))
     top: dict[Any, float] = {rank: place * high for place, rank in enumerate(ranks)}
@@ -63,7 +62,7 @@ def _lanes_html(lanes: StepLanes, title: str) -> str:
             (_LEFT + at * scale, top[rank] + high / 2) for rank, at in zip(rows["rank"], rows["at_ms"], strict=True)
         ]
         last = int(rows["at_ms"].to_numpy().argmax())
-        arrived = f"{rows['kind'].iloc[0]}: rank {rows['rank'].iloc[last]} was last"
+        arrived = f"{rows['kind'].iloc[0]}: rank {rows['rank'].iloc[last]} arrived last"
         line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         words = _on_hover(f"{arrived}, {fmt.duration(waited)} after the first")
         drawn.append(f'<path d="M{line}" fill="none" stroke="currentColor">{words}</path>')
@@ -79,7 +78,7 @@ def _on_hover(words: str) -> str:
 
 
 def _longest(lanes: StepLanes) -> str:
-    """Return a sentence about the collective with the longest wait in the step."""
+    """Return a sentence about the collective with the step's longest wait."""
     if not len(lanes.arrivals):
         return ""
     place = lanes.arrivals["place"].iloc[int(lanes.arrivals["waiting_ms"].to_numpy().argmax())]
@@ -88,8 +87,8 @@ def _longest(lanes: StepLanes) -> str:
     if not rows["waiting_ms"].max() > 0:
         return ""
     return (
-        f"Longest wait: {escape.plain(last['kind'], 40)}, reached by rank {first['rank']} at "
-        f"{fmt.duration(first['at_ms'])} and by rank {last['rank']}, the last, at {fmt.duration(last['at_ms'])}."
+        f"Longest wait: {escape.plain(last['kind'], 40)}, at which rank {first['rank']} arrived first after "
+        f"{fmt.duration(first['at_ms'])}, and rank {last['rank']} last after {fmt.duration(last['at_ms'])}."
     )
 
 
@@ -98,7 +97,7 @@ def _ranks(lanes: StepLanes) -> list[int]:
 
 
 def _marks(lanes: StepLanes) -> list[Mark]:
-    """Return the drawing. It has no patterns, because there is no room for them in the lanes."""
+    """Return the marks of all parts. They have no patterns, because the lanes are too small for patterns."""
     return [replace(_mark(part), pattern="solid") for part in dict.fromkeys(lanes.lanes["part"])]
 
 

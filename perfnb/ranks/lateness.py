@@ -1,4 +1,4 @@
-"""Judge whether there is enough evidence to name the rank that the others wait for."""
+"""Decide whether there is enough evidence to report a rank as the one that the others wait for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-#: Probability that one of several equal ranks is called a straggler.
+#: The probability of reporting a straggler if all ranks are equally fast.
 _ERROR = 0.1
-#: Fewest steps that give an interval.
+#: The minimum number of steps for an interval.
 _STEPS = 3
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """How much longer the other ranks waited than this rank, in the collectives that they share.
+    """How much longer the other ranks waited than this rank in shared collectives.
 
     Attributes
     ----------
@@ -30,10 +30,10 @@ class Lateness:
     steps, collectives : int
         The numbers of steps and collectives.
     certain : bool
-        Whether the difference is unlikely to be due to chance, because of the interval or because nearly all
-        collectives agree.
+        Whether the difference is unlikely to be due to chance. This is the case if the interval excludes 0, or if the
+        sign of the difference is the same in nearly all collectives.
     too_few : bool
-        Whether there are too few values for any verdict.
+        Whether there are too few values to decide.
     """
 
     rank: int
@@ -48,9 +48,9 @@ class Lateness:
 
 
 def judge_lateness(rank: int, more: pd.DataFrame, ranks: int) -> Lateness:
-    """Judge the differences from `waited_beyond`.
+    """Decide whether the differences from `waited_beyond` show that a rank is late.
 
-    The more `ranks` there are, the more likely it is that one of them is late by chance.
+    With more `ranks`, stronger evidence is required, because it is more likely that one of them is late by chance.
     """
     error = _ERROR / max(ranks, 2)
     each = more["more_ms"].to_numpy(dtype=float)
@@ -61,7 +61,7 @@ def judge_lateness(rank: int, more: pd.DataFrame, ranks: int) -> Lateness:
         low, high = float(by_step.mean() - half), float(by_step.mean() + half)
     longer, shorter = int((each > 0).sum()), int((each < 0).sum())
     by_interval = low is not None and low > 0
-    # The probability of at least this many, if both directions were equally likely.
+    # The probability of at least this many positive differences if both signs were equally likely.
     by_sign = longer > 0 and float(special.bdtr(shorter, longer + shorter, 0.5)) <= error
     return Lateness(
         rank,

@@ -1,4 +1,4 @@
-"""`Ranks`: the profiles of several ranks of one job, which can be shown side by side, saved and loaded."""
+"""Define `Ranks`: the profiles of several ranks of one job, which can be displayed side by side, saved and loaded."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ from perfnb.recording.schema import conform
 from perfnb.recording.store import SavedFolder
 from perfnb.trace.trace_file import Limits
 
-#: Most ranks whose own findings appear in the report, because each needs a whole analysis.
+#: The report includes the ranks' own findings up to this number of ranks, because each requires a complete analysis.
 _MOST_ASKED = 8
 
 
 class Ranks(Documented):
     """The profiles of several ranks of one job.
 
-    A notebook displays the report, and ``ranks[3]`` is the profile of rank 3.
-
-    Each table is the concatenation of the profiles' tables, with the additional column ``rank``.
+    Notebooks display it as a report, and ``ranks[3]`` is the profile of rank 3. Each table is the concatenation of the
+    tables of all profiles, with an additional column ``rank``.
     """
 
     def __init__(self, profiles: Sequence[Profile]) -> None:
@@ -63,7 +62,7 @@ class Ranks(Documented):
 
     @property
     def events(self) -> pd.DataFrame:
-        """Every event of each rank. ``start_ns`` is relative to the start of the rank's own first step."""
+        """The events of all ranks. ``start_ns`` is relative to the start of each rank's own first step."""
         parts = [profile.events for profile in self]
         columns = {}
         for name in parts[0].columns:
@@ -75,7 +74,7 @@ class Ranks(Documented):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """All steps of each rank."""
+        """The steps of all ranks."""
         return pd.concat([profile.steps for profile in self], ignore_index=True)
 
     @property
@@ -85,7 +84,7 @@ class Ranks(Documented):
 
     @property
     def gpu_steps(self) -> pd.DataFrame:
-        """The same as `gpu_time`, but per step."""
+        """GPU time of each rank and device, per step."""
         return pd.concat([profile.gpu_steps for profile in self], ignore_index=True)
 
     @property
@@ -100,8 +99,9 @@ class Ranks(Documented):
 
     @property
     def collectives(self) -> pd.DataFrame:
-        """Each rank's `Profile.collectives`. Waiting and transfer are separated if the ranks' collectives could be
-        matched.
+        """The collectives of all ranks, as in `Profile.collectives`.
+
+        Waiting time and transfer time are separate if the collectives could be matched between ranks.
         """
         return self._collectives.copy()
 
@@ -121,13 +121,13 @@ class Ranks(Documented):
     def _calls(self, rank: int) -> tuple[pd.DataFrame, int]:
         """Return a rank's collectives with their waiting times, and its number of steps."""
         analysis = self._profiles[rank]._analysis
-        assert analysis.attribution is not None  # callers leave out ranks without events
+        assert analysis.attribution is not None  # callers skip ranks without events
         assert analysis.collectives is not None
         return with_waits(analysis.collectives, self._summary, rank), analysis.attribution.steps
 
     @cached_property
     def _buckets(self) -> BucketSizes | None:
-        """The possible saving from other DDP bucket sizes, computed from the first rank with matching collectives."""
+        """The possible saving from other DDP bucket sizes, computed from the first rank with matched collectives."""
         return bucket_sizes(*self._calls(self._summary.matched[0])) if self._summary.matched else None
 
     @property
@@ -147,9 +147,10 @@ class Ranks(Documented):
 
     @property
     def findings(self) -> pd.DataFrame:
-        """Each rank's findings, and the findings about the whole job, where ``rank`` is missing.
+        """The findings about each rank, and about the whole job, where ``rank`` is missing.
 
-        Findings about the job cover a straggler, unbalanced input, bucket sizes, and exposed copies and communication.
+        Findings about the job report a straggler, unbalanced input, unsuitable bucket sizes, and exposed copies and
+        communication.
         """
         return self._findings_of_job_and(self._profiles)
 
@@ -166,9 +167,9 @@ class Ranks(Documented):
 
     @cached_property
     def _facts(self) -> RanksFacts:
-        """The facts that the rules use.
+        """The facts that the rules are based on.
 
-        They refer to the mean timed step if all ranks have timed steps, and otherwise to the traced step.
+        They refer to the mean timed step if all ranks have timed steps, and otherwise to the mean traced step.
         """
         medians = [fmt.known(profile.timing.median_ms) for profile in self]
         known = [ms for ms in medians if ms is not None]
@@ -190,33 +191,32 @@ class Ranks(Documented):
 
     @property
     def times(self) -> pd.DataFrame:
-        """The time of each rank's GPUs in each step, in milliseconds.
+        """How each rank's GPUs spent each step, in milliseconds.
 
-        If the host runs the collectives (gloo, MPI), it is the host's time instead.
-
-        The times are computing, communicating, both at once (``overlap_ms``), communicating alone (``exposed_ms``),
-        copying, copying alone (``copying_ms``), idle, and waiting in collectives for the last rank to arrive
-        (``waiting_ms``, if collectives of the ranks could be matched).
+        If the collectives run on the host (gloo, MPI), the table describes the host instead. The columns include the
+        time spent computing, communicating, doing both at once (``overlap_ms``), communicating without computing
+        (``exposed_ms``), copying, only copying (``copying_ms``), idle, and waiting in collectives for the last rank to
+        arrive (``waiting_ms``, if the collectives could be matched between ranks).
         """
         return self._summary.times.copy()
 
     @property
     def clocks(self) -> pd.DataFrame:
-        """How far each rank's clock is ahead of the clock of rank ``reference``, computed from matching collectives.
+        """How far each rank's clock is ahead of the clock of rank ``reference``, computed from matched collectives.
 
-        ``reference`` is the first of the ranks that the rank shares collectives with, directly or through other ranks.
-        The values are missing if no collectives matched, or if several offsets are possible.
+        ``reference`` is the first rank that shares collectives with this rank, directly or through other ranks. The
+        values are missing if no collectives could be matched, or if several offsets are possible.
         """
         return self._summary.clocks.copy()
 
     @property
     def straggler(self) -> int | None:
-        """The rank that the others wait for in collectives, if one of the loaded ranks stands out."""
+        """The rank that the other ranks wait for in collectives, or ``None`` if no loaded rank stands out."""
         return self._summary.straggler
 
     @property
     def meta(self) -> dict[int, dict[str, Any]]:
-        """Each rank's `Profile.meta`."""
+        """The `Profile.meta` of each rank."""
         return {rank: profile.meta for rank, profile in self._profiles.items()}
 
     def compare(self, other: object) -> NoReturn:
@@ -228,8 +228,8 @@ class Ranks(Documented):
             Always.
         """
         raise TypeError(
-            "Several ranks cannot be compared at once, because the waits of a rank depend on the others. Compare "
-            "individual ranks: a[0].compare(b[0])."
+            "Several ranks cannot be compared at once, because the waits of each rank depend on the other ranks. "
+            "Compare individual ranks instead: a[0].compare(b[0])."
         )
 
     def save(self, path: str | Path) -> Path:
@@ -238,7 +238,7 @@ class Ranks(Documented):
         Raises
         ------
         RecordingError
-            If the path contains something else, or if it cannot be written.
+            If the folder contains something else, or if it cannot be written.
         """
         parts = {rank_folder(rank): profile.save for rank, profile in self._profiles.items()}
         return store.save(RANKS, {}, {"ranks": self.ranks}, path, parts=parts)
@@ -262,7 +262,7 @@ class Ranks(Documented):
         traced = self._summary.times
         count = min((len(times[rank].samples_ms) for rank in timed), default=0)
         steps = JobSteps(timed, count, traced["step"].nunique(), float(traced["wall_ms"].mean()))
-        if len(timed) == len(self) <= _MOST_ASKED:  # few ranks that perfnb profiled itself: cheap
+        if len(timed) == len(self) <= _MOST_ASKED:  # cheap, because there are few ranks and perfnb profiled them
             table = self._findings_of_job_and(self._profiles)
         else:
             table = self._findings_of_job_and((), *found_by(IN_ALL, facts, facts.step_ms))
@@ -270,23 +270,23 @@ class Ranks(Documented):
 
 
 def load_ranks(path: Path) -> Ranks:
-    """Read the files that `Ranks.save` or the ranks of a job wrote.
+    """Load ranks from a folder that was written by `Ranks.save` or by the ranks of a job.
 
     Ranks that did not save anything in the folder are left out.
 
     Raises
     ------
     RecordingError
-        If there are no ranks, or they are damaged or were saved by a newer version.
+        If the folder contains no ranks, or if they are damaged or were saved by a newer version.
     """
     facts = SavedFolder(RANKS, path).facts
     ranks = facts["ranks"]
     if len(set(ranks)) < len(ranks):
-        raise RecordingError(f"{path / RANKS.file} is damaged: meta.ranks names a rank twice.")
+        raise RecordingError(f"{path / RANKS.file} is damaged: meta.ranks contains a rank twice.")
     if facts.get("apart"):
         ranks = [rank for rank in ranks if locate(path / rank_folder(rank)).exists()]
     if not ranks:
-        raise RecordingError(f"{path} is a job's folder, but none of its ranks has saved a profile in it.")
+        raise RecordingError(f"{path} is the folder of a job, but none of its ranks has saved a profile in it.")
     profiles = [SavedProfile(locate(path / rank_folder(rank))) for rank in ranks]
     for rank, profile in zip(ranks, profiles, strict=True):
         if (own := profile.meta.get("rank", 0)) != rank:
@@ -296,7 +296,7 @@ def load_ranks(path: Path) -> Ranks:
 
 
 def of_recordings(recordings: Sequence[Recording]) -> Ranks:
-    """Return the ranks in one trace file."""
+    """Return the ranks from a single trace file."""
     return Ranks(list(map(Profile, in_rank_order(recordings))))
 
 
@@ -308,10 +308,10 @@ def load_several(paths: Sequence[Path], limits: Limits, executor: Any = None, st
     RecordingError
         If a file does not exist, or if a saved profile is damaged.
     TraceError
-        If a trace cannot be read, if there are no files, or if traces and saved profiles are mixed.
+        If a trace cannot be read, if the list is empty, or if it contains both traces and saved profiles.
     """
     if not paths:
-        raise TraceError("There is no trace to load: the list is empty.")
+        raise TraceError("There is nothing to load, because the list of files is empty.")
     sources = [locate(path) for path in paths]
     for one in sources:
         if not one.exists():
@@ -320,11 +320,11 @@ def load_several(paths: Sequence[Path], limits: Limits, executor: Any = None, st
     if all(saved) and steps is None:
         return _of_saved(sources)
     if all(saved):
-        raise TraceError(f"Steps can be named in traces only, and {sources[0]} is a saved profile.")
+        raise TraceError(f"The option steps only applies to traces, but {sources[0]} is a saved profile.")
     if any(saved):
         raise TraceError(
-            f"{sources[saved.index(True)]} is a saved profile and {sources[saved.index(False)]} is not: the ranks of a "
-            "job are all saved profiles, or all traces."
+            f"{sources[saved.index(True)]} is a saved profile, but {sources[saved.index(False)]} is not. The ranks of "
+            "a job must either all be saved profiles or all be traces."
         )
     with Progress() as progress:
         recordings = read_recordings(paths, limits, executor, progress.of_file(f"{len(paths):,} files"), steps)
@@ -332,7 +332,7 @@ def load_several(paths: Sequence[Path], limits: Limits, executor: Any = None, st
 
 
 def _of_saved(paths: Sequence[Path]) -> Ranks:
-    """Return saved profiles as ranks, numbered in the same way as traces."""
+    """Return saved profiles as ranks, which are numbered in the same way as traces."""
     profiles = [SavedProfile(path) for path in paths]
     ranks: list[int | None] = []
     for path, profile in zip(paths, profiles, strict=True):

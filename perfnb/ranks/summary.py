@@ -1,5 +1,6 @@
-"""Summarise several ranks of one job: their computation and waits, the straggler, and doubts about whether they
-match.
+"""Summarise several ranks of one job.
+
+The summary contains their computation and waits, the straggler, and reasons to doubt that they belong together.
 """
 
 from __future__ import annotations
@@ -22,33 +23,34 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import is_one_of
 from perfnb.trace_names import DEVICE_WORK
 
-#: Least extra wait of the others for a straggler, as a share of the step.
+#: A rank is a straggler if the others wait at least this share of the step longer than it.
 _STRAGGLES = 0.01
 _TIMES = ("computation_ms", "communication_ms", "overlap_ms", "memcpy_ms", "busy_ms", "idle_ms")
-#: Placeholder for a device without a name in the trace.
+#: The placeholder for a device whose name is not in the trace.
 _NAMELESS = re.compile(r"GPU \d+")
 
 
 @dataclass(frozen=True)
 class Doubts:
-    """Reasons why the traces may not be all ranks of one job. Each value is empty or 0 if there is no doubt.
+    """Reasons to doubt that the traces are all ranks of one job. Each value is empty or 0 if there is no doubt.
 
     Attributes
     ----------
     absent : int
         The number of ranks that are not loaded.
     world_size : int or None
-        The number of ranks in the job, if the traces contain it and agree.
+        The number of ranks in the job, if the traces contain it and agree on it.
     world_sizes : dict of int to tuple of int
-        The ranks for each world size found in the traces, if the sizes differ.
+        The ranks for each world size in the traces, if the sizes differ.
     devices : dict of str to tuple of int
         The ranks for each GPU name, if the names differ.
     one_rank : dict of int to tuple of int
-        Ranks that were renumbered because several traces or file names contain the same rank number, which is the key.
+        The ranks that were renumbered because several traces or file names contain the same rank number. The keys are
+        these original numbers.
     on_host : bool
-        Whether none of the ranks recorded GPU work, so that no collectives are visible.
+        Whether none of the ranks recorded any GPU work, so that no collectives on GPUs are visible.
     reduced : bool
-        Whether some profiles were reduced to their tables, which have no events.
+        Whether some of the profiles were reduced to their tables and no longer contain events.
     """
 
     absent: int
@@ -62,46 +64,47 @@ class Doubts:
 
 @dataclass(frozen=True)
 class RanksSummary:
-    """All facts about several ranks that are shown in the report.
+    """The facts about several ranks that the report shows.
 
     Attributes
     ----------
     names : mapping of int to str
-        The file of each rank.
+        The name of each rank's file.
     times : DataFrame
-        One row per rank and step: ``rank``, ``step``, ``wall_ms`` (of the host), ``computation_ms``,
-        ``communication_ms``, ``overlap_ms`` (communication while computing), ``exposed_ms`` (communication alone),
-        ``memcpy_ms``, ``copying_ms`` (copies alone), ``idle_ms``, ``waiting_ms`` (in collectives, for the last rank to
-        arrive; missing if none could be matched). Times of several devices of a rank are summed.
+        One row per rank and step: ``rank``, ``step``, ``wall_ms`` (on the host), ``computation_ms``,
+        ``communication_ms``, ``overlap_ms`` (communication during computation), ``exposed_ms`` (communication without
+        computation), ``memcpy_ms``, ``copying_ms`` (while only copying), ``idle_ms``, ``waiting_ms`` (in collectives,
+        for the last rank to arrive; missing if no collectives could be matched). If a rank has several devices, their
+        times are summed.
     clocks : DataFrame
-        Indexed by ``rank``: ``ahead_us`` of the clock of rank ``reference`` (the first of the ranks it shares
-        collectives with, directly or through others), ``spread_us``, ``collectives``.
+        Indexed by ``rank``: ``ahead_us`` (how far the clock is ahead of the clock of rank ``reference``, which is the
+        first rank that shares collectives with this rank, directly or through others), ``spread_us``, ``collectives``.
     straggler : int or None
         The rank that the others waited for in shared collectives, if any rank stands out.
     lateness : Lateness or None
-        The evidence for the straggler, or the reason why it is not sufficient. It is ``None`` if no rank waited.
+        The evidence for the straggler, or the reason why it is insufficient. It is ``None`` if no rank waited.
     doubts : Doubts
-        Reasons why these may not be all ranks of one job.
+        Reasons to doubt that these are all ranks of one job.
     matched : tuple of int
         The ranks whose collectives were also found on other ranks.
     parts : DataFrame
-        The mean step of each rank's GPUs, indexed by ``rank``, in milliseconds that do not overlap:
-        ``computing_ms`` (while not communicating), ``both_ms``, ``exposed_ms``, ``copying_ms``, ``idle_ms``. On the
-        host, computing is the time in forward, loss, backward and the optimizer, and idle is what is neither that nor
-        communicating alone.
+        The parts of each rank's mean step on its GPUs in milliseconds, indexed by ``rank``: ``computing_ms`` (while not
+        communicating), ``both_ms``, ``exposed_ms``, ``copying_ms``, ``idle_ms``. The parts do not overlap. If the
+        collectives run on the host, computing is the time in forward, loss, backward and the optimizer, and the
+        remaining time without exposed communication is idle.
     collectives : DataFrame
         Collectives found on several ranks: ``rank``, ``step``, ``kind``, ``group``, ``start_ns``, ``end_ns`` (on the
-        rank's own clock), ``on_host``, ``place`` (the same for the same collective), ``waiting_ns``, ``is_last``.
+        rank's own clock), ``on_host``, ``place`` (which identifies the collective), ``waiting_ns``, ``is_last``.
     late : LateWork or None
-        Where the straggler was late, if this is known.
+        The work that made the straggler late, if it is known.
     host : mapping of int to HostRank or None
-        The host's work, for ranks whose collectives ran on the host.
+        How the host spent its time, for ranks whose collectives ran on the host.
     samples : mapping of int to float
         The mean number of samples in a step, for ranks that recorded it.
     base_ns : mapping of int to int
         The offset added to the times of each rank's events.
     lanes : StepLanes or None
-        One step of all ranks on one clock, if the clock offsets are known.
+        One step of all ranks on a common clock, if the clock offsets are known.
     """
 
     names: dict[int, str]
@@ -168,9 +171,9 @@ def summarize_ranks(recordings: Sequence[Recording]) -> RanksSummary:
 
 
 def with_waits(calls: pd.DataFrame, summary: RanksSummary, rank: int) -> pd.DataFrame:
-    """Return a rank's collectives from `collective_calls`.
+    """Add ``waiting_ns`` to a rank's collectives from `collective_calls`.
 
-    They have ``waiting_ns`` if they were also found on other ranks.
+    The value is missing for collectives that were not found on other ranks.
     """
     mine = summary.collectives[summary.collectives["rank"] == rank]
     base = summary.base_ns[rank]
@@ -210,7 +213,7 @@ def _parts(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def _only_step(recording: Recording) -> int | None:
-    """Return the number of the only step, which represents the whole trace if the trace marks no steps."""
+    """Return the number of the step that represents the whole trace, or ``None`` if the trace marks its steps."""
     whole = recording.is_from_trace and not recording.meta["trace"]["steps_marked"]
     return int(recording.steps["step"].iloc[0]) if whole and len(recording.steps) else None
 
@@ -218,8 +221,8 @@ def _only_step(recording: Recording) -> int | None:
 def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
     """Return the rank that waited clearly less than every rank that it shares collectives with, if there is one.
 
-    If several groups of ranks have nothing in common, there can be several such ranks. In that case, return the rank
-    with the longest clear wait.
+    There can be several such ranks if the ranks form groups that share no collectives. In that case, return the rank
+    that the others waited for the longest.
     """
     mean = times.groupby("rank")[["waiting_ms", "wall_ms"]].mean()
     if len(mean) < 2 or mean["waiting_ms"].isna().any():
@@ -232,7 +235,7 @@ def _candidate(times: pd.DataFrame, waited: pd.Series) -> int | None:
 
 
 def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
-    """Return contradictions between the recordings' own descriptions."""
+    """Find contradictions between the metadata of the recordings."""
     sizes = _grouped((_told(one, "world_size"), one.rank) for one in recordings)
     size = next(iter(sizes)) if len(sizes) == 1 else None
     devices = _grouped((_devices(one), one.rank) for one in recordings)
@@ -249,7 +252,7 @@ def _doubts_of(recordings: Sequence[Recording]) -> Doubts:
 
 
 def _grouped(pairs: Iterable[tuple[Hashable, int]]) -> dict[Any, tuple[int, ...]]:
-    """Group ranks by a known value. Ranks without a known value are left out."""
+    """Group ranks by a value, leaving out ranks whose value is unknown."""
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for key, rank in pairs:
         if key is not None:

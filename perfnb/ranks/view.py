@@ -1,6 +1,6 @@
 """Show several ranks of one job as a document.
 
-It shows the cause of delay, each rank's step, and which ranks waited for others.
+The document shows the cause of the delay, each rank's step, and which ranks waited for others.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from perfnb.ranks.findings import listed
 from perfnb.ranks.lanes_view import lanes_picture
 from perfnb.ranks.summary import RanksSummary
 
-#: Most ranks and steps in pictures, and most findings in the table.
+#: The maximum numbers of ranks and steps in pictures, and of findings in the table.
 _MOST, _MOST_STEPS, _MOST_FINDINGS = 64, 60, 4
-#: How many times as long as timed steps the traced ones may take without a note.
+#: A note is added if the durations of traced and timed steps differ by more than this factor.
 _UNLIKE = 1.5
 _COLUMNS = {
     "wall_ms": Column("step", "ms"),
     "computation_ms": Column("computing", "ms", priority=1),
-    "communication_ms": Column("communicating", "ms", help="whether or not something computes meanwhile"),
-    "exposed_ms": Column("alone", "ms", priority=1, help="communicating while nothing computes"),
+    "communication_ms": Column("communicating", "ms", help="with or without computing at the same time"),
+    "exposed_ms": Column("alone", "ms", priority=1, help="communicating without computing"),
     "waiting_ms": Column("waiting", "ms", help="in collectives, for the last rank to arrive"),
-    "copying_ms": Column("copying alone", "ms", help="while nothing computes or communicates"),
-    "idle_ms": Column("idle", "ms", priority=1, help="of a GPU, between its first and last work in the step"),
+    "copying_ms": Column("copying alone", "ms", help="copying without computing or communicating"),
+    "idle_ms": Column("idle", "ms", priority=1, help="idle time of a GPU between its first and last work in the step"),
 }
 
 
 @dataclass(frozen=True)
 class JobSteps:
-    """The steps of a job: each rank's median timed step, and the numbers of timed and traced steps."""
+    """The step times of a job: each rank's median timed step, the mean traced step, and the numbers of both steps."""
 
     timed_ms: dict[int, float]
     timed: int
@@ -46,9 +46,9 @@ class JobSteps:
 def ranks_document(
     summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None = None
 ) -> Document:
-    """Return the document for the ranks of a job.
+    """Return the document about the ranks of a job.
 
-    It shows the cause of the job's delay, each rank's mean step, and which ranks waited for others.
+    The document shows the cause of the job's delay, each rank's mean step, and which ranks waited for others.
     """
     count, size = fmt.counted(len(summary.names), "rank"), summary.doubts.world_size
     return Document(
@@ -73,11 +73,11 @@ def _figures(steps: JobSteps) -> Iterator[Figure]:
 
 
 def _verdict(summary: RanksSummary, findings: Findings) -> Verdict:
-    """Return the decisive finding, or if there is none, whether the ranks wait for one of them."""
+    """Return a verdict with the decisive finding or, if there is none, about whether the ranks wait for one of them."""
     if (place := findings.verdict.finding) is not None:
         return verdict_of_finding(findings, place)
     if not summary.matched:
-        return Verdict("open", "Who waits for whom is not known", _why_unmatched(summary))
+        return Verdict("open", "It is unknown which ranks wait for others", _why_unmatched(summary))
     among = " among those loaded" if summary.doubts.absent else ""
     return Verdict("good", f"No rank{among} stands out as a straggler", _undecided(summary))
 
@@ -85,26 +85,28 @@ def _verdict(summary: RanksSummary, findings: Findings) -> Verdict:
 def _why_unmatched(summary: RanksSummary) -> str:
     if summary.doubts.reduced:
         return (
-            "These profiles were reduced to their tables when they were made, so overlap, waiting times and clocks are "
-            "not known. Make them with keep_trace=True."
+            "These profiles were reduced to their tables when they were created, so overlap, waiting times and clock "
+            "offsets are unknown. To keep this data, create the profiles with keep_trace=True."
         )
     if summary.doubts.on_host:
         return (
-            "None of the ranks recorded work of a GPU, and no collective on the host could be matched: waiting times "
-            "and clocks are not known."
+            "None of the ranks recorded any GPU work, and no collective on the host could be matched between ranks. "
+            "Waiting times and clock offsets are therefore unknown."
         )
-    doubt = "" if len(summary.names) < 2 else ", and the traces may not belong to one job"
-    return f"No collective could be matched between the ranks: waiting times and clocks are not known{doubt}."
+    doubt = "" if len(summary.names) < 2 else ", and the traces may not belong to the same job"
+    return f"No collective could be matched between ranks. Waiting times and clock offsets are unknown{doubt}."
 
 
 def _undecided(summary: RanksSummary) -> str:
-    """Return the reason why the rank with the longest waits is not called a straggler."""
+    """Return the reason why the rank that the others waited for is not reported as a straggler."""
     late = summary.lateness
     if late is None or late.certain:
         return ""
     seen = f"{fmt.counted(late.collectives, 'collective')} in {fmt.counted(late.steps, 'step')}"
-    why = f"{seen} are too few to tell" if late.too_few else f"that differs too much between {seen}"
-    return f"Others waited longer than rank {late.rank}, {fmt.duration(late.more_ms)} per step on average, but {why}."
+    why = f"{seen} are too few to be certain" if late.too_few else f"the difference varies too much across {seen}"
+    return (
+        f"Other ranks waited {fmt.duration(late.more_ms)} longer per step than rank {late.rank} on average, but {why}."
+    )
 
 
 def _sections(summary: RanksSummary, findings: Findings) -> Iterator[Section]:
@@ -120,16 +122,16 @@ def _sections(summary: RanksSummary, findings: Findings) -> Iterator[Section]:
         yield lanes_picture(summary.lanes)
     if len(findings.table) > (findings.verdict.finding is not None):  # the verdict covers a single finding
         count = len(findings.table)
-        of = f" ({_MOST_FINDINGS} of {count}; all are in .findings)" if count > _MOST_FINDINGS else ""
+        of = f" ({_MOST_FINDINGS} of {count}; .findings contains all of them)" if count > _MOST_FINDINGS else ""
         cards = finding_cards(findings, f"What each finding costs at most per step{of}")
         yield replace(cards, cards=cards.cards[:_MOST_FINDINGS])
     yield _table(summary)
 
 
 def _bars(summary: RanksSummary) -> Bars:
-    """Return each rank's mean step.
+    """Return a bar for each rank's mean step.
 
-    It is divided into phases if the host runs the collectives, and otherwise into the time of its GPUs.
+    If the collectives run on the host, the bar is divided into phases, and otherwise into parts of the GPUs' time.
     """
     hosts = {rank: host.phases.mean() for rank, host in summary.host.items() if host is not None}
     if len(hosts) == len(summary.names):
@@ -159,19 +161,19 @@ def _table(summary: RanksSummary) -> Table:
         Column("rank"),
         Column("file", priority=3),
         *_COLUMNS.values(),
-        Column("clock ahead", "ms", priority=2, help="of that of the first rank it shares collectives with"),
+        Column("clock ahead", "ms", priority=2, help="relative to the first rank that shares collectives with it"),
     )
-    return Table("Mean over the steps of each rank", columns, rows, budget=Budget(_MOST, _MOST), noun="rank")
+    return Table("Mean over each rank's steps", columns, rows, budget=Budget(_MOST, _MOST), noun="rank")
 
 
 def _notes(summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None) -> Iterator[str]:
-    """Yield reasons for doubt, the cost of the buckets, the clock offsets, and explanations of the terms."""
+    """Yield reasons for doubt, the cost of the DDP buckets, the clock offsets, and explanations of the terms."""
     if steps.timed_ms:
         ms = max(steps.timed_ms.values())
         if not 1 / _UNLIKE <= steps.traced_ms / ms <= _UNLIKE:
             yield (
-                f"Traced steps took {fmt.duration(steps.traced_ms)}, unlike timed ones. Other work on the machine, "
-                "uneven steps or the cost of tracing may be the cause: profile again before trusting these figures."
+                f"Traced steps took {fmt.duration(steps.traced_ms)}, unlike timed steps. This may be due to other work "
+                "on the machine, uneven steps or the cost of tracing. Profile again before you trust these figures."
             )
     yield from _doubts(summary)
     if findings.verdict.finding is not None and not summary.matched:
@@ -179,8 +181,11 @@ def _notes(summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: 
     if buckets is not None:
         yield bucket_sentence(buckets)
     yield from _clocks(summary)
-    idle = "" if summary.doubts.on_host else " Idle: of a GPU, between its first and last work in the step."
-    yield f"Alone: while nothing computes. Waiting: in collectives, for the last rank to arrive.{idle}"
+    idle = "" if summary.doubts.on_host else " A GPU's idle time is between its first and last work in the step."
+    yield (
+        "Communication alone means that nothing computes at the same time. Waiting is the time in collectives until "
+        f"the last rank arrives.{idle}"
+    )
 
 
 def _clocks(summary: RanksSummary) -> Iterator[str]:
@@ -188,14 +193,14 @@ def _clocks(summary: RanksSummary) -> Iterator[str]:
     lost = [rank for rank in summary.names if rank not in summary.matched]
     if summary.matched and lost:
         yield (
-            f"No collective of {listed(lost)} could be matched with other ranks: they may not belong to the same job, "
-            "and their clocks and waiting times are not known."
+            f"No collective of {listed(lost)} could be matched with other ranks. They may not belong to the same job, "
+            "and their clock offsets and waiting times are unknown."
         )
     if known["reference"].nunique() > 1:
         parts = "; ".join(listed(list(part.index)) for _, part in known.groupby("reference"))
         yield (
-            f"These groups share no collectives that could be matched: {parts}. Clocks are relative to the first rank "
-            "of each group; the offset between the groups is unknown."
+            f"No collectives could be matched between these groups: {parts}. Clocks are relative to the first rank of "
+            "each group, and the offsets between groups are unknown."
         )
     others = known[(known["reference"] != known.index).fillna(False)]
     if len(others):
@@ -203,9 +208,9 @@ def _clocks(summary: RanksSummary) -> Iterator[str]:
         ahead, spread, reference, count = others.loc[rank, ["ahead_us", "spread_us", "reference", "collectives"]]
         apart, sure = (fmt.duration(abs(us) / 1e3) for us in (ahead, spread))
         yield (
-            f"Clocks are compared by the ends of collectives: rank {rank} is {apart} "
-            f"{'ahead of' if ahead >= 0 else 'behind'} rank {reference:.0f} (± {sure}, {count:,.0f} collectives). "
-            "Waiting times are corrected for that."
+            f"Clocks are aligned by the ends of collectives. The clock of rank {rank} is {apart} "
+            f"{'ahead of' if ahead >= 0 else 'behind'} that of rank {reference:.0f} (± {sure}, {count:,.0f} "
+            "collectives). Waiting times are corrected for this."
         )
 
 
@@ -214,17 +219,22 @@ def _doubts(summary: RanksSummary) -> Iterator[str]:
     if doubts.absent:
         are = "is" if loaded == 1 else "are"
         yield (
-            f"{loaded:,} of {fmt.counted(doubts.world_size or 0, 'rank')} {are} loaded: any of the other "
-            f"{doubts.absent:,} may have held these up."
+            f"Only {loaded:,} of {fmt.counted(doubts.world_size or 0, 'rank')} {are} loaded. Some of the waits may be "
+            f"for ranks that are missing ({doubts.absent:,})."
         )
     elif doubts.world_size is not None and loaded > doubts.world_size:
-        yield f"By its traces, the job has {fmt.counted(doubts.world_size, 'rank')}, but {loaded:,} are loaded."
+        yield (
+            f"According to its traces, the job has {fmt.counted(doubts.world_size, 'rank')}, but {loaded:,} are loaded."
+        )
     if doubts.world_sizes:
         sizes = "; ".join(f"{size:,} ({listed(ranks)})" for size, ranks in sorted(doubts.world_sizes.items()))
-        yield f"The traces disagree on the number of ranks, so they are not from one job: {sizes}."
+        yield f"The traces disagree on the number of ranks, so they are not from the same job: {sizes}."
     if doubts.devices:
         kinds = "; ".join(f"{name} ({listed(ranks)})" for name, ranks in doubts.devices.items())
-        yield f"The ranks ran on different GPUs, so they may not be from one job: {kinds}."
+        yield f"The ranks ran on different GPUs, so they may not be from the same job: {kinds}."
     for rank, ranks in doubts.one_rank.items():
         who = listed(ranks, "Ranks")
-        yield f"{who} all are rank {rank} by their traces or file names, so ranks are numbered in the order given."
+        yield (
+            f"{who} are all rank {rank} according to their traces or file names, so ranks are numbered in the "
+            "order of the arguments."
+        )

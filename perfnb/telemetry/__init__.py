@@ -1,4 +1,4 @@
-"""Hardware telemetry: a separate process reads the sensors (`sampler`), and the kernel stores the readings.
+"""Record hardware telemetry. A separate process (`sampler`) reads the sensors, and the kernel stores the readings.
 
-The room is large because each source has its own reader: NVIDIA and AMD GPUs, cgroups, processes and the host.
+This package is large because each source needs its own reader: NVIDIA and AMD GPUs, cgroups, processes and the host.
 """

@@ -1,9 +1,9 @@
-"""Store telemetry in the kernel: readings, marks that name stretches of time, and the words for throttling.
+"""Store telemetry in the kernel: readings, marks that name intervals, and the names of throttle reasons.
 
-Hours of readings fit into bounded memory, because the older the readings are, the longer the time that each row covers.
-This thinning limits the kernel's memory over a day. There are two other limits elsewhere:
-`perfnb.watching.charts.thinned` fits the remaining rows into the pixels of a picture, and the live panel's store limits
-the browser's memory without asking the kernel.
+Hours of readings fit into bounded memory because older readings are joined into rows that cover a longer time. This
+limits the kernel's memory over a day. There are two other limits elsewhere: `perfnb.watching.charts.on_grid` reduces
+the remaining rows to the resolution of a picture, and the live panel's store limits the browser's memory independently
+of the kernel.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-#: The bytes for all readings together: enough for a day at 2 Hz.
+#: The maximum size of all readings together, which is enough for a day at 2 Hz.
 MOST_BYTES = 32 * 2**20
-#: A table holds at least this many rows before any are joined, however many devices there are.
+#: The number of rows that a table always has room for before rows are joined, however many devices there are.
 FEWEST_ROWS = 512
 
-#: The columns apart from the metrics: when the reading was taken, the time its rates cover, how long it took, how late
-#: it was, how many ticks were skipped before it, and how many readings the row represents.
+#: The columns besides the metrics: when the reading was taken, the time that its rates cover, how long it took, how
+#: late it was, how many ticks were skipped before it, and how many readings the row represents.
 _OWN = ("t_s", "window_s", "read_ms", "late_ms", "missed_ticks", "readings")
 _T, _WINDOW, _READ, _LATE, _MISSED, _READINGS = range(len(_OWN))
-#: Metrics that cannot be averaged: joined rows keep the later value, or the bits of both.
+#: Metrics that cannot be averaged. Joined rows contain the later value, or the bits of both values.
 _LAST, _BITS = {"energy_j"}, {"throttle_reasons"}
 
 Floats = NDArray[np.float64]
 
 
 class History:
-    """The readings from `devices` devices, which together use at most `most_bytes`.
+    """The readings from several devices, in tables with a total size of at most `most_bytes`.
 
-    When a table is full, it makes room by joining neighbouring rows. Joined rows contain time-weighted means, so they
-    lose the maxima and, for metrics that were not read each time, the integrals. `exact` preserves both.
+    When a table is full, neighbouring rows are joined to make room. Joined rows contain time-weighted means, from which
+    the maxima cannot be recovered, nor the integrals of metrics that were not read each time. `exact` preserves both.
     """
 
     def __init__(self, devices: int, most_bytes: int = MOST_BYTES) -> None:
@@ -46,8 +46,8 @@ class History:
     def append(self, device: str, own: Mapping[str, float], values: Mapping[str, float | None]) -> None:
         """Add a reading.
 
-        `own` contains ``t_s``, ``window_s`` (``nan`` at first), ``read_ms``, ``late_ms`` and ``missed_ticks``. `values`
-        must contain the same metrics every time.
+        `own` contains ``t_s``, ``window_s`` (``nan`` for the first reading), ``read_ms``, ``late_ms`` and
+        ``missed_ticks``. `values` must contain the same metrics for every reading.
         """
         with self._lock:
             table = self._tables.get(device)
@@ -56,24 +56,24 @@ class History:
             table.append(own, values)
 
     def columns(self) -> dict[str, dict[str, Floats]]:
-        """Return a copy of the rows, by device and column. Values are ``nan`` where a metric was not read."""
+        """Return a copy of the rows by device and column, with ``nan`` where a metric was not read."""
         with self._lock:
             return {device: table.columns() for device, table in self._tables.items()}
 
     def exact(self) -> dict[str, dict[str, Exact]]:
-        """Return figures computed from every reading, whether joined or not, by device and metric."""
+        """Return figures by device and metric that are computed from every reading, including joined ones."""
         with self._lock:
             return {device: deepcopy(table.figures) for device, table in self._tables.items()}
 
     def unlock_in_child(self) -> None:
-        """Replace the lock, which may be held by a thread that does not exist in a forked process."""
+        """Replace the lock in a forked process, where it may be held by a thread that does not exist there."""
         self._lock = threading.Lock()
 
 
 class Exact(TypedDict):
-    """Figures about a metric from every reading where it was known.
+    """Figures about a metric, computed from all readings where its value was known.
 
-    `integral` is the sum of each value multiplied by the time that it covers. These times add up to `known_s`.
+    `integral` is the sum of all values, each multiplied by the time that it covers. These times add up to `known_s`.
     """
 
     max: float
@@ -117,9 +117,9 @@ class _Table:
         return {name: self.rows[: self.length, place].copy() for place, name in enumerate(self.names)}
 
     def _coarsen(self) -> None:
-        """Join neighbours among the older rows, so that the past has a uniform resolution.
+        """Join neighbouring rows, except for the newest ones.
 
-        Rows that represent the fewest readings are joined first.
+        The rows that represent the fewest readings are joined first, which keeps the resolution of the past uniform.
         """
         readings = self.rows[: self.length - self.length // 4, _READINGS]
         for most in np.unique(readings):
@@ -133,7 +133,7 @@ class _Table:
 
 
 def _starts_of_pairs(eligible: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return where disjoint pairs of eligible neighbours start."""
+    """Return the starts of disjoint pairs of eligible neighbours."""
     places = np.flatnonzero(eligible)
     run = np.cumsum(np.diff(places, prepend=-2) > 1)
     start = np.searchsorted(run, run)  # where each place's run starts
@@ -147,7 +147,7 @@ def _joined(first: Floats, second: Floats, names: tuple[str, ...]) -> Floats:
     """Join each row in `first` with the row in `second` that follows it."""
     pairs = np.stack([first, second], axis=1)
     windows = np.nan_to_num(pairs[:, :, _WINDOW])
-    # The very first reading covers no time; its levels still count.
+    # The very first reading does not cover any time, but its levels still count.
     weights = np.where(windows > 0, windows, np.where(windows.max(axis=1, keepdims=True) > 0, 1e-9, 1.0))[:, :, None]
     known = ~np.isnan(pairs)
     share = known * weights
@@ -169,12 +169,12 @@ def _joined(first: Floats, second: Floats, names: tuple[str, ...]) -> Floats:
     return joined
 
 
-#: The number of marks to keep; beyond that, the oldest that have ended are dropped.
+#: The maximum number of marks. If there are more, the oldest marks that have ended are dropped.
 MOST_MARKS = 10_000
 
 
 class WatchMark(NamedTuple):
-    """A named interval. `end_s` is ``None`` while it is open, and `depth` is the number of marks around it."""
+    """A named interval. While it is open, `end_s` is ``None``. `depth` is the number of enclosing marks."""
 
     name: str
     depth: int
@@ -190,7 +190,7 @@ class Marks:
     dropped : int
         The number of marks dropped because there were too many.
     changes : int
-        A number that grows whenever a mark starts or ends.
+        A counter that increases whenever a mark starts or ends.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class Marks:
         self._lock = threading.RLock()
 
     def start(self, name: str, now_s: float) -> int:
-        """Start a mark inside the marks that are open. Return its number, which is needed to end it."""
+        """Start a mark inside the marks that are open, and return the number that is needed to end it."""
         with self._lock:
             self._next += 1
             self.changes += 1
@@ -228,16 +228,17 @@ class Marks:
                 self.end(number, now_s)
 
     def all(self, latest: int | None = None) -> list[WatchMark]:
-        """Return the marks by start time, outer marks first.
+        """Return the marks sorted by start time, with outer marks first.
 
-        With `latest`, return only that many of the marks that have ended.
+        If `latest` is given, return at most that many of the marks that have ended.
         """
         with self._lock:
             marks = [*(self._ended if latest is None else self._ended[-latest:]), *self._open.values()]
         return sorted(marks, key=lambda mark: (mark.start_s, mark.depth))
 
 
-#: NVML's bits, except those that slow nothing down: 1 (the GPU is idle) and 2 (someone set the clock).
+#: NVML's bits for throttle reasons, except those that do not slow anything down: 1 (the GPU is idle) and 2 (the user
+#: set the clock).
 _WORDS = {
     0x004: "SwPowerCap",
     0x008: "HwSlowdown",
@@ -253,10 +254,9 @@ _HARMLESS = 0x001 | 0x002
 
 
 def throttle_words(bits: int) -> list[str]:
-    """Return the names of the throttle reasons in NVML's bit mask, such as ``SwPowerCap``, sorted.
+    """Return the sorted names of the throttle reasons in a bit mask from NVML, such as ``SwPowerCap``.
 
-    Idle GPUs and clocks set by the user do not count as reasons. ``Other`` represents bits that are newer than this
-    list.
+    Idle GPUs and clocks set by the user do not count as reasons. ``Other`` represents bits that are not in this list.
     """
     other = bits & ~(sum(_WORDS) | _HARMLESS)
     return sorted([word for bit, word in _WORDS.items() if bits & bit] + ["Other"] * bool(other))

@@ -1,4 +1,4 @@
-"""Define the metrics that are read from a machine. This is the only place with the name and unit of each metric."""
+"""Define the names and units of all metrics that are read from a machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNITS = {
     **{"_percent": "percent", "_bytes": "bytes", "_bytes_per_s": "bytes_per_s"},
     **{"_w": "watts", "_j": "joules", "_c": "celsius", "_mhz": "megahertz"},
 }
-#: The units of documents that differ, and the factors from readings to them.
+#: The units that differ in documents, and the factors for converting readings to them.
 _IN_DOCUMENTS = {"percent": ("share", 0.01), "bytes_per_s": ("bytes/s", 1.0), "": ("count", 1.0)}
 
 

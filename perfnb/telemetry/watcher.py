@@ -1,4 +1,4 @@
-"""The kernel's side of telemetry: start the sampler, receive its readings, and end it in every case."""
+"""Record telemetry in the kernel: start the sampler, receive its readings, and make sure that it ends."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from perfnb.telemetry.history import History
 from perfnb.telemetry.sampler import MODULE
 
 _START_S = 20.0
-#: torch's allocator is read when a reading arrives; a reading that waited longer than this is no longer simultaneous.
+#: torch's allocator is read when a reading arrives. It is not read if the reading is older than this, because the two
+#: values would not be from the same time.
 _SIMULTANEOUS_NS = 100_000_000
-#: A shorter interval costs more than it shows; NVML and the kernel's counters are no faster.
+#: A shorter interval would cost more without providing more data, because NVML and the kernel's counters are no faster.
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 0.02, 3600.0
 
-#: A reading passed on: device, ``t_s``, ``window_s``, values by metric.
+#: A reading that is passed on: the device, ``t_s``, ``window_s``, and the values by metric.
 Row = tuple[str, float, float | None, dict[str, float | None]]
 
 
 class Watcher:
-    """A sampler and its readings. It ends when it is stopped, or when nothing refers to it any more.
+    """A sampler and its readings. The sampler ends when it is stopped, or when nothing refers to the watcher any more.
 
     Parameters
     ----------
@@ -53,13 +54,14 @@ class Watcher:
     history : History
         The readings. The devices are ``host``, ``process``, ``cgroup``, and the GPUs, which are identified by UUID.
     notes : list of str
-        Caveats for the reader.
+        Caveats for the user.
     zero_ns : int
-        The time of the first reading, where ``t_s`` is 0 (`time.perf_counter_ns`).
+        The time of the first reading (from `time.perf_counter_ns`), at which ``t_s`` is 0.
     renamed : int
-        How many times the GPUs' names have changed.
+        The number of times that the GPUs' names have changed.
     on_rows : callable or None
-        Called from the watcher's thread with each tick's rows, and without rows when the sampler ends by itself.
+        A function that the watcher's thread calls with the rows of each tick, and without rows if the sampler ends
+        unexpectedly.
 
     Raises
     ------
@@ -106,7 +108,7 @@ class Watcher:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Facts about the run, ready for JSON."""
+        """Metadata about the run that can be written as JSON."""
         end = self._ended_ns or time.perf_counter_ns()
         return {
             "running": self.running,
@@ -123,15 +125,15 @@ class Watcher:
         }
 
     def columns(self) -> dict[str, Any]:
-        """Return the readings by device and column. Devices have their current names."""
+        """Return the readings by device and column, with the current names of the devices."""
         return {self._names.get(key, key): columns for key, columns in self.history.columns().items()}
 
     def now_s(self) -> float:
-        """Return the current time on the same scale as `t_s`."""
+        """Return the current time in seconds since the first reading, like `t_s`."""
         return (time.perf_counter_ns() - self.zero_ns) / 1e9
 
     def stop(self) -> None:
-        """Take a last reading and end the sampler. If it has already ended, do nothing."""
+        """Take a final reading and stop the sampler. If it has already ended, do nothing."""
         with InterruptGate(), self._stopping:
             process, self._process = self._process, None
             if process is not None:
@@ -152,7 +154,7 @@ class Watcher:
             ready = self._ready.wait(_START_S)
         if not ready or not self._facts:
             process.end()
-            with gate.opened():  # an interrupt that arrived takes precedence
+            with gate.opened():  # an interrupt that has arrived takes precedence over the error
                 raise CaptureError(
                     f"The sampler's process sent no reading: {process.last_words() or 'it printed nothing'}."
                 )
@@ -213,16 +215,16 @@ class Watcher:
             return
         try:
             self.on_rows(rows)
-        except Exception as error:  # a view that fails must not end the watch
+        except Exception as error:  # a failing view must not end the watch
             self.on_rows = None
             self.notes.append(f"The live view stopped: {type(error).__name__}: {error}")
 
     def forget_in_child(self) -> None:
-        """Close the pipes in a forked process, so that their other ends notice when they are closed."""
+        """Close the pipes in a forked process, so that the sampler notices when the original process closes them."""
         process, self._process = self._process, None
         if process is not None:
             process.forget_in_child()
-        self._stopping = threading.Lock()  # like the history's: maybe held by a thread that does not exist here
+        self._stopping = threading.Lock()  # a thread that does not exist here may hold the old lock
         self.history.unlock_in_child()
 
 
@@ -230,7 +232,7 @@ _alive: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 def running() -> int:
-    """Return how many watchers are currently running in this process."""
+    """Return the number of watchers that are currently running in this process."""
     return sum(watcher.running for watcher in list(_alive))
 
 
@@ -250,14 +252,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all_in_child)
 
 
-#: The code that it runs. Modules come from the folders of this process, never from the folder of a notebook or script.
+#: The code that the sampler's process runs. It imports modules from this process's folders, and not from the folder of
+#: the notebook or script.
 _BOOT = (
     "import sys, json, warnings; config = json.loads(sys.argv[1]); sys.path[:] = config['path']; "
     f"warnings.simplefilter('ignore'); from {MODULE} import main; main(config)"
 )
 _STOP_S = 5.0
 
-#: A weak reference, followed each time, to the function that is called with each message and with ``None`` at the end.
+#: A weak reference to the function that is called with each message, and with ``None`` at the end.
 Taker = Callable[[], Callable[[dict[str, Any] | None], None] | None]
 
 
@@ -269,7 +272,7 @@ class SamplerProcess:
     interval_s : float
         The number of seconds between readings.
     taker : callable
-        Returns the function that a thread calls with each message, or ``None`` when nothing listens any more.
+        A function that returns the function to call with each message, or ``None`` if it no longer exists.
     pid : int
         The process to watch.
 
@@ -319,11 +322,11 @@ class SamplerProcess:
         return not self.thread.is_alive()
 
     def end(self) -> None:
-        """Request a last reading and wait for the sampler to end. If it does not end, kill it."""
+        """Request a final reading and wait for the sampler to end. If it does not end, kill it."""
         self.asked_to_end = True
         until = time.monotonic() + _STOP_S
         assert self.process.stdin is not None
-        with suppress(OSError, ValueError):  # it ended by itself
+        with suppress(OSError, ValueError):  # the sampler has already ended
             self.process.stdin.write(b"stop\n")
         self._finalizer()
         self.thread.join(max(0.0, until - time.monotonic()))
@@ -332,11 +335,11 @@ class SamplerProcess:
             self.thread.join(_STOP_S)
 
     def last_words(self) -> str:
-        """Return the last line that the sampler printed to stderr, if any. It is known once the sampler has ended."""
+        """Return the last line that the sampler printed to stderr, if any. This is only known after it has ended."""
         return "".join(self._words)
 
     def forget_in_child(self) -> None:
-        """Release the sampler in a forked process, which is not its parent."""
+        """Release the sampler in a forked process, which is not the sampler's parent."""
         self._finalizer.detach()
         self.process.returncode = 0
         for pipe in (self.process.stdin, self.process.stdout):
@@ -346,9 +349,9 @@ class SamplerProcess:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Make processes started in this context ignore interrupts.
+    """Make processes that are started in this context ignore interrupts.
 
-    A terminal sends interrupts to all of its processes.
+    This is needed because a terminal sends interrupts to all of its processes.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -358,7 +361,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _receive(process: subprocess.Popen[bytes], errors: IO[bytes], words: list[str], taker: Taker) -> None:
-    """Pass on messages until the sampler ends. The thread holds no reference that could keep a watch alive."""
+    """Pass on messages until the sampler ends. The thread has no reference that would keep the watch alive."""
     assert process.stdout is not None
     pipe, rest = process.stdout.fileno(), b""
     while chunk := os.read(pipe, 1 << 20):
@@ -390,7 +393,7 @@ def _close(pipe: IO[bytes]) -> None:
 
 
 def _path() -> list[str]:
-    """Return where modules are loaded from: Python's own and those that the sampler needs come before all others."""
+    """Return the sampler's import path, which starts with the folders of Python and of the modules that it needs."""
     own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")]
     here = str(Path(__file__).resolve().parents[2])
     found = [find_spec(name) for name in ("psutil", "msgspec")]
@@ -401,31 +404,31 @@ def _path() -> list[str]:
 
 
 def _enlarge(pipe: Any) -> None:
-    """Make room for readings that arrive while this process holds the interpreter lock."""
+    """Enlarge a pipe, to make room for readings that arrive while this process holds the interpreter lock."""
     try:
         import fcntl
 
         fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
     except (ImportError, AttributeError, OSError):
-        pass  # the sampler keeps what does not fit
+        pass  # the sampler stores data that does not fit
 
 
-#: Metrics of torch's allocator, and their keys in its statistics.
+#: The metrics of torch's allocator, and their keys in the allocator's statistics.
 _ALLOCATOR = {"torch_allocated_bytes": "allocated_bytes", "torch_reserved_bytes": "reserved_bytes"}
 
 
 def _torch_names(uuids: Sequence[str]) -> dict[str, str] | None:
-    """Return ``gpu0`` and so on by UUID, in torch's order, with GPUs that torch does not know at the end.
+    """Name GPUs ``gpu0`` and so on, in torch's order. GPUs that are unknown to torch come last.
 
-    The result is ``None`` while torch does not use CUDA, or if it does not report UUIDs. `uuids` come from NVML, such
-    as ``GPU-8f...``.
+    The names are returned by UUID. The result is ``None`` while torch does not use CUDA, or if it does not report
+    UUIDs. `uuids` are in NVML's format, such as ``GPU-8f...``.
     """
     cuda = _cuda() if uuids else None
     if cuda is None:
         return None
     try:
         own = [_bare(str(cuda.get_device_properties(index).uuid).lower()) for index in range(cuda.device_count())]
-    except Exception:  # an old torch or driver: the order of the environment variable applies
+    except Exception:  # with an old version of torch or the driver, the environment variable's order applies
         return None
     places = {uuid: place for place, uuid in enumerate(own)}
     known = {uuid: places[bare] for uuid in uuids if (bare := _bare(uuid.lower().partition("-")[2])) in places}
@@ -436,7 +439,7 @@ def _torch_names(uuids: Sequence[str]) -> dict[str, str] | None:
 
 
 def _bare(uuid: str) -> str:
-    """Return a UUID's hexadecimal digits. torch for ROCm writes the codes of their characters instead."""
+    """Return the hexadecimal digits of a UUID. torch for ROCm writes the character code of each digit instead."""
     digits = uuid.replace("-", "")
     with suppress(ValueError):
         characters = bytes.fromhex(digits).decode()
@@ -446,9 +449,9 @@ def _bare(uuid: str) -> str:
 
 
 def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:
-    """Return how many bytes torch's allocator has allocated and reserved on a device (``gpu0``).
+    """Return the number of bytes that torch's allocator has allocated and reserved on a device (``gpu0``).
 
-    The result is unknown if `ask` is false or torch cannot report it.
+    The values are ``None`` if `ask` is false or if torch cannot report them.
     """
     cuda = _cuda() if ask else None
     values: dict[str, float | None] = dict.fromkeys(_ALLOCATOR)
@@ -462,14 +465,14 @@ def _torch_memory(device: str, *, ask: bool) -> dict[str, float | None]:
 
 
 def _cuda() -> Any:
-    """Return torch's CUDA module, if torch is loaded and has initialised CUDA.
+    """Return torch's CUDA module, or ``None`` if torch is not loaded or has not initialised CUDA.
 
-    Checking this does not load or start anything.
+    Calling this function does not load or initialise anything.
     """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     try:
-        # Not is_available(), which initialises the driver: a process forked after that could not use the GPU.
+        # is_available() would initialise the driver, and processes forked after that could not use the GPU.
         return cuda if cuda is not None and cuda.is_initialized() else None
     except Exception:  # torch may be half loaded
         return None

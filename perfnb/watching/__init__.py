@@ -1,5 +1,5 @@
-"""`watch`: record telemetry over time, and show it as tables and charts.
+"""Define `watch`, which records telemetry over time and shows it as tables and charts.
 
-The room is large because charts that grow while they are being watched need their own data, pictures and widget. It
-also reads GPU logs.
+This package is large because charts that grow while you watch them need their own data, pictures and widget. It also
+reads GPU logs.
 """

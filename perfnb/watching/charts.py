@@ -1,4 +1,4 @@
-"""Define the charts of a watch, the lines in each chart, and the points on a line."""
+"""Define the charts that show a watch, the lines in each chart, and the points on each line."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
 
 @dataclass(frozen=True)
 class ChartLine:
-    """A line in a chart, which shows one metric of one device."""
+    """A line in a chart. It shows one metric of one device."""
 
     device: str
     column: str
-    word: str  # its label in the chart
+    word: str  # the label in the chart
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines that share an axis."""
+    """A chart, which consists of lines that share an axis."""
 
-    key: str  # the option word that selects it
+    key: str  # the word that selects the chart in an option
     title: str
-    unit: str  # as for `fmt.reading`
+    unit: str  # in the notation of `fmt.reading`
     lines: tuple[ChartLine, ...]
     note: str = ""  # a caveat
-    ceiling: float | None = None  # the most that the machine has
+    ceiling: float | None = None  # the amount that is available on the machine
     ceiling_word: str = ""
 
     def near_ceiling(self, most: float) -> bool:
-        """Return whether readings of at most `most` come so close to the ceiling that the axis should include it."""
+        """Check whether readings of up to `most` are close enough to the ceiling for the axis to include it."""
         return self.ceiling is not None and most >= 0.6 * self.ceiling
 
 
@@ -45,7 +45,7 @@ class _Kind:
     columns: tuple[str, ...]
     on: tuple[str, ...] = ("gpu",)  # kinds of devices: "gpu" means all GPUs
     note: str = ""
-    limit: str = ""  # the fact of the devices that is the ceiling
+    limit: str = ""  # the fact about the devices that contains the ceiling
 
 
 _KINDS: Mapping[str, _Kind] = {
@@ -53,33 +53,33 @@ _KINDS: Mapping[str, _Kind] = {
         "CPU",
         ("cpu_percent",),
         ("process", "cgroup", "host"),
-        "100 % is one core; process includes its child processes",
+        "100 % is one core; the process includes its child processes",
         "cpus",
     ),
     "throttled": _Kind(
         "CPU throttled by the cgroup",
         ("throttled_percent",),
         ("cgroup",),
-        "share of time when its CPU limit paused the cgroup",
+        "share of time during which the cgroup's CPU limit paused it",
     ),
     "memory": _Kind("Memory", ("memory_bytes",), ("process", "cgroup", "host"), limit="memory_bytes"),
     "gpu": _Kind(
         "GPU busy (any kernel)",
         ("busy_percent",),
-        note="share of the driver's last 1/6 to 1 s when any kernel ran, not how full the GPU was",
+        note="share of the last 1/6 to 1 s during which any kernel ran; does not show how much of the GPU was used",
     ),
     "counters": _Kind(
         "GPU hardware counters",
         ("sm_active_percent", "tensor_active_percent", "dram_active_percent"),
-        note="measured shares of what the chip can do; from Hopper on",
+        note="measured shares of the chip's maximum; available since Hopper",
     ),
     "gpu-memory": _Kind(
         "GPU memory",
         ("memory_bytes", "torch_reserved_bytes", "torch_allocated_bytes"),
-        note="all processes; torch: this process's allocator",
+        note="used by all processes; the lines for torch show this process's allocator",
         limit="memory_bytes",
     ),
-    "power": _Kind("Power", ("power_w",), note="on recent GPUs the mean of 1 s", limit="power_limit_w"),
+    "power": _Kind("Power", ("power_w",), note="the mean over 1 s on recent GPUs", limit="power_limit_w"),
     "temperature": _Kind("Temperature", ("temperature_c",)),
     "clocks": _Kind("Clocks", ("sm_clock_mhz", "memory_clock_mhz")),
     "pcie": _Kind("PCIe", ("pcie_receive_bytes_per_s", "pcie_send_bytes_per_s")),
@@ -88,18 +88,18 @@ _KINDS: Mapping[str, _Kind] = {
         "Network",
         ("network_receive_bytes_per_s", "network_send_bytes_per_s"),
         ("host",),
-        "whole host; traffic of a single process is not known",
+        "for the whole host; the traffic of a single process is unknown",
     ),
 }
 
-#: Option words that select charts.
+#: The words that select charts in options.
 CHARTS = tuple(_KINDS)
 
 _CEILINGS = {"cpus": "all cores", "memory_bytes": "installed", "power_limit_w": "limit"}
 
 
 def device_word(device: str, facts: Mapping[str, Any]) -> str:
-    """Return a device's name, such as ``GPU 0 (NVIDIA H100)``."""
+    """Return the name of a device for display, such as ``GPU 0 (NVIDIA H100)``."""
     if not device.startswith("gpu"):
         return device
     name = facts.get("name")
@@ -109,9 +109,10 @@ def device_word(device: str, facts: Mapping[str, Any]) -> str:
 def charts_of(
     samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], wanted: Sequence[str] | None = None
 ) -> tuple[Chart, ...]:
-    """Return the charts in `wanted` (by default, all charts) that have data to draw.
+    """Return the charts that have data to draw.
 
-    `devices` contains the facts about each device.
+    `wanted` contains the keys of the charts to consider, which are all charts by default. `devices` contains the facts
+    about each device.
     """
     found = {
         str(device): set(own.columns[own.notna().any()]) for device, own in samples.groupby("device", observed=True)
@@ -121,7 +122,7 @@ def charts_of(
 
 
 def columns_of(charts: Iterable[Chart]) -> dict[str, list[str]]:
-    """Return the columns that the charts draw, by device."""
+    """Return the columns that are drawn in the charts, by device."""
     columns: dict[str, list[str]] = {}
     for line in (line for chart in charts for line in chart.lines):
         if line.column not in columns.setdefault(line.device, []):
@@ -130,7 +131,7 @@ def columns_of(charts: Iterable[Chart]) -> dict[str, list[str]]:
 
 
 def without_limits(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the cgroup if it does not limit anything, because its figures would only repeat others."""
+    """Return the cgroup if it does not limit anything. Its figures would only repeat those of other devices."""
     limits = ("cpu_limit", "memory_limit_bytes")
     return [name for name, facts in devices.items() if name == "cgroup" and not any(map(facts.get, limits))]
 
@@ -149,15 +150,16 @@ def _chart(key: str, kind: _Kind, found: Mapping[str, set[str]], devices: Mappin
 
 
 def _idle_cgroup(device: str, column: str, facts: Mapping[str, Any]) -> bool:
-    """Return whether the cgroup does not limit this quantity, so that its line would only repeat another."""
+    """Check whether a column belongs to a cgroup that does not limit it, so that its line would only repeat another."""
     limit = "memory_limit_bytes" if column == "memory_bytes" else "cpu_limit"
     return device == "cgroup" and facts.get(limit) is None
 
 
 def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, str]:
-    """Return the upper bound of the lines: the cgroup's limit if there is one, or otherwise the installed amount.
+    """Return the upper bound of the lines, and its name.
 
-    If the GPUs differ, no ceiling is returned.
+    This is the cgroup's limit if there is one, and otherwise the installed amount. If the GPUs have different amounts,
+    there is no upper bound.
     """
     if not kind.limit:
         return None, ""
@@ -177,10 +179,10 @@ Floats = NDArray[np.float64]
 def on_grid(
     samples: pd.DataFrame, charts: Iterable[Chart], interval_s: float, most: int
 ) -> tuple[Floats, dict[tuple[str, str], Floats]]:
-    """Return at most `most` instants, and the mean around each instant by device and column.
+    """Resample readings on a common grid, so that the lines in a chart have the same positions.
 
-    The mean is `nan` if there were no readings. Devices may be read at different times, but the lines in a chart share
-    the same positions.
+    Return at most `most` points in time, and for each device and column the mean of the readings around each point. The
+    mean is `nan` if there were no readings.
     """
     first, last = float(samples["t_s"].min()), float(samples["t_s"].max())
     step = max(interval_s, (last - first) / max(1, most - 1))

@@ -1,4 +1,4 @@
-"""Prepare the data for a watch's live charts, ready to be written as JSON, and the marks on their lines."""
+"""Prepare the data for the live charts of a watch as JSON, and choose the marks for their lines."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from perfnb.watching.charts import Chart, ChartLine, charts_of, on_grid
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary, StepsWatched
 
-#: A named stretch of time: name, depth, start and end in seconds, and a note.
+#: A named interval: its name, depth, start and end in seconds, and a note.
 Band = tuple[str, int, float, float | None, str]
-#: Places of the marks of devices, so that each has the same mark in every chart; those of GPUs are their numbers.
+#: The positions of the devices' marks, so that a device has the same mark in every chart. The position of a GPU's mark
+#: is the GPU's number.
 _PLACES = {"process": 0, "host": 1, "cgroup": 2}
 
 
 def line_mark(chart: Chart, line: ChartLine) -> Mark:
-    """Return a line's mark.
+    """Return the mark for a line in a chart.
 
-    It is the device's mark if each device has a single line, or if there are too many lines for each to have its own
+    If each device has a single line, or if there are too many lines for each to have its own mark, this is the device's
     mark.
     """
     if len({line.column for line in chart.lines}) > 1 and len(chart.lines) <= palette.LINES:
@@ -37,7 +38,7 @@ def line_mark(chart: Chart, line: ChartLine) -> Mark:
 
 
 def bands_of(summary: MachineSummary) -> list[Band]:
-    """Return the named stretches of time: a profile's passes, and the marks below them."""
+    """Return the named intervals: a profile's passes, and the marks below them."""
     steps = summary.steps
     passes = () if steps is None else steps.passes.itertuples(index=False)
     bands: list[Band] = [
@@ -50,7 +51,7 @@ def bands_of(summary: MachineSummary) -> list[Band]:
 
 
 def watch_facts(summary: MachineSummary) -> list[str]:
-    """Return how the machine was watched: how often, what is missing, and how much CPU time the sampler used."""
+    """Return sentences about the recording: the intervals, missing readings, and the sampler's CPU time."""
     facts = [f"every {fmt.significant(summary.interval_s, trim=True)} s"]
     if summary.running:
         return facts
@@ -64,7 +65,7 @@ def watch_facts(summary: MachineSummary) -> list[str]:
 
 
 def lasted(seconds: float) -> str:
-    """Return a duration, such as ``42.5 s``, ``2:05 min`` or ``1:02:03 h``."""
+    """Format a duration, such as ``42.5 s``, ``2:05 min`` or ``1:02:03 h``."""
     if 0 < seconds < 0.1:
         return fmt.duration(1e3 * seconds)
     if seconds < 60:
@@ -72,28 +73,28 @@ def lasted(seconds: float) -> str:
     return f"{fmt.clock(seconds)} {'min' if seconds < 3599.5 else 'h'}"
 
 
-#: Limits on the points of a line, and on the numbers in the whole history.
+#: The maximum numbers of points on a line, and of numbers in the whole history.
 MOST_POINTS, MOST_NUMBERS = 2_000, 22_000
-#: Limits on marks, and on stretches of phases.
+#: The maximum numbers of marks and of phase intervals.
 MOST_MARKS, MOST_STRETCHES = 500, 6_000
 
 _DIGITS = 4
-#: The unit of a number in the history, by the end of its column's name.
+#: The unit of the numbers in the history, by the suffix of the column's name.
 _FACTORS = {"_bytes": 2**20, "_bytes_per_s": 1000}
 
 
 def panel_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return all data that a running watch's panel shows at first.
+    """Return the initial data for the panel of a running watch.
 
-    The data includes every line that may still get readings. Lines without readings are not drawn.
+    The data includes every line that may get readings later. Lines without readings are not drawn.
 
     Parameters
     ----------
     summary : MachineSummary
     view_id : str
-        Links the panel to its static twin.
+        The id that links the panel to its static version.
     wanted : sequence of str, optional
-        The keys of the charts to draw. The default is all charts.
+        The keys of the charts to draw. By default, all charts are drawn.
     """
     return {
         **_charts_data(summary, _possible(summary, wanted)),
@@ -105,7 +106,7 @@ def panel_data(summary: MachineSummary, view_id: str, wanted: Sequence[str] | No
 
 
 def history_data(summary: MachineSummary) -> dict[str, Any]:
-    """Return the data for a picture of a watch that has ended, with the steps that ran during it."""
+    """Return the data for the picture of a watch that has ended, including the steps that ran during the watch."""
     steps = summary.steps
     return {**_charts_data(summary, summary.charts), "steps": None if steps is None else _steps(steps)}
 
@@ -145,8 +146,9 @@ def _line(chart: Chart, line: ChartLine) -> dict[str, str]:
 
 
 def _history(summary: MachineSummary, charts: Sequence[Chart]) -> dict[str, Any]:
-    """Return the readings on a single grid: its first instant, its step, and a factor and numbers by device and
-    column.
+    """Return the readings on a common grid.
+
+    The result contains the grid's first point in time and its step, and a factor and numbers by device and column.
     """
     samples, devices = summary.samples, dict[str, dict[str, Any]]()
     if samples.empty:

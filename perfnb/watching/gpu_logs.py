@@ -1,7 +1,7 @@
-"""Read ``nvidia-smi`` logs as written by job scripts: ``--query-gpu=... --format=csv`` and ``dmon``.
+"""Read ``nvidia-smi`` logs that job scripts have written with ``--query-gpu=... --format=csv`` or ``dmon``.
 
-Neither format contains its clock's time zone, and ``dmon`` only contains times if they were requested. Each column has
-the unit that ``nvidia-smi`` writes for it, whether or not the unit also appears after the values.
+Neither format contains the clock's time zone, and ``dmon`` only contains times if they were requested. Each column has
+the unit that ``nvidia-smi`` uses for it, even if the unit does not appear after the values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from perfnb.trace.trace_file import Limits, head_of, lines_of_file, too_many
 
 _MOST_DEVICES, _MOST_NAMED, _DAY_S = 256, 8, 86_400
 _MIB, _MB = 2.0**20, 1e6
-#: The columns of ``samples`` for the columns of logs, with the factor between their units; those of ``dmon`` come last.
+#: The columns of ``samples`` for the columns of logs, with the factor between their units. The columns of ``dmon`` come
+#: last.
 _COLUMNS = {
     **{"utilization.gpu": ("busy_percent", 1.0), "memory.used": ("memory_bytes", _MIB)},
     **dict.fromkeys(("power.draw", "power.draw.average", "power.draw.instant"), ("power_w", 1.0)),
@@ -43,18 +44,18 @@ _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _WHICH = ("gpu", "index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "serial", "gpu_serial")
 _NAMES, _TIMES = ("name", "gpu_name"), ("timestamp", "date", "time")
 _SHOWN = {*_COLUMNS, *_LIMITS, *_REASONS, *_WHICH, *_NAMES, *_TIMES, "count", "driver_version"}
-#: A number, perhaps with its unit; a missing value is ``-``, ``[N/A]`` or ``[Not Supported]``.
+#: A number with an optional unit. Missing values are ``-``, ``[N/A]`` or ``[Not Supported]``.
 _NUMBER = r"^(-?[0-9]{1,18}(?:\.[0-9]{1,9})?)(?: ?[A-Za-z%/]{1,5})?$"
 _MASK = r"^0x([0-9a-fA-F]{1,16})$"
 
 
 def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
-    """Read a log: the samples from its GPUs, and the facts of a watch.
+    """Read a log, and return the samples from its GPUs as a record of a watch, with the watch's metadata.
 
     Raises
     ------
     TraceError
-        If the log cannot be read, has no readings, does not distinguish its GPUs, or exceeds a limit.
+        If the log cannot be read, has no readings, does not distinguish between GPUs, or exceeds a limit.
     """
     text, count = _table_of(path, limits.whole())
     which = next((name for name in _WHICH if name in text), None)
@@ -73,22 +74,24 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
     known = (samples["device"] >= 0) & samples.drop(columns=["t_s", "device"]).notna().any(axis=1)
     samples = samples[known & samples["t_s"].notna() if has_times else known].reset_index()
     if samples.empty:
-        raise TraceError(f"{path} is a log of nvidia-smi without readings.")
+        raise TraceError(f"{path} is an nvidia-smi log without any readings.")
     if (samples["device"] >= _MOST_DEVICES).any():
-        raise TraceError(f"{path} was not read: it has more than {_MOST_DEVICES} GPUs, as no machine has.")
+        raise TraceError(f"{path} was not read, because it contains more than {_MOST_DEVICES} GPUs.")
     notes = []
     if not has_times:
         samples["t_s"] = samples.groupby("device").cumcount().astype(float)
-        notes.append("The log has no times: readings are taken to be one second apart, the default.")
+        notes.append("The log has no times, so the readings are assumed to be one second apart, which is the default.")
     elif "time" in text and "date" not in text:  # a time of day continues after midnight
         samples["t_s"] += (samples["t_s"].diff() < -_DAY_S / 2).cumsum() * _DAY_S
     if which is None and samples["t_s"].duplicated().any():
-        raise TraceError(f"{path} was not read: rows of the same time do not identify their GPU; record index as well.")
+        raise TraceError(
+            f"{path} was not read, because rows with the same time do not identify their GPU. Also record the index."
+        )
     if count > len(samples):
-        notes.append(f"Lines that are not readings, left out: {count - len(samples):,}.")
+        notes.append(f"Lines that were skipped because they are not readings: {count - len(samples):,}.")
     if ignored := [name for name in text if name not in _SHOWN]:
         notes.append(
-            f"Columns of the log that are not shown: {named([plain(name, 40) for name in ignored], _MOST_NAMED)}."
+            f"Columns in the log that are not displayed: {named([plain(name, 40) for name in ignored], _MOST_NAMED)}."
         )
     first = samples.drop_duplicates("device").sort_values("device")
     facts = {int(device): _facts(text.loc[row]) for device, row in zip(first["device"], first["index"], strict=True)}
@@ -96,7 +99,7 @@ def load_log(path: Path, limits: Limits) -> tuple[WatchRecord, dict[str, Any]]:
 
 
 def _table_of(path: Path, limits: Limits) -> tuple[pd.DataFrame, int]:
-    """Return a log's cells as text, and how many of its lines are not headers."""
+    """Return the cells of a log as text, and the number of lines that are not headers."""
     header, rows, count = list[str](), list[list[str]](), 0
     with closing(lines_of_file(path, limits)) as lines:
         for line in filter(str.strip, lines):
@@ -105,7 +108,7 @@ def _table_of(path: Path, limits: Limits) -> tuple[pd.DataFrame, int]:
             if names or line.startswith("#"):
                 continue
             count += 1
-            if count * (1 + len(header) // 4) > limits.most_events:  # four texts take as much memory as one list
+            if count * (1 + len(header) // 4) > limits.most_events:  # four strings use as much memory as one list
                 raise too_many(str(path), limits.most_events)
             cells = line.replace(",", " ").split() if "gpu" in header else [cell.strip() for cell in line.split(",")]
             rows += [cells] * (len(cells) == len(header))
@@ -114,7 +117,7 @@ def _table_of(path: Path, limits: Limits) -> tuple[pd.DataFrame, int]:
 
 
 def _header(line: str) -> list[str]:
-    """Return the columns that a line names. The result is empty if it is not the header of a log."""
+    """Return the names of the columns in a header line, or an empty list if the line is not a header."""
     if line.startswith("#"):
         names = line.lstrip("# ").replace(",", " ").lower().split()
         return names if "gpu" in names and not _COLUMNS.keys().isdisjoint(names) else []
@@ -128,7 +131,7 @@ def _numbers(text: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def _seconds(text: pd.DataFrame) -> Any:
-    """Return each row's local time in seconds since an arbitrary day. It is missing if the row has no time."""
+    """Return each row's local time in seconds since an arbitrary day, which is missing for rows without a time."""
     if "timestamp" in text:
         stamps = pd.to_datetime(text["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
     elif "time" in text:
@@ -140,7 +143,7 @@ def _seconds(text: pd.DataFrame) -> Any:
 
 
 def _facts(row: pd.Series[Any]) -> dict[str, Any]:
-    """Return the facts about a GPU that do not change."""
+    """Return facts about a GPU that do not change."""
     names = [plain(row[name], 80) for name in _NAMES if name in row and not row[name].startswith("[")]
     facts: dict[str, Any] = {"name": names[0]} if names else {}
     for name, (fact, factor) in _LIMITS.items():

@@ -1,6 +1,6 @@
-"""Find out which resources were used up while a machine was watched, and which GPUs waited.
+"""Determine which resources were used up while a machine was watched, and which GPUs had to wait.
 
-All functions here are pure.
+All functions in this module are pure.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from perfnb import quantities as fmt
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary
 
-#: Shares of the available amount above which CPU and memory are used up.
+#: The shares of the available amount above which CPU and memory count as used up.
 _CPU_FULL, _MEMORY_FULL = 0.9, 0.95
-#: GPUs that are busy for less than the first share, and at times for more than the second, wait for something.
+#: A GPU counts as waiting if it was busy for less than the first share of the time, but sometimes busier than the
+#: second share.
 _STARVED_PERCENT, _USED_PERCENT = 50.0, 5.0
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """A resource that was used up, or a GPU that waited.
+    """A resource that was used up, or a GPU that had to wait.
 
     Attributes
     ----------
     kind : str
     device : str
-        The device, or the cgroup if it sets the limit.
+        The device, or the cgroup if the cgroup sets the limit.
     used, limit : float
-        For a CPU, the median in percent of one core. For memory, the maximum in bytes. For a GPU that waits, the
-        percentage of time.
+        The usage and its limit. For a CPU, the usage is the median in percent of one core, and for memory, it is the
+        maximum in bytes. For a GPU that had to wait, it is the percentage of time.
     own : float or None
-        The watched process's usage.
+        The usage of the watched process.
     """
 
     kind: Literal["cpu", "memory", "starved"]
@@ -44,24 +45,24 @@ class Saturation:
 
 
 def figure_of(summary: MachineSummary, device: str, metric: str, figure: str = "median") -> float | None:
-    """Return a figure in the summary's table, or ``None`` if it is unknown."""
+    """Return a figure from the summary's table, or ``None`` if it is unknown."""
     table = summary.table
     return fmt.known(table.at[(device, metric), figure]) if (device, metric) in table.index else None
 
 
 def cpu_limit_of(summary: MachineSummary, device: str) -> float | None:
-    """Return how much CPU a host or a cgroup may use, in percent of one core."""
+    """Return the CPU limit of a host or a cgroup in percent of one core."""
     limit = summary.facts.get(device, {}).get("cpu_limit" if device == "cgroup" else "cpus")
     return 100.0 * limit if limit else None
 
 
 def memory_limit_of(summary: MachineSummary, device: str) -> float | None:
-    """Return how much memory a device has, or how much a cgroup may use."""
+    """Return the memory size of a device, or the memory limit of a cgroup."""
     return summary.facts.get(device, {}).get("memory_limit_bytes" if device == "cgroup" else "memory_bytes")
 
 
 def saturations(summary: MachineSummary) -> Iterator[Saturation]:
-    """Yield the resources that held the process back, most important first."""
+    """Yield the resources that limited the process, starting with the most important one."""
     for device in ("cgroup", "host"):
         used, limit = figure_of(summary, device, "cpu_percent"), cpu_limit_of(summary, device)
         if used is not None and limit is not None and used >= _CPU_FULL * limit:

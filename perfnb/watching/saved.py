@@ -18,17 +18,17 @@ WATCH = SavedKind("watch", WatchFacts, {"samples": SAMPLES, "marks": MARKS})
 
 
 def save_watch(record: WatchRecord, meta: Mapping[str, Any], path: str | Path) -> Path:
-    """Write a watch to the folder `path`, completely or not at all. An earlier watch in the folder is replaced."""
+    """Write a watch atomically to the folder `path`. An earlier watch in the folder is replaced."""
     return store.save(WATCH, {"samples": record.samples, "marks": record.marks}, meta, path)
 
 
 def load_watch(path: str | Path) -> tuple[WatchRecord, dict[str, Any]]:
-    """Read a watch that `save_watch` wrote.
+    """Load a watch that was written by `save_watch`.
 
     Raises
     ------
     RecordingError
-        If there is no watch, or it is damaged or was saved by a newer version.
+        If the folder does not contain a watch, or if the watch is damaged or was saved by a newer version.
     """
     saved = SavedFolder(WATCH, path)
     return watch_of(WatchRecord(saved.frame("samples"), saved.frame("marks"))), saved.facts

@@ -1,4 +1,4 @@
-"""Determine which readings fall into which pass and phase of a profile's steps."""
+"""Assign readings to the passes and phases of a profile's steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from perfnb.recording.text import TEXT
 from perfnb.watching.charts import without_limits
 from perfnb.watching.summary import StepsWatched
 
-#: A phase with fewer readings gets no mean.
+#: The minimum number of readings in a phase for computing a mean.
 FEWEST_READINGS = 5
-#: If a phase was estimated, readings closer to its edges than this share of the step are ignored.
+#: If a phase is estimated, readings closer to its boundaries than this share of the step are ignored.
 _MARGIN = 0.05
-#: Stretches shorter than this share of a step are not estimated.
+#: Intervals shorter than this share of a step are not estimated.
 _SHORTEST = 0.01
-#: Metrics that the driver averages, over at most this many seconds.
+#: The metrics that the driver averages, with the maximum number of seconds over which it averages them.
 _AVERAGED_S = {"busy_percent": 1.0, "power_w": 1.0}
 
 Floats = NDArray[np.float64]
@@ -40,9 +40,9 @@ class _Stretch(NamedTuple):
 
 
 def steps_watched(recording: Recording, attribution: Attribution | None) -> StepsWatched | None:
-    """Return a recording's passes and phases on the clock of its samples, or ``None`` if it was not watched.
+    """Return a recording's passes and phases on the clock of its samples, or ``None`` if it has no samples.
 
-    The phases of traced steps come from the trace. Timed steps run without instruments: their wait for data was
+    The phases of traced steps come from the trace. Timed steps run without instruments, so only their wait for data was
     measured, and their other phases are estimated from the traced step with the median duration.
     """
     if recording.watch is None:
@@ -74,7 +74,7 @@ def _stretches(recording: Recording, attribution: Attribution) -> list[_Stretch]
     if spans.empty or len(traced) != len(spans):
         return []
     first = int(spans["start"].iloc[0])
-    # The trace has its own clock; the steps show its offset from that of the samples.
+    # The trace has its own clock, whose offset from the clock of the samples is computed from the steps.
     shift = float(np.median(traced["start_s"].to_numpy(float) - (spans["start"].to_numpy(np.int64) - first) / 1e9))
     seen = [
         [
@@ -90,7 +90,7 @@ def _stretches(recording: Recording, attribution: Attribution) -> list[_Stretch]
 
 
 def _placed(template: Sequence[_Stretch], start: float, wall: float, data: float) -> list[_Stretch]:
-    """Return the phases of a timed step: its wait for data, and the other phases in the proportions of the template."""
+    """Return the phases of a timed step: its wait for data, and the other phases with the template's proportions."""
     others = [stretch for stretch in template if stretch.phase != "data"]
     whole = sum(stretch.end_s - stretch.start_s for stretch in others)
     waited = min(data, wall) if any(stretch.phase == "data" for stretch in template) else 0.0
@@ -128,14 +128,14 @@ def _by_phase(samples: pd.DataFrame, stretches: Sequence[_Stretch]) -> pd.DataFr
 
 
 def _window(metric: str, windows: Floats) -> Floats:
-    """Return the time before each reading that its value covers."""
+    """Return how much time before each reading its value covers."""
     if metric in _AVERAGED_S:
         return np.full_like(windows, _AVERAGED_S[metric])
     return windows if metric.endswith(("_per_s", "_percent")) else np.zeros_like(windows)
 
 
 def _place(times: Floats, windows: Floats, starts: Floats, ends: Floats) -> NDArray[np.int64]:
-    """Return the stretch that contains each reading's whole window, or -1 if no stretch does."""
+    """Return the index of the interval that contains the whole window of each reading, or -1 if there is none."""
     if not len(starts):
         return np.full(len(times), -1)
     place = np.searchsorted(starts, times, side="right") - 1

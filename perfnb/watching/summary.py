@@ -1,4 +1,4 @@
-"""Compute the facts about a watch, which all of its views are drawn from."""
+"""Compute the facts about a watch that all of its views display."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from perfnb.recording.recording import WatchRecord
 from perfnb.recording.schema import METRICS
 from perfnb.watching.charts import Chart, charts_of, device_word, without_limits
 
-#: The driver updates a GPU's energy counter every 20 to 100 ms, so a difference of two readings may be off by that
-#: much power at either end: too much for differences over less than `LEAST_ENERGY_S`.
+#: The driver updates a GPU's energy counter every 20 to 100 ms, so the difference between two readings may be off by
+#: the energy used during that time at either end. This is too inaccurate over less than `LEAST_ENERGY_S`.
 ENERGY_RENEWED_S, LEAST_ENERGY_S = 0.1, 1.0
 
-#: A rate has a total if it was known for this share of the time; a GPU's PCIe traffic may be read only rarely.
+#: A rate has a total if it was known for at least this share of the time. For example, PCIe traffic may be read rarely.
 KNOWN_ENOUGH = 0.95
 
 _TABLE = ("median", "p95", "max", "total", "uncertainty", "readings")
@@ -28,45 +28,45 @@ _TABLE = ("median", "p95", "max", "total", "uncertainty", "readings")
 
 @dataclass(frozen=True)
 class StepsWatched:
-    """A profile's steps on the clock of its samples. Times are in seconds."""
+    """The steps of a profile on the clock of its samples, with times in seconds."""
 
     passes: pd.DataFrame  # one row per pass: `pass`, `start_s`, `end_s`, `steps`
-    #: One row per stretch of a phase: `phase`, `start_s`, `end_s`, `placed` (estimated from a traced step, not traced).
+    #: One row per interval of a phase: `phase`, `start_s`, `end_s`, `placed` (whether it was estimated and not traced).
     phases: pd.DataFrame
-    #: By `phase`, `device` and `metric`: `mean` (missing if too few readings fall into the phase) and `readings`.
+    #: By `phase`, `device` and `metric`: `mean` (missing if there are too few readings in the phase) and `readings`.
     by_phase: pd.DataFrame
 
 
 @dataclass(frozen=True)
 class MachineSummary:
-    """The facts about a watch. Views only format and draw them."""
+    """The facts about a watch. The views only format and draw them."""
 
     running: bool  # whether the sampler is still reading
-    interval_s: float  # requested, between readings
+    interval_s: float  # the requested time between readings
     duration_s: float  # from the first reading to the last
-    ticks: int  # readings taken
-    missed: int  # readings skipped because the previous one took too long
+    ticks: int  # the number of readings
+    missed: int  # the number of readings that were skipped because the previous one took too long
     gap_p99_ms: float | None  # 99th percentile of the time between readings
     cost_percent: float | None  # the sampler's CPU time, in percent of one core
-    words: Mapping[str, str]  # the name of each device: "GPU 0 (NVIDIA H100)"
+    words: Mapping[str, str]  # the name of each device, such as "GPU 0 (NVIDIA H100)"
     charts: tuple[Chart, ...]  # the charts to draw, in order
-    samples: pd.DataFrame  # as `perfnb.recording.schema` describes them, like the marks
+    samples: pd.DataFrame  # in the format described in `perfnb.recording.schema`, like the marks
     marks: pd.DataFrame
-    #: By `device` and `metric`: `median`, `p95`, `max`; `total` of rates in bytes and of energy, with its `uncertainty`
-    #: if known; `readings`. Unknown figures are missing, and so is a cgroup without limits.
+    #: By `device` and `metric`: `median`, `p95`, `max`, `total` (for rates in bytes and for energy), `uncertainty` (of
+    #: the total, if it is known) and `readings`. Unknown figures are missing, and a cgroup without limits is left out.
     table: pd.DataFrame
-    absent: tuple[str, ...] = ()  # the reasons why sources are missing on this machine
+    absent: tuple[str, ...] = ()  # the sources that are missing on this machine, and the reasons
     notes: tuple[str, ...] = ()  # caveats
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fixed facts about each device
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # facts about each device that do not change
     steps: StepsWatched | None = None  # the steps that ran during the watch, if it was part of a profile
 
 
 def machine_summary(
     record: WatchRecord, meta: Mapping[str, Any], wanted: Sequence[str] | None = None
 ) -> MachineSummary:
-    """Return the facts about a watch.
+    """Compute the facts about a watch.
 
-    `meta` comes from `perfnb.telemetry.watcher.Watcher`, and `wanted` contains the keys of its charts.
+    `meta` comes from `perfnb.telemetry.watcher.Watcher`, and `wanted` contains the keys of the charts to draw.
     """
     samples, devices = record.samples, meta["devices"]
     times = samples["t_s"].to_numpy(float)
@@ -91,11 +91,11 @@ def machine_summary(
 
 
 def machine_table(samples: pd.DataFrame, exact: Mapping[str, Mapping[str, Any]] | None = None) -> pd.DataFrame:
-    """Return the median, 95th percentile and maximum of each device's metrics, and totals of rates and energy.
+    """Return the median, 95th percentile and maximum of each device's metrics, and the totals of rates and energy.
 
     If a row of `samples` represents several readings, it counts that many times. A rate has a total if it was known
-    nearly all of the time. `exact` comes from `perfnb.telemetry.history.History`, because old rows are means and no
-    longer contain their maxima.
+    nearly all of the time. `exact` comes from `perfnb.telemetry.history.History`. It is needed because old rows contain
+    means, from which the maxima cannot be computed.
     """
     rows: list[dict[str, Any]] = []
     for device, own in samples.groupby("device", observed=True, sort=False):
@@ -116,7 +116,7 @@ def inside_mark(record: WatchRecord, name: str) -> pd.DataFrame:
     Raises
     ------
     ValueError
-        If there is no such mark, or no reading is inside it.
+        If there is no such mark, or if there are no readings inside it.
     """
     samples, marks = record.samples, record.marks
     named = marks[marks["name"] == name]
@@ -128,7 +128,7 @@ def inside_mark(record: WatchRecord, name: str) -> pd.DataFrame:
     for start, end in zip(named["start_s"], named["end_s"].fillna(float("inf")), strict=True):
         inside |= samples["t_s"].between(float(start), float(end))
     if not inside.any():
-        raise ValueError(f"no reading falls into the mark {shown(name)}: it is shorter than the time between readings.")
+        raise ValueError(f"the mark {shown(name)} contains no readings, because it is shorter than the interval.")
     return samples[inside]
 
 
@@ -154,9 +154,9 @@ def _row(known: pd.DataFrame, metric: str, whole_s: float, exact: Mapping[str, A
 
 
 def _energy(known: pd.DataFrame) -> dict[str, Any]:
-    """Return the joules between the first reading and the last.
+    """Return the energy in joules between the first and the last reading.
 
-    The result is empty if they are less than a second apart, or if the counter was reset.
+    The result is empty if the readings are less than a second apart, or if the counter was reset.
     """
     joules, times = known["energy_j"].to_numpy(float), known["t_s"].to_numpy(float)
     if times[-1] - times[0] < LEAST_ENERGY_S or (np.diff(joules) < 0).any():
@@ -168,9 +168,9 @@ def _energy(known: pd.DataFrame) -> dict[str, Any]:
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> float:
-    """Return the value below which a share `q` of the weight lies, or the midpoint if it lies between two values.
+    """Return a weighted quantile, or the midpoint if the quantile lies between two values.
 
-    With equal weights, this equals numpy's ``averaged_inverted_cdf`` (Hyndman and Fan's second definition).
+    With equal weights, this is the same as numpy's ``averaged_inverted_cdf`` (Hyndman and Fan's second definition).
     """
     order = np.argsort(values, kind="stable")
     ordered, reached = values[order], np.cumsum(weights[order])
@@ -182,7 +182,7 @@ def weighted_quantile(values: np.ndarray, weights: np.ndarray, q: float) -> floa
 
 
 def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
-    """Return the 99th percentile of the time between consecutive readings that were not joined."""
+    """Return the 99th percentile of the time between consecutive readings, excluding joined readings."""
     if samples.empty:
         return None
     own = samples[samples["device"] == samples["device"].iloc[0]]
@@ -192,9 +192,9 @@ def _gap_p99_ms(samples: pd.DataFrame) -> float | None:
 
 
 def _caveats(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], unsent: int) -> Iterator[str]:
-    """Yield notes on throttled GPUs and on readings that were averaged or lost.
+    """Yield notes about throttled GPUs, and about readings that were averaged or lost.
 
-    The notes on throttled GPUs include the reason and how often it occurred.
+    The notes about throttled GPUs include each reason and how often it occurred.
     """
     for device, own in samples[samples["throttle_reasons"].notna()].groupby("device", observed=True):
         counts = Counter[str]()
@@ -205,6 +205,9 @@ def _caveats(samples: pd.DataFrame, devices: Mapping[str, Mapping[str, Any]], un
             name = device_word(str(device), devices.get(str(device), {}))
             yield f"{name} was throttled: {said} of {int(own['readings'].sum()):,} readings."
     if len(samples) and int(samples["readings"].max()) > 1:
-        yield "Old readings were averaged to save memory: medians and percentiles use the averages, maxima are exact."
+        yield (
+            "Old readings were averaged to save memory. Medians and percentiles are computed from the averages, but "
+            "maxima are exact."
+        )
     if unsent:
         yield f"{unsent:,} readings were lost because the notebook's process was blocked for too long."

@@ -1,4 +1,4 @@
-"""Show the report's machine tab, with the telemetry recorded while the steps ran."""
+"""Show the report's machine tab, which contains the telemetry that was recorded while the steps ran."""
 
 from __future__ import annotations
 

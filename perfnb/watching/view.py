@@ -1,5 +1,5 @@
-"""Show a watch as a document: which resources were used up, each quantity's history, and figures over the whole
-time.
+"""Show a watch as a document: the resources that were used up, the history of each metric, and figures for the whole
+watch.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from perfnb.watching.saturation import Saturation, cpu_limit_of, figure_of, memo
 if TYPE_CHECKING:
     from perfnb.watching.summary import MachineSummary, StepsWatched
 
-#: Most points of a line in static charts, and rows of the tables.
+#: The maximum number of points on a line in static charts, and the number of rows in the tables.
 _POINTS, _ROWS = 240, Budget(40, 60)
-#: Up to this many GPUs have a figure each in the headline.
+#: The maximum number of GPUs that each have their own figure in the headline.
 _FEW_GPUS = 2
-#: The reason why rates are missing if levels are known.
-_WHOLE_ONLY = "rates such as CPU need phases longer than the reading interval"
+#: The reason why rates can be missing even if other metrics are known.
+_WHOLE_ONLY = "rates such as CPU require phases that are longer than the reading interval"
 
 
 def watch_document(summary: MachineSummary, kind: str = "watch") -> Document:
-    """Return a document that shows which resources were used up, if any, and the history.
+    """Return the document about a watch, which shows the resources that were used up and the history.
 
     Parameters
     ----------
     summary : MachineSummary
     kind : str
-        ``machine`` if it is part of a profile.
+        ``machine`` if the watch is part of a profile.
     """
     state = "watching" if summary.running else "watched"
     gpus = dict.fromkeys(str(summary.facts[gpu].get("name") or "") for gpu in _gpus(summary))
@@ -72,14 +72,14 @@ def _verdict(summary: MachineSummary) -> Verdict:
         return Verdict("open", "No readings yet" if summary.running else "No readings")
     if not found:
         levels = ", ".join(_levels(summary))
-        return Verdict("good", f"Nothing saturated: {levels}" if levels else "Nothing that was read is saturated")
+        return Verdict("good", f"Nothing saturated: {levels}" if levels else "None of the metrics is saturated")
     kinds = groupby(found, lambda shortage: shortage.kind)
     (first, advice), *others = [_answer(summary, kind, list(same)) for kind, same in kinds]
     return Verdict("bad", first, " ".join(f"{sentence}." for sentence, _ in others), advice)
 
 
 def _levels(summary: MachineSummary) -> Iterator[str]:
-    """Yield how much of the available amounts was used."""
+    """Yield phrases about how much of each resource was used."""
     for device in ("cgroup", "host"):
         used, limit = figure_of(summary, device, "cpu_percent"), cpu_limit_of(summary, device)
         if used is not None and limit:
@@ -96,14 +96,14 @@ def _levels(summary: MachineSummary) -> Iterator[str]:
 
 
 def _answer(summary: MachineSummary, kind: str, found: Sequence[Saturation]) -> tuple[str, str]:
-    """Return a sentence about one kind of shortage, and a recommendation."""
+    """Return a sentence about a shortage of one kind of resource, and a recommendation."""
     first = found[0]
     if kind == "starved":
         gpus = len(_gpus(summary))
         name = "GPU" if gpus == 1 else f"{len(found)} of {gpus} GPUs"
         yours = "" if first.own is None else f", while you used {fmt.share(first.own / 100)} CPU"
         sentence = f"{name} starved: busy for {_range([one.used for one in found])} of the time{yours}"
-        return sentence, "Profile a step with %%profile_step, which shows what the GPU waits for."
+        return sentence, "Profile a step with %%profile_step to see what the GPU waits for."
     if kind == "memory":
         places = "; ".join(
             _of(summary, one.device, one.used, one.limit) + ("" if one.own is None else f", you {fmt.size(one.own)}")
@@ -194,7 +194,7 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
 
 
 def watch_series(summary: MachineSummary) -> Iterator[Series]:
-    """Yield a chart of each quantity over time."""
+    """Yield a chart of each metric over time."""
     if not summary.charts:
         return
     times, values = on_grid(summary.samples, summary.charts, summary.interval_s, _POINTS)
@@ -224,10 +224,10 @@ def _value(column: str, number: Any) -> Value:
 
 
 def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[Any, ...]:
-    """Return a metric's figures. A figure is empty if it would have no meaning."""
+    """Return the figures for a metric, leaving out figures that would not be meaningful."""
     if metric == "energy_j":
         joules, uncertainty = fmt.known(row["total"]), fmt.known(row["uncertainty"]) or 0.0
-        bounds = None  # an interval that rounds to the value itself is not informative
+        bounds = None  # an interval whose bounds round to the value is not informative
         if joules is not None and uncertainty > 0.005 * joules:
             bounds = joules - uncertainty, joules + uncertainty
         return *_names(summary, device, metric), "", "", "", Value(joules, "joules", bounds)
@@ -237,13 +237,13 @@ def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[A
 
 
 def _names(summary: MachineSummary, device: str, metric: str) -> tuple[str, str]:
-    """Return the names of a device and a metric. The GPU's name is included only if the GPUs have different names."""
+    """Return the names of a device and a metric. GPU names are only included if the GPUs are different."""
     names = {summary.facts[gpu].get("name") for gpu in _gpus(summary)}
     return summary.words.get(device, device) if len(names) > 1 else _name(device), METRIC_WORDS[metric]
 
 
 def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> list[tuple[Any, ...]]:
-    """Return marks in the order of their starts, each with the mark around it."""
+    """Return the rows of the table of marks, sorted by the starts of the marks, each with its enclosing mark."""
     rows: list[tuple[Any, ...]] = []
     around: list[str] = []
     for name, depth, start, end, more in sorted(bands, key=lambda band: (band[2], band[1])):
@@ -255,7 +255,7 @@ def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> li
 
 
 def _by_phase(summary: MachineSummary, steps: StepsWatched) -> Iterator[Section]:
-    """Yield each metric's mean in each phase. Phases and metrics without any means are left out."""
+    """Yield a table of the mean of each metric in each phase, without phases and metrics that have no means."""
     means = steps.by_phase["mean"]
     means = means[np.isfinite(means.to_numpy(float, na_value=np.nan))]
     seen = set(means.index.get_level_values("phase"))
@@ -272,13 +272,13 @@ def _by_phase(summary: MachineSummary, steps: StepsWatched) -> Iterator[Section]
 
 
 def _reading_notes(summary: MachineSummary) -> Iterator[str]:
-    """Yield notes on how to read the charts and the tables."""
+    """Yield notes that explain the charts and the tables."""
     steps = summary.steps
     if steps is not None and len(steps.by_phase):
-        few = "phases with too few readings have no mean"
+        few = "Phases with too few readings do not have a mean"
         if steps.by_phase["mean"].isna().all():
-            few = "no phase is long enough for a mean"
-        yield f"In the table of phases, {few}; {_WHOLE_ONLY}."
+            few = "No phase has enough readings for a mean"
+        yield f"{few}, and {_WHOLE_ONLY}."
         if steps.phases["placed"].any():
-            yield "Phases of untraced steps are estimated from the traced ones."
+            yield "The phases of untraced steps are estimated from the traced steps."
     yield from (f"{chart.title}: {chart.note}." for chart in summary.charts if chart.note)

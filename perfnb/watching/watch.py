@@ -1,4 +1,4 @@
-"""`watch`: record hardware telemetry while code runs."""
+"""Define `watch`, which records hardware telemetry while code runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-#: A watch is live in the last places where it was shown; older ones stop updating.
+#: The number of panels that a watch updates. If it is displayed in more places, the oldest ones stop updating.
 MOST_PANELS = 4
 
 
@@ -53,7 +53,7 @@ class Watch(Documented):
         self._kept = None if isinstance(source, Watcher) else source
         self._metrics = metrics
         self._marks, self._panels, self._renamed = Marks(), list[LivePanel](), 0
-        # Callbacks must not keep a watch alive that nobody holds any more.
+        # Callbacks must not keep a watch alive if nothing else refers to it.
         own = weakref.proxy(self)
         self._cells = CellMarks(own)
         if self._watcher is not None:
@@ -66,16 +66,16 @@ class Watch(Documented):
 
     @property
     def samples(self) -> pd.DataFrame:
-        """One row per device and reading.
+        """The readings, with one row per device and reading.
 
-        The columns are `t_s` (since the first reading), the device, its metrics, and the innermost mark. In a long
-        watch, each older row represents several readings (`readings`), averaged over their `window_s`.
+        The columns are `t_s` (the time since the first reading), the device, its metrics, and the innermost mark. In a
+        long watch, older rows represent several readings (`readings`), which are averaged over their `window_s`.
         """
         return self._record().samples
 
     @property
     def marks(self) -> pd.DataFrame:
-        """The named intervals: the notebook's cells, and the blocks that you named with `mark`."""
+        """The named intervals: the cells of the notebook, and blocks that you named with `mark`."""
         return self._record().marks
 
     @property
@@ -85,28 +85,29 @@ class Watch(Documented):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Missing sensors and other caveats."""
+        """Notes about missing sensors and other caveats."""
         meta = self._meta()
         return (*meta["absent"].values(), *meta["notes"])
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The interval, the devices and other facts about the run."""
+        """Metadata, such as the interval and the devices."""
         return deepcopy(self._meta())
 
     def summary(self, mark: str | int | None = None) -> pd.DataFrame:
-        """Return the median, 95th percentile and maximum for each device and metric, and totals of rates and energy.
+        """Return the median, 95th percentile and maximum of each metric, and the totals of rates and energy.
 
         Parameters
         ----------
         mark : str or int, optional
-            Only use readings inside marks with this name. The number 5 means ``cell 5``.
+            Only use readings inside marks with this name. An integer refers to a cell, for example 5 to ``cell 5``.
 
         Returns
         -------
         DataFrame
-            Indexed by ``device`` and ``metric``: ``median``, ``p95``, ``max``, ``total`` (bytes for a rate, or joules
-            with their ``uncertainty``, which are missing for less than 1 s) and ``readings``.
+            Indexed by ``device`` and ``metric``: ``median``, ``p95``, ``max``, ``total``, ``uncertainty`` and
+            ``readings``. The total is in bytes for a rate, and in joules with an uncertainty for energy. The energy is
+            missing for periods of less than 1 s.
         """
         record = self._record()
         if mark is None:
@@ -115,7 +116,7 @@ class Watch(Documented):
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
-        """Name the code that runs in the block. Marks may be nested."""
+        """Mark the code that runs in the block with a name. Marks can be nested."""
         __tracebackhide__ = True
         if self._watcher is None or self._kept is not None:
             warnings.warn(f"The watch has ended: the mark {shown(name)} is ignored.", stacklevel=3)
@@ -137,22 +138,20 @@ class Watch(Documented):
         return series_figure(list(watch_series(self._summary(require_metrics(metrics)))), across=2)
 
     def save(self, path: str | Path) -> Path:
-        """Write the watch to the folder `path` (Parquet and JSON), completely or not at all.
-
-        `perfnb.load` reads it back.
+        """Write the watch atomically to the folder `path`, as Parquet and JSON. `perfnb.load` reads it back.
 
         Raises
         ------
         RecordingError
-            If `path` contains something other than a saved watch, or cannot be written.
+            If the folder contains something other than a saved watch, or if it cannot be written.
         """
         return save_watch(self._record(), self._meta() | {"running": False}, path)
 
     def stop(self) -> None:
-        """Take a last reading and end the watch. If it has already ended, do nothing."""
+        """Take a final reading and end the watch. If it has already ended, do nothing."""
         if self._watcher is None:
             return
-        with InterruptGate():  # an interrupt would leave it half stopped
+        with InterruptGate():  # an interrupt would leave the watch in an undefined state
             self._cells.stop()
             self._watcher.stop()
             if self._kept is None:
@@ -201,7 +200,7 @@ class Watch(Documented):
             panel.refresh()
 
     def _on_rows(self, rows: Any) -> None:
-        """Pass on rows. This is called from a thread."""
+        """Pass rows on to the panels. This method is called from a thread."""
         watcher = self._watcher
         assert watcher is not None
         renamed, self._renamed = self._renamed != watcher.renamed, watcher.renamed
@@ -223,7 +222,7 @@ class Watch(Documented):
         assert self._watcher is not None
         meta, dropped = self._watcher.meta, self._marks.dropped
         if dropped:
-            meta["notes"].append(f"The oldest {dropped:,} marks were dropped: there were too many.")
+            meta["notes"].append(f"The oldest {dropped:,} marks were dropped because there were too many.")
         return meta
 
     def _summary(self, metrics: Sequence[str] | None = None) -> MachineSummary:
@@ -231,19 +230,19 @@ class Watch(Documented):
 
 
 class CellMarks:
-    """Marks each cell of the notebook with its number (``cell 5``).
+    """Marks each cell of the notebook with its number, such as ``cell 5``.
 
-    This only works in IPython, and does not keep the watch alive.
+    This only works in IPython. It does not keep the watch alive.
     """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._shell: Any = None
-        self._open: list[int] = []  # cells may run cells
+        self._open: list[int] = []  # a list, because a cell can run other cells
         self._ahead = 0
 
     def start(self) -> None:
-        """Mark the cell that is running and all later cells."""
+        """Mark the cell that is currently running, and all later cells."""
         self._shell = running_shell()
         if self._shell is None:
             return
@@ -251,7 +250,7 @@ class CellMarks:
         self._shell.events.register("post_run_cell", self._after)
         running = self._shell.displayhook.exec_result
         if running is not None:  # a cell is running
-            # Newer versions of IPython count a cell before it runs, older ones afterwards.
+            # Newer versions of IPython increase the cell number before a cell runs, older versions afterwards.
             self._ahead = self._shell.execution_count - (running.execution_count or self._shell.execution_count)
             self._before()
 
@@ -271,17 +270,17 @@ class CellMarks:
             self._watch._end_cell(self._open.pop())
 
 
-#: The seconds between updates of the panel, and of its static twin.
+#: The number of seconds between updates of the panel, and of its static version.
 _PUSHED_EVERY_S, _REFRESHED_EVERY_S = 0.25, 60.0
-#: How many of the newest marks the panel gets with each update.
+#: The number of marks, starting with the newest, that the panel gets with each update.
 _MARKS_SHOWN = 100
 
 
 class LivePanel:
     """A place in a notebook where a running watch is displayed.
 
-    `summary` returns the current facts, `wanted` contains the charts' keys, and `noted` is the number of the watch's
-    notes that are already displayed.
+    `summary` returns the current facts, `wanted` contains the keys of the charts, and `noted` is the number of notes
+    that are already displayed.
     """
 
     def __init__(self, summary: Callable[[], MachineSummary], wanted: Sequence[str] | None, noted: int) -> None:
@@ -294,7 +293,7 @@ class LivePanel:
         self._changes, self._noted = -1, noted
 
     def show(self) -> None:
-        """Display the watch here: the static twin, and the panel, which hides the twin while it is live."""
+        """Display the watch here, as a live panel and a static version that the panel hides while it is live."""
         from IPython.display import DisplayHandle, display
 
         self._twin = DisplayHandle(display_id=f"perfnb-{self._id}")
@@ -304,9 +303,9 @@ class LivePanel:
             display(bundle, raw=True)
 
     def push(self, rows: Sequence[Any], marks: Marks, notes: Sequence[str]) -> None:
-        """Pass on a tick's rows, or no rows at the end.
+        """Pass on the rows of a tick, or no rows at the end.
 
-        This is called from a thread, which may only change traits.
+        This method is called from a thread, which is only allowed to change traits.
         """
         if self._widget is None:
             return
@@ -319,17 +318,17 @@ class LivePanel:
             self._widget.push(waiting, marks.all(_MARKS_SHOWN) if changed else None, " ".join(new) or None)
 
     def reload(self) -> None:
-        """Redraw everything after devices were renamed. This is called from a thread."""
+        """Redraw everything after devices were renamed. This method is called from a thread."""
         if self._widget is not None:
             self._widget.reload()
 
     def refresh(self) -> None:
-        """Update the twin if the last update was long ago."""
+        """Update the static version if its last update was too long ago."""
         if time.monotonic() - self._refreshed > _REFRESHED_EVERY_S:
             self._twin.update(self._static(), raw=True)
 
     def finish(self) -> None:
-        """Display the whole watch as a final document, which remains in the notebook."""
+        """Display the whole watch as a document, which remains in the notebook."""
         if self._widget is not None:
             self._widget.finish(watch_document(self._summary()), self._id)
         self._twin.update(self._static(), raw=True)
@@ -347,17 +346,17 @@ class LivePanel:
 
 
 def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None) -> Watch:
-    """Record hardware telemetry until `Watch.stop` or the end of a ``with`` block.
+    """Record hardware telemetry until `Watch.stop` is called or a ``with`` block ends.
 
-    A separate process reads the sensors, so that code that holds the GIL cannot delay the readings. It ends when this
-    process ends for any reason, or when nothing refers to the watch any more.
+    A separate process reads the sensors, so readings are not delayed by code that holds the GIL. The process ends when
+    this process ends for any reason, or when nothing refers to the watch any more.
 
     Parameters
     ----------
     interval_s : float
         The number of seconds between readings, from 0.02 to 3600.
     metrics : sequence of str, optional
-        The metrics to display, as in `Watch.plot`. All metrics are recorded in any case.
+        The metrics to display, as in `Watch.plot`. All metrics are recorded, even if they are not displayed.
 
     Returns
     -------
@@ -380,7 +379,7 @@ def watch(interval_s: float = 0.5, *, metrics: str | Sequence[str] | None = None
 
 
 def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None:
-    """Return the option words that select charts. A string may contain several words, separated by commas.
+    """Return the words that select charts. A string may contain several words separated by commas.
 
     Raises
     ------
@@ -391,7 +390,7 @@ def require_metrics(metrics: str | Sequence[str] | None) -> Sequence[str] | None
         return None
     words = [word.strip() for word in metrics.split(",")] if isinstance(metrics, str) else metrics
     if not isinstance(words, (list, tuple)) or not words:
-        raise ValueError(f"metrics must be words such as 'cpu, memory', not {shown(metrics)}.")
+        raise ValueError(f"metrics must be one or more words, such as 'cpu, memory', not {shown(metrics)}.")
     for word in words:
         if word not in CHARTS:
             raise ValueError(f"there is no metric {shown(word)}: the metrics are {', '.join(CHARTS)}.")

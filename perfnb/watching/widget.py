@@ -1,4 +1,4 @@
-"""The widget that shows a live watch: the history so far, and new readings as they arrive."""
+"""Define the widget that displays a live watch: the history so far, and new readings as they arrive."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from perfnb.draw.live import live_data
 from perfnb.draw.widget import DrawnWidget, json_of
 from perfnb.watching.data import band_data, row_data
 
-#: A chunk repeats earlier pushes: at first all of them, since a page takes a while to start listening, later a few.
+#: Each chunk repeats earlier pushes. The first chunks repeat all of them, because a page takes a while to start
+#: listening. Later chunks repeat only a few.
 FIRST_PUSHES, REPEATED_PUSHES = 20, 4
 
 
 class WatchWidget(DrawnWidget):
-    """A live panel that draws `perfnb.watching.data.panel_data` and the readings that are pushed afterwards.
+    """A live panel that draws the data from `perfnb.watching.data.panel_data` and the readings that are pushed later.
 
-    `refreshed` returns this data with the history so far, including for a page that is reloaded.
+    `refreshed` returns this data including the history so far, which is needed when a page is reloaded.
     """
 
     _esm = script("watching/js/machine.js", "watching/js/panel.js")
@@ -48,8 +49,8 @@ class WatchWidget(DrawnWidget):
     ) -> None:
         """Display new readings, at least the newest of the changed marks, and a note.
 
-        This is called from a thread. A row contains its device, its time and window in seconds, and values by metric. A
-        mark contains its name, depth, start and end.
+        This method is called from a thread. A row contains its device, its time and window in seconds, and its values
+        by metric. A mark contains its name, depth, start and end.
         """
         with self._pushing:
             if self._refreshed is None:
@@ -65,14 +66,14 @@ class WatchWidget(DrawnWidget):
             self.chunk = f"[{','.join(self._pushes)}]"
 
     def reload(self) -> None:
-        """Redraw everything. This is called from a thread."""
+        """Redraw everything. This method is called from a thread."""
         with self._pushing:
             refreshed, pushed = self._refreshed, self._pushed
         if refreshed is not None:
             self.data = json_of({**refreshed(), "pushed": pushed})
 
     def finish(self, document: Document, view_id: str) -> None:
-        """Display a document in place of the panel, and ignore later pushes."""
+        """Replace the panel with a document, and ignore later pushes."""
         with self._pushing:
             self._refreshed = None
             self._pushes.clear()
@@ -80,9 +81,9 @@ class WatchWidget(DrawnWidget):
         self.chunk = ""
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> Any:
-        """Return the state, like every widget.
+        """Return the widget's state.
 
-        A page that requests the whole state also gets the history so far.
+        If a page requests the whole state, the state includes the history so far.
         """
         state = super().get_state(key, drop_defaults)
         if key is None and (refreshed := getattr(self, "_refreshed", None)) is not None:

@@ -113,7 +113,7 @@ def test_what_cannot_be_judged_does_not_pass(tmp_path: Path) -> None:
 
     done = called("compare", a, b, "--fail-if-slower", 5)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "at least 6 timed steps of each, and there are 3 and 40" in done.stderr
+    assert "at least 6 timed steps on each side, and there are 3 and 40" in done.stderr
 
 
 @pytest.mark.slow
@@ -121,5 +121,5 @@ def test_two_of_different_kinds_are_refused(tmp_path: Path) -> None:
     done = called("compare", timing(tmp_path, "a", 10.0), profile(tmp_path, "b", 1000))
 
     assert (done.returncode, done.stdout) == (2, "")
-    said = "perfnb compare: these are not two profiles, traces, runs or timings: a (Timing) and b (Profile)."
+    said = "perfnb compare: A and B must be two profiles, traces, runs or timings, not a (Timing) and b (Profile)."
     assert done.stderr == f"{said}\n"

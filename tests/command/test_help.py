@@ -48,7 +48,7 @@ def test_without_a_command_it_shows_the_help_and_fails() -> None:
         (("compare", "a", "b", "--fail-if-slower", "much"), "invalid percentage value: 'much'"),
         (("show", "a", "--json", "--html", "b"), "error: argument --html: not allowed with argument --json"),
         (("run",), "perfnb run: there is no script to run"),
-        (("run", "nothing.py"), "perfnb run: nothing.py does not exist, or is not a file"),
+        (("run", "nothing.py"), "perfnb run: nothing.py does not exist or is not a file"),
         (("run", "--at", "soon", "a.py"), "invalid number value: 'soon'"),
         (("run", "--steps-by", "luck", "a.py"), "invalid choice: 'luck'"),
         (("watch",), "perfnb watch: there is no command to watch"),

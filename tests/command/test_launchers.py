@@ -45,10 +45,10 @@ def test_a_script_is_not_taken_for_a_launcher(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("torchrun --no-python train", "leave out --no-python"),
-        ("torchrun --run-path /train.py", "leave out --run-path"),
-        ("accelerate config", "takes accelerate launch"),
-        ("accelerate", "takes accelerate launch"),
+        ("torchrun --no-python train", "omit --no-python"),
+        ("torchrun --run-path /train.py", "omit --run-path"),
+        ("accelerate config", "requires a script after accelerate launch"),
+        ("accelerate", "requires a script after accelerate launch"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused(given: str, said: str) -> None:

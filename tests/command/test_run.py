@@ -55,7 +55,7 @@ def test_an_unmodified_script_leaves_a_report(
     assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)  # the losses among it
     assert f"perfnb · whole run · {script}" in done.stderr
     assert f"perfnb · profile · {script} · CPU" in done.stderr
-    assert done.stderr.rstrip().endswith("The profile above is saved to kept/step_000010.")
+    assert done.stderr.rstrip().endswith("The profile above was saved to kept/step_000010.")
     assert max(map(len, done.stderr.splitlines())) <= 100
     profile, run = package.load(tmp_path / "kept" / "step_000010"), package.load(tmp_path / "kept" / "run")
     assert isinstance(profile, package.Profile)
@@ -70,7 +70,7 @@ def test_an_unmodified_script_leaves_a_report(
 def test_optimizers_that_step_outside_of_steps_are_pointed_out(tmp_path: Path) -> None:
     done = perfnb("run", "--at", 10, "--save", "kept", SCRIPTS / "gan.py", cwd=tmp_path)
 
-    assert "2 optimizers stepped; each step here ends with the first." in done.stderr
+    assert "2 optimizers stepped, and each step ends with the first of them." in done.stderr
     assert (tmp_path / "kept" / "step_000010").is_dir()
 
 
@@ -102,7 +102,7 @@ def test_a_script_ends_as_it_would(end: str, tmp_path: Path) -> None:
     done = perfnb("run", "odd.py", "--at", "a b", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout)
     own, _, report = done.stderr.partition("\nperfnb run: ")
-    assert report == "no step was seen: the main thread used neither a torch optimizer nor a DataLoader.\n"
+    assert report == "there are no steps: the main thread used neither a torch optimizer nor a DataLoader.\n"
     if end != "own error":
         assert own == alone.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["odd.py"]
@@ -181,7 +181,7 @@ def test_a_short_run_is_told_what_to_do(tmp_path: Path) -> None:
 
     done = perfnb("run", "--save", "kept", "loop.py", cwd=tmp_path)
     assert done.returncode == 0
-    assert "no profile: the script had 49 steps" in done.stderr
+    assert "no profile, because the script had 49 steps" in done.stderr
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["run"]
 
 
@@ -288,7 +288,7 @@ def test_each_rank_keeps_its_own_run(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ((), "there is no script to run"),
-        (("nothing.py",), "nothing.py does not exist, or is not a file"),
+        (("nothing.py",), "nothing.py does not exist or is not a file"),
         (("--at", "soon", "a.py"), "invalid number value: 'soon'"),
         (("--at", "-1", "a.py"), "--at"),
         (("--steps-by", "luck", "a.py"), "invalid choice: 'luck'"),
@@ -308,7 +308,7 @@ def test_a_script_without_torch_does_not_pay_for_it(tmp_path: Path) -> None:
     script.write_text("import atexit, sys\natexit.register(lambda: print({'torch', 'pandas'} & set(sys.modules)))\n")
     done = perfnb("run", script, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "set()\n")
-    assert "no step was seen" in done.stderr
+    assert "there are no steps" in done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a working folder cannot be removed there")

@@ -118,7 +118,7 @@ def test_the_steps_of_a_trace_are_named(tmp_path: Path, profile: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "has no range named 'epoch' to mark its steps; it has 'iteration" in done.stderr
     assert "Steps can be named only in traces" in called("show", profile, "--steps", "epoch").stderr
-    assert "give the name of a range" in called("show", path, "--steps", "").stderr
+    assert "it must be the name of a range" in called("show", path, "--steps", "").stderr
 
 
 def ranks(folder: Path) -> list[Path]:
@@ -173,15 +173,15 @@ def test_one_rank_is_shown_alone(tmp_path: Path, profile: Path) -> None:
     assert json.loads(called("show", saved, "--rank", 2, "--json").stdout)["kind"] == "profile"
     done = called("show", saved, "--rank", 7)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"perfnb show: {saved} has no rank 7; it contains 0, 1, 2, 3.\n"
-    assert "contains no ranks but a Profile: leave out --rank." in called("show", profile, "--rank", 0).stderr
+    assert done.stderr == f"perfnb show: {saved} does not contain rank 7. It contains 0, 1, 2, 3.\n"
+    assert "does not contain ranks but a Profile: omit --rank." in called("show", profile, "--rank", 0).stderr
 
 
 def test_what_holds_no_ranks_is_refused(profile: Path) -> None:
     done = called("ranks", profile)
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert "contains no ranks but a Profile" in done.stderr
+    assert "does not contain ranks but a Profile" in done.stderr
 
 
 def test_the_machine_is_checked() -> None:

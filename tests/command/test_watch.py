@@ -75,7 +75,7 @@ def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
     done = perfnb("watch", "--save", "thesis", "--", "touch", "ran", cwd=tmp_path)
 
     assert done.returncode == 2
-    assert "thesis exists and is no saved watch" in done.stderr
+    assert "thesis exists and is not a saved watch" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
 
 

@@ -172,7 +172,7 @@ def test_work_without_a_step_is_in_a_row_of_its_own(tmp_path: Path) -> None:
     assert us(profile.gpu_idle["idle_ms"].sum()) == us(profile.gpu_time["idle_ms"].sum())
     assert profile.gpu_steps["step"].tolist() == [7, 8]
     assert "after" not in set(profile.critical_path["name"])
-    assert "1 kernels, copies and fills belong to no step" in " ".join(profile._summary.gpu.notes)  # type: ignore[union-attr]
+    assert "1 kernels, copies and fills do not belong to any step" in " ".join(profile._summary.gpu.notes)  # type: ignore[union-attr]
 
 
 def test_marks_that_are_no_steps_count_nowhere(tmp_path: Path) -> None:

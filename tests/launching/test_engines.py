@@ -172,7 +172,7 @@ def test_an_engine_with_a_process_group(engines: Any) -> None:
 
     engines[1].apply_sync(join)
     try:
-        with pytest.raises(CaptureError, match="An engine has a process group already"):
+        with pytest.raises(CaptureError, match="An engine already has a process group"):
             perfnb.profile_ranks(small, executor=engines, **FAST)
     finally:
         engines[1].apply_sync(torch.distributed.destroy_process_group)

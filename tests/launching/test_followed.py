@@ -154,9 +154,9 @@ def of_processes(tmp_path: Path) -> Callable[..., str]:
     [
         ((0,), "Rank 0 of 1 ended before its profile was complete."),
         ((3, None), "Rank 0 of 2 ended before its profile was complete."),
-        ((-9,), "Rank 0 of 1 was ended by SIGKILL, as the system does if memory runs out."),
-        ((-9, -11), "Rank 1 of 2 was ended by SIGSEGV."),  # the first
-        ((-200,), "Rank 0 of 1 was ended by signal 200."),
+        ((-9,), "Rank 0 of 1 was terminated by SIGKILL. The system sends this signal if memory runs out."),
+        ((-9, -11), "Rank 1 of 2 was terminated by SIGSEGV."),  # the first
+        ((-200,), "Rank 0 of 1 was terminated by signal 200."),
     ],
 )
 def test_how_a_rank_ended(codes: tuple[int | None, ...], said: str, of_processes: Callable[..., str]) -> None:
@@ -193,9 +193,9 @@ def test_the_function_sent_returns_a_step_or_a_step_and_its_batches() -> None:
     assert _set_up(lambda: (step, [2]), None) == (step, [2])
     with pytest.raises(CaptureError, match=r"batches were passed as an argument and also returned"):
         _set_up(lambda: (step, [2]), [1])
-    with pytest.raises(CaptureError, match=r"returned int, not a step"):
+    with pytest.raises(CaptureError, match=r"returned int instead of a step"):
         _set_up(lambda: 5, None)
-    with pytest.raises(CaptureError, match=r"returned tuple, not a step"):
+    with pytest.raises(CaptureError, match=r"returned tuple instead of a step"):
         _set_up(lambda: (step, 1, 2), None)
 
 

@@ -118,11 +118,11 @@ def test_a_batch_too_small_to_split() -> None:
         ({"ranks": 0}, ValueError, "ranks must be"),
         ({"threads": 0}, ValueError, "threads must be"),
         ({"backend": "smoke"}, ValueError, "backend 'smoke' is unknown: use gloo"),
-        ({"backend": 3}, TypeError, "backend must be text"),
+        ({"backend": 3}, TypeError, "backend must be a string"),
         ({"ddp": "yes"}, TypeError, "ddp must be"),
         ({"args": ["--x"]}, TypeError, "args only apply to scripts"),
         ({"steps": 0}, ValueError, "steps must be"),
-        ({"env": {"A": 1}}, TypeError, "env must be a mapping from strings to strings"),
+        ({"env": {"A": 1}}, TypeError, "env must be a mapping of strings to strings"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -160,7 +160,7 @@ def test_ddp_for_a_model_that_has_it_already_is_refused(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", Parallel)
 
-    with pytest.raises(CaptureError, match=r"already wrapped in DistributedDataParallel. Leave out ddp"):
+    with pytest.raises(CaptureError, match=r"already wrapped in DistributedDataParallel\. Omit ddp"):
         _wrapped({"model": Parallel(2, 2)})
     with pytest.raises(CaptureError, match=r"ddp finds no model"):
         _wrapped({"x": 1})

@@ -77,7 +77,7 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "model" in ranks[1].layers.index
     printed = capsys.readouterr().out
     assert "[rank 1] done ['--epochs', '3'] 1\n" in printed
-    assert "The whole run is saved" not in printed
+    assert "The whole run was saved" not in printed
 
 
 def test_the_exception_of_the_first_rank_that_fails() -> None:
@@ -122,7 +122,7 @@ def test_a_rank_that_is_killed() -> None:
         killed = chance.randrange(2)
         error = run_and(endless(folder), lambda at=folder, rank=killed: kill(at, rank, chance.uniform(0.0, 1.0)))
         assert isinstance(error, CaptureError), error
-        assert f"Rank {killed} of 2 was ended by SIGKILL" in str(error)
+        assert f"Rank {killed} of 2 was terminated by SIGKILL" in str(error)
         assert processes_of_jobs() == []
     assert perfnb.profile_ranks(small, **FAST).ranks == [0, 1]
 

@@ -78,7 +78,7 @@ def test_imbalance_is_missing_if_waiting_is_unknown() -> None:
 
     assert figures.losses["imbalance_ms"].isna().all()
     assert figures.losses.loc[2, "communication_ms"] == pytest.approx(16)
-    assert "2 ranks: the collectives of the ranks could not be matched" in figures.notes[0]
+    assert "2 ranks: the collectives could not be matched between ranks" in figures.notes[0]
     assert "n/a" in str(figures)
 
 
@@ -87,7 +87,7 @@ def test_a_job_that_fails_without_ddp() -> None:
 
     figures = study_of(found)
 
-    assert figures.notes == ["1 rank without DDP: n/a, because it failed: AttributeError: no_sync"]
+    assert figures.notes == ["1 rank without DDP: not available because the job failed: AttributeError: no_sync"]
     assert figures.table["against_plain"].isna().all()
     assert figures.table["against_best"].isna().all()
 
@@ -100,7 +100,7 @@ def test_too_few_steps_for_an_interval() -> None:
 
     assert table["ci_low_ms"].isna().all()
     assert [note.partition(". ")[0] for note in figures.notes] == [
-        "1 rank and 2 ranks: no interval, because 2 timed steps in a run are too few"
+        "1 rank and 2 ranks: there is no interval, because a run with only 2 timed steps is too short"
     ]
     assert table.loc["2 ranks", "speedup"] == 1.0
 
@@ -112,7 +112,7 @@ def test_runs_that_disagree_are_said() -> None:
 
     assert len(notes) == 1
     assert notes[0].startswith(
-        "Runs of the same job disagree on its step: 1 process, all cores (from 34.0 ms to 61.0 ms)."
+        "The step times of the same job differ between runs: 1 process, all cores (from 34.0 ms to 61.0 ms)."
     )
 
 
@@ -129,10 +129,10 @@ def test_the_answer_is_the_speed_up_and_what_it_is_lost_to() -> None:
 
     assert told.sentence == "2 ranks: speed-up 1.25 × [1.13, 1.38], efficiency 62 %, strong scaling"
     assert told.why == (
-        "Of 80.0 ms per step, 30.0 ms exceed perfect scaling: exposed communication 12.0 ms, input 11.0 ms, "
-        "imbalance 4.00 ms, slower computing 3.00 ms."
+        "A step takes 80.0 ms, which is 30.0 ms longer than with perfect scaling: exposed communication 12.0 ms, "
+        "input 11.0 ms, imbalance 4.00 ms, slower computing 3.00 ms."
     )
-    assert told.next == "Use one process with all cores: 2 ranks do only 0.750 × its work per second."
+    assert told.next == "Use one process with all cores. 2 ranks only do 0.750 × its work per second."
     assert study_of(jobs()[:3])._document().verdict.next == ""
 
 
@@ -163,8 +163,8 @@ def test_efficiency_is_drawn_over_more_than_two_numbers_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"ranks": (1,)}, ValueError, "ranks must contain a number above 1"),
-        ({"ranks": 2}, TypeError, "ranks must be numbers of ranks"),
+        ({"ranks": (1,)}, ValueError, "ranks must contain at least one number above 1"),
+        ({"ranks": 2}, TypeError, "ranks must be a sequence of numbers"),
         ({"ranks": (0, 2)}, ValueError, "ranks must be"),
         ({"mode": "middling"}, ValueError, "mode must be 'strong' or 'weak'"),
         ({"rounds": 0}, ValueError, "rounds must be"),

@@ -41,7 +41,7 @@ def test_the_line_gives_latency_bandwidth_and_bounds() -> None:
     assert found.smaller_ms == pytest.approx((3 * 2.0 + 36 * 0.5) / 2, abs=1e-4)
     said = bucket_sentence(found)
     assert "36.0 MiB per step in 3 buckets, each with a latency of 2.00 ms [2.00, 2.00], and then 1.95 GiB/s" in said
-    assert "One bucket instead would save at most 4.00 ms per step; smaller ones, which start earlier, at most" in said
+    assert "A single bucket would save at most 4.00 ms per step. Smaller buckets, which start earlier, would" in said
 
 
 def test_the_bound_takes_the_upper_end_of_the_interval() -> None:
@@ -73,11 +73,11 @@ def test_a_negative_latency_is_none() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (calls([MIB, MIB]), "the buckets have one size"),
+        (calls([MIB, MIB]), "the buckets have only one size"),
         (calls([MIB, 3 * MIB]), "only two sizes"),
         (calls([MIB, 2 * MIB, 3 * MIB], steps=1), "too few steps were traced"),
-        (calls([MIB, 2 * MIB, 3 * MIB]).assign(waiting_ns=pd.NA), "not all buckets were found on another rank"),
-        (calls([MIB, 2 * MIB, NONE]), "the sizes of the buckets are not known"),
+        (calls([MIB, 2 * MIB, 3 * MIB]).assign(waiting_ns=pd.NA), "some buckets were not found on any other rank"),
+        (calls([MIB, 2 * MIB, NONE]), "the bucket sizes are unknown"),
     ],
 )
 def test_where_there_is_no_bound_it_is_said_why(given: pd.DataFrame, why: str) -> None:
@@ -86,7 +86,7 @@ def test_where_there_is_no_bound_it_is_said_why(given: pd.DataFrame, why: str) -
     assert found is not None
     assert found.fewer_ms is None
     assert why in found.why
-    assert bucket_sentence(found).startswith("The saving of other bucket sizes is n/a: ")
+    assert bucket_sentence(found).startswith("The saving from other bucket sizes is unknown: ")
 
 
 def test_without_buckets_nothing_is_said(tmp_path: Path) -> None:
@@ -96,5 +96,5 @@ def test_without_buckets_nothing_is_said(tmp_path: Path) -> None:
 def test_ranks_say_it(tmp_path: Path) -> None:
     ranks = job(tmp_path, (0, 2000))
 
-    assert "The saving of other bucket sizes is n/a: the buckets have one size" in " ".join(str(ranks).split())
+    assert "other bucket sizes is unknown: the buckets have only one size" in " ".join(str(ranks).split())
     assert "bucket sizes" not in set(ranks.findings["bottleneck"])

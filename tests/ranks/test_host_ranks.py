@@ -48,7 +48,7 @@ def test_the_sleep_of_a_rank_is_the_others_waiting_and_its_late_phase(tmp_path: 
     assert late is not None
     assert (late.phase, late.more_ms) == ("forward", pytest.approx(2.0))
     (one,) = ranks.findings[ranks.findings["bottleneck"] == "straggler"].itertuples()
-    assert "It is late in forward, where it takes 2.00 ms longer than the others" in str(one.evidence)
+    assert "It is late in forward, which takes 2.00 ms longer than on the others" in str(one.evidence)
 
 
 def test_waiting_for_the_last_rank_is_told_from_the_transfer(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_ranks_with_more_samples_are_told(tmp_path: Path) -> None:
     found = ranks.findings.set_index("bottleneck")
 
     assert found.loc["unbalanced input", "bound_ms"] == pytest.approx(2.025)
-    assert "Rank 1 gets 16 samples per step, rank 0 only 8" in found.loc["unbalanced input", "evidence"]
+    assert "Rank 1 gets 16 samples per step, but rank 0 only 8" in found.loc["unbalanced input", "evidence"]
 
 
 def test_one_step_on_one_clock_and_who_waited_when(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_one_step_on_one_clock_and_who_waited_when(tmp_path: Path) -> None:
     assert isinstance(lanes, Picture)
     drawn, text = lanes.html(), lanes.text(100)  # type: ignore[misc]
     assert drawn.count("<circle") == 2  # the last arrival at each of two collectives
-    assert "allreduce: rank 1 was last, 2.00 ms after the first" in drawn
-    assert lanes.title.startswith("Step 1 of all ranks on one clock")
-    assert "reached by rank 0 at 0.275 ms and by rank 1, the last, at 2.27 ms" in " ".join(text)
+    assert "allreduce: rank 1 arrived last, 2.00 ms after the first" in drawn
+    assert lanes.title.startswith("Step 1 of all ranks on a common clock")
+    assert "rank 0 arrived first after 0.275 ms, and rank 1 last after 2.27 ms" in " ".join(text)
 
 
 @pytest.mark.deep
@@ -114,7 +114,7 @@ def test_waiting_for_a_straggler_is_in_one_bound_only(tmp_path: Path) -> None:
     transfers_ms = 0.255  # what rank 1, which waits for none, is seen to wait; rank 0 hides a part of them
     assert transfers_ms <= sent["bound_ms"] <= 1.5 * transfers_ms
     assert sent["bound_share"] == pytest.approx(sent["bound_ms"] / 3.0)
-    assert "It waits another 1.92 ms in them for rank 1, which the finding straggler covers" in sent["evidence"]
+    assert "it waits 1.92 ms in them for rank 1, which is part of the finding straggler" in sent["evidence"]
     assert found.iloc[0]["bottleneck"] == "straggler"
 
 
@@ -127,7 +127,7 @@ def test_waiting_that_uneven_input_explains_is_no_second_finding(tmp_path: Path)
 
     assert "straggler" not in set(found["bottleneck"])
     sent = found[(found["bottleneck"] == "collectives") & (found["rank"] == 0)].iloc[0]
-    assert "for rank 1, which the finding unbalanced input covers" in sent["evidence"]
+    assert "for rank 1, which is part of the finding unbalanced input" in sent["evidence"]
 
 
 def test_bounds_of_a_job_refer_to_its_timed_step(tmp_path: Path) -> None:
@@ -136,5 +136,5 @@ def test_bounds_of_a_job_refer_to_its_timed_step(tmp_path: Path) -> None:
     (late,) = found_by(RULES, RanksFacts(ranks._summary, None, 1.5), 1.5)  # traced steps took 3 ms
 
     assert late.bound_ms == pytest.approx(2.025 / 2)
-    assert "the others wait 1.01 ms per step for it (68 % of the step)" in late.evidence
-    assert "1.00 ms longer than the others" in late.evidence
+    assert "The other ranks wait 1.01 ms per step for it (68 % of the step)" in late.evidence
+    assert "1.00 ms longer than on the others" in late.evidence

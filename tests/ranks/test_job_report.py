@@ -73,12 +73,12 @@ def test_the_timed_step_of_the_slowest_rank_comes_first_and_unlike_traced_ones_a
     assert (traced.label, traced.basis) == ("traced step", "mean of 3 steps, as below")
     assert [figure.basis for figure in document({}, 20.0).figures] == ["as traced, mean of 3 steps"]
     for traced_ms, unlike in ((155.0, True), (2000.0, True), (800.0, False)):
-        assert any("unlike timed ones" in note for note in document({0: 705.0}, traced_ms).notes) == unlike
+        assert any("unlike timed steps" in note for note in document({0: 705.0}, traced_ms).notes) == unlike
 
 
 def test_a_straggler_that_is_late_in_no_phase_of_its_own() -> None:
     late = LateWork("other", 6.72, "", 0.0)
 
     assert _late(late, 1.0) == (
-        " It is late in code outside model, loss and optimizer, where it takes 6.72 ms longer than the others."
+        " It is late in code outside the model, loss and optimizer, which takes 6.72 ms longer than on the others."
     )

@@ -138,7 +138,7 @@ def test_ranks_of_groups_that_share_nothing_are_told_within_their_group(tmp_path
     waited = ranks.times.groupby("rank")["waiting_ms"].mean()
     assert waited.tolist() == pytest.approx([0, 0, 0.8, 0])
     assert ranks.straggler == 3
-    assert "could be matched: ranks 0, 1; ranks 2, 3." in str(ranks)
+    assert "matched between these groups: ranks 0, 1; ranks 2, 3." in str(ranks)
 
 
 def test_clocks_are_told_through_other_ranks(tmp_path: Path) -> None:

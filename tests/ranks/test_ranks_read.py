@@ -82,7 +82,7 @@ def test_a_bad_file_among_them_is_one_error_that_names_it(
     assert "\n" not in str(caught.value)
     with pytest.raises(RecordingError, match="does not exist"):
         perfnb.load([paths[0], tmp_path / "nowhere.json"])
-    with pytest.raises(TraceError, match="the list is empty"):
+    with pytest.raises(TraceError, match="the list of files is empty"):
         perfnb.load([])
 
 

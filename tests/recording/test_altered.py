@@ -391,7 +391,7 @@ def test_facts_that_perfnb_does_not_know_take_no_memory(
     ("named", "said"),
     [
         ([], r"ranks\.json is damaged: .*meta\.ranks"),
-        ([0] * 100_000, r"ranks\.json is damaged: meta\.ranks names a rank twice"),
+        ([0] * 100_000, r"ranks\.json is damaged: meta\.ranks contains a rank twice"),
         ([0, 2], r"rank_2.profile\.json is damaged: its meta\.rank is 1, not 2"),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_gpu_lost_in_mid_run(gpus: Gpus, code: int) -> None:
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "the NVIDIA driver is not loaded"),
         (
             pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-            "the NVIDIA driver and its library differ in version: restart the machine or reload the driver",
+            "the NVIDIA driver and its library have different versions: restart the machine or reload the driver",
         ),
         (pynvml.NVML_ERROR_NO_PERMISSION, "no permission to use the NVIDIA driver"),
         (pynvml.NVML_ERROR_UNKNOWN, "NVML does not start: Unknown Error"),

@@ -64,7 +64,7 @@ def test_a_csv_is_a_watch(tmp_path: Path) -> None:
     assert of(watch, "gpu0", "throttle_reasons") == ["SwPowerCap", ""]
     assert watch.meta["interval_s"] == 5.0
     assert watch.meta["devices"]["gpu1"] == {"name": "NVIDIA H100", "memory_bytes": 81559 * MIB}
-    assert watch.notes == ("Columns of the log that are not shown: pcie.link.gen.current.",)
+    assert watch.notes == ("Columns in the log that are not displayed: pcie.link.gen.current.",)
     assert not watch.running
     assert "<b>H" not in watch._repr_mimebundle_()["text/html"]
     assert "SwPowerCap in 1 of 2 readings" in str(watch)
@@ -95,7 +95,7 @@ def test_gpus_without_an_index_are_told_apart(tmp_path: Path) -> None:
     rows = [row.format(tick, "", 10 * tick + gpu) for tick in range(3) for gpu in (7, 3)]
     watch = log(tmp_path, "timestamp, utilization.gpu [%]\n" + "".join(rows[::2]))
     assert of(watch, "gpu0", "busy_percent") == [7.0, 17.0, 27.0]
-    with pytest.raises(TraceError, match="do not identify their GPU; record index as well"):
+    with pytest.raises(TraceError, match=r"do not identify their GPU\. Also record the index"):
         log(tmp_path, "timestamp, utilization.gpu [%]\n" + "".join(rows))
 
 
@@ -104,7 +104,7 @@ def test_lines_that_are_no_readings_are_counted(tmp_path: Path) -> None:
     text = "\n".join([header, rows[0], "Unable to determine the device handle", header, *rows[2:], "2024/02/29 00:"])
     watch = log(tmp_path, text)
     assert of(watch, "gpu0", "t_s") == [0.0, 5.0]
-    assert "Lines that are not readings, left out: 2." in watch.notes
+    assert "Lines that were skipped because they are not readings: 2." in watch.notes
 
 
 def test_dmon_is_a_watch(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_dmon_is_a_watch(tmp_path: Path) -> None:
     assert of(watch, "gpu0", "memory_bytes") == [512.0 * MIB] * 2
     assert of(watch, "gpu1", "busy_percent") == [11.0, 12.0]
     assert watch.notes == (
-        "The log has no times: readings are taken to be one second apart, the default.",
-        "Columns of the log that are not shown: mtemp, mem.",
+        "The log has no times, so the readings are assumed to be one second apart, which is the default.",
+        "Columns in the log that are not displayed: mtemp, mem.",
     )
 
 
@@ -168,7 +168,7 @@ def test_other_text_is_no_log(tmp_path: Path) -> None:
     for text in ("a, b\n1, 2\n", "# a comment\n1 2\n", "1 2 3\n", "index, name\n0, x\n", "timestamp, value\n1, 2\n"):
         with pytest.raises(TraceError, match="is not a file that perfnb can read"):
             log(tmp_path, text)
-    with pytest.raises(TraceError, match="without readings"):
+    with pytest.raises(TraceError, match="without any readings"):
         log(tmp_path, CSV.partition("\n")[0])
 
 

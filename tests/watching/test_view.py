@@ -182,7 +182,7 @@ def test_phases_and_metrics_of_which_nothing_is_known_are_left_out() -> None:
     assert "power" not in [row[1] for row in table.rows]
     nothing = replace(made, steps=replace(made.steps, by_phase=means.assign(mean=pd.NA)))
     text = document_text(watch_document(nothing, "machine"))
-    assert "no phase is long enough for a mean" in text
+    assert "No phase has enough readings for a mean" in text
     assert "Mean in each phase" not in text
 
 

@@ -202,7 +202,7 @@ def test_a_cell_may_be_asked_for_by_its_number_and_a_short_mark_has_no_figures()
             pass
         read_again(w)
     assert len(w.summary(5)) == len(w.summary("cell 5")) > 0
-    with pytest.raises(ValueError, match="no reading falls into the mark 'short'"):
+    with pytest.raises(ValueError, match="the mark 'short' contains no readings"):
         w.summary("short")
 
 

@@ -1,7 +1,7 @@
-"""The sampler's process: a loop that reads sensors, and one source for each kind of device.
+"""Run the sampler's process, which reads the sensors in a loop. There is a source for each kind of device.
 
-No module in this folder may load torch, numpy or pandas. The kernel's side is one folder up.
+Modules in this package must not load torch, numpy or pandas. The parent package contains the code for the kernel.
 """
 
-#: The module that the process runs. It is part of the command line, by which samplers recognise each other.
+#: The module that the process runs. Samplers recognise each other by this name in the command line.
 MODULE = "perfnb.telemetry.sampler.loop"

@@ -1,7 +1,7 @@
 """Read AMD GPUs through amdsmi, AMD's Python package for its driver.
 
-The names and units are those in ROCm 6.2 and later. amdsmi returns missing values as the text ``N/A`` or as the largest
-number of their type. This module treats these values, and implausible values, as missing.
+The names and units are those of ROCm 6.2 and later. For missing values, amdsmi returns the text ``N/A`` or the largest
+number of the type. This module treats these values, as well as implausible values, as missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from perfnb.telemetry.sampler.nvml import FIELDS, PCIE_THROUGHPUT
 from perfnb.telemetry.sampler.source import Absent, DeviceFacts, Lost, Source, Values
 
-#: The driver's module; without it and without amdsmi there is no reason to mention AMD.
+#: The driver's module. If neither this module nor amdsmi is present, AMD GPUs are not mentioned.
 _DRIVER = "/sys/module/amdgpu"
 _MIB = 2**20
 #: The largest plausible values, in percent, MHz, W, °C, MiB and steps of an energy counter.
@@ -27,7 +27,7 @@ _UNSUPPORTED = ("AMDSMI_STATUS_NOT_SUPPORTED", "AMDSMI_STATUS_NOT_YET_IMPLEMENTE
 
 
 def is_likely() -> bool:
-    """Return whether AMD's driver or its package is on this machine."""
+    """Check whether AMD's driver or amdsmi is installed on this machine."""
     return os.path.exists(_DRIVER) or importlib.util.find_spec("amdsmi") is not None
 
 
@@ -35,8 +35,8 @@ class AmdSource(Source):
     """AMD GPUs as reported by amdsmi. If a GPU is partitioned, its partitions are reported instead.
 
     ``busy_percent`` is the activity of the graphics and compute engines, and memory is the memory used by all
-    processes. PCIe traffic and throttle reasons are not read, because amdsmi would take a tenth of a second or more for
-    each.
+    processes. PCIe traffic and throttle reasons are not read, because amdsmi takes at least a tenth of a second to read
+    each of them.
 
     `visible` is the value of HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES, or ``None`` if they are unset. It contains
     HIP's numbers or UUIDs.
@@ -63,7 +63,7 @@ class AmdSource(Source):
         gpus = [_Gpu(self._smi, handle, index) for index, handle in enumerate(handles)]
         named = Counter(gpu.key for gpu in gpus)
         for gpu in gpus:
-            if named[gpu.key] > 1:  # partitions may share their GPU's UUID
+            if named[gpu.key] > 1:  # partitions may have the same UUID as their GPU
                 gpu.key = f"GPU {gpu.index}"
         self._gpus = {gpu.key: gpu for gpu in _let_through(gpus, visible)}
         if not self._gpus:
@@ -76,7 +76,7 @@ class AmdSource(Source):
         return list(self._gpus)
 
     def facts(self, device: str) -> DeviceFacts:
-        """Return the name, UUID, PCI address, amdsmi's index, memory size and power limit."""
+        """Return the name, UUID, PCI address, amdsmi index, memory size and power limit of a GPU."""
         return dict(self._gpus[device].facts)
 
     def read(self, device: str, now_ns: int) -> Values:
@@ -98,7 +98,7 @@ class AmdSource(Source):
     def _read(self, gpu: _Gpu, metric: str, read: Callable[[_Gpu], float | None]) -> float | None:
         try:
             value = read(gpu)
-        except Exception as error:  # amdsmi's errors share no base with those of missing functions and old versions
+        except Exception as error:  # the errors of amdsmi, of missing functions and of old versions have no common base
             why = _words(error)
             if any(gone in why for gone in _GONE):
                 raise Lost(f"{gpu.words}: {why}") from error
@@ -118,7 +118,7 @@ class _Gpu:
         self.smi, self.handle, self.index = smi, handle, index
         self.mute: set[str] = set()
         numbered = _known(smi, "amdsmi_get_gpu_enumeration_info", handle) or {}
-        #: HIP's number before any environment variable; the place in amdsmi's list where it is unknown.
+        #: HIP's number without any environment variable or, if it is unknown, the index in amdsmi's list.
         self.hip = hip if isinstance(hip := numbered.get("hip_id"), int) else index
         bare = str(numbered.get("hip_uuid") or _known(smi, "amdsmi_get_gpu_device_uuid", handle) or "")
         self.uuid = bare if bare.startswith("GPU-") or not bare else f"GPU-{bare}"
@@ -140,7 +140,7 @@ class _Gpu:
         self.facts: DeviceFacts = {fact: value for fact, value in facts.items() if value is not None}
 
     def used_bytes(self) -> float | None:
-        """Return how much memory all processes use."""
+        """Return the number of bytes that all processes use."""
         used = _plausible(self.smi.amdsmi_get_gpu_vram_usage(self.handle)["vram_used"], _MOST_MIB)
         return None if used is None else used * _MIB
 
@@ -151,13 +151,13 @@ class _Gpu:
         return next((watts for name in names if (watts := _plausible(power.get(name), _WATTS))), None)
 
     def energy_j(self) -> float | None:
-        """Return the energy from the accumulator, which counts in steps of a few microjoules."""
+        """Return the energy from the accumulator, which has a resolution of a few microjoules."""
         counted = self.smi.amdsmi_get_energy_count(self.handle)
         steps = _plausible(counted["energy_accumulator"], _STEPS)
         return None if steps is None else steps * float(counted["counter_resolution"]) / 1e6
 
     def temperature_c(self) -> float | None:
-        """Return the temperature of the hottest spot, or of the edge on GPUs without that sensor."""
+        """Return the temperature of the hottest spot, or on GPUs without this sensor, of the edge."""
         kinds, now = self.smi.AmdSmiTemperatureType, self.smi.AmdSmiTemperatureMetric.CURRENT
         hottest = _plausible(_known(self.smi, "amdsmi_get_temp_metric", self.handle, kinds.HOTSPOT, now), _DEGREES)
         if hottest is not None:
@@ -187,19 +187,19 @@ _METRICS: dict[str, Callable[[_Gpu], float | None]] = {
 
 def _binding() -> Any:
     try:
-        with redirect_stdout(io.StringIO()):  # it prints if it does not find its library; stdout is the sampler's pipe
+        with redirect_stdout(io.StringIO()):  # it prints if its library is missing, but stdout is the sampler's pipe
             import amdsmi  # type: ignore[import-not-found]
     except ImportError as error:
         raise Absent("amdsmi is not installed (it comes with ROCm: pip install /opt/rocm/share/amd_smi)") from error
-    except Exception as error:  # without its library it fails in many ways
+    except Exception as error:  # it fails in different ways if its library is missing
         raise Absent(f"amdsmi cannot be loaded: {_words(error)}") from error
     return amdsmi
 
 
 def _let_through(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
-    """Return the GPUs that an environment variable (``None`` if it is unset) makes visible, in its order.
+    """Return the GPUs that an environment variable makes visible, in the variable's order.
 
-    An unknown entry ends the list.
+    `visible` is the variable's value, or ``None`` if it is unset. The list ends at the first unknown entry.
     """
     if visible is None:
         return sorted(gpus, key=lambda gpu: gpu.hip)
@@ -213,7 +213,7 @@ def _let_through(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
 
 
 def _known(smi: Any, function: str, *arguments: Any) -> Any:
-    """Return a function's result, or ``None`` if it fails or if this version does not have it."""
+    """Return the result of an amdsmi function, or ``None`` if it fails or does not exist in this version."""
     try:
         return getattr(smi, function)(*arguments)
     except Exception:
@@ -221,7 +221,7 @@ def _known(smi: Any, function: str, *arguments: Any) -> Any:
 
 
 def _plausible(value: Any, most: float) -> float | None:
-    """Return a number up to `most`, or ``None`` for any other value."""
+    """Return a value if it is a number up to `most`, and otherwise ``None``."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if number and 0 <= value <= most else None
 

@@ -1,6 +1,7 @@
-"""Read the process's cgroup: its limits, its usage, and how long its CPU limit throttled it.
+"""Read a process's cgroup: its limits, its usage, and how long the CPU limit throttled it.
 
-The files exist in two versions, and "hybrid" machines have both. Any file may be missing or may contain anything.
+There are two versions of cgroups with different files, and "hybrid" machines have both. Any file may be missing or
+contain unexpected data.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from perfnb.telemetry.sampler.source import Absent, DeviceFacts, KeptFiles, Lost
 _PROC = "/proc/self"
 _ROOT = "/sys/fs/cgroup"
 
-#: Version 1 writes "no limit" as the largest multiple of a page below 2^63; page sizes differ.
+#: In version 1, the absence of a limit is represented by the largest multiple of the page size below 2^63.
 _NO_LIMIT = 1 << 62
 
 
-#: Reads a file of a folder; empty if it cannot be read.
+#: A function that reads a file in a folder. It returns an empty text if the file cannot be read.
 _Reader = Callable[[str, str], bytes]
 
 
 class _Mount(NamedTuple):
-    """Where a hierarchy of groups is mounted."""
+    """The folder where a hierarchy of groups is mounted."""
 
     unified: bool
     controllers: frozenset[str]
@@ -36,14 +37,14 @@ class _Hierarchy(NamedTuple):
     """The process's position in a hierarchy."""
 
     unified: bool
-    folders: tuple[str, ...]  # the process's own group first, the outermost visible one last; empty if none is known
+    folders: tuple[str, ...]  # from the process's own group to the outermost visible group; empty if unknown
 
 
 _UNKNOWN = _Hierarchy(True, ())
 
 
 def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
-    """Return how many cores the process's cgroups let it use.
+    """Return the number of cores that a process may use according to its cgroups.
 
     Return ``None`` if there is no limit or if it is unknown. `proc` is the folder that describes the process, and
     `root` is read instead of ``/sys/fs/cgroup``.
@@ -53,7 +54,7 @@ def cpu_limit(proc: str = _PROC, root: str = _ROOT) -> float | None:
 
 
 def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
-    """Return how many bytes the process's cgroups let it use.
+    """Return the number of bytes that a process may use according to its cgroups.
 
     The parameters, and the meaning of ``None``, are the same as for `cpu_limit`.
     """
@@ -61,16 +62,16 @@ def memory_limit_bytes(proc: str = _PROC, root: str = _ROOT) -> int | None:
     name = "memory.max" if place.unified else "memory.limit_in_bytes"
     limits = [_whole(_text(folder, name)) for folder in place.folders]
     if not place.unified:
-        # Includes groups above the outermost visible one.
+        # This value includes the limits of groups above the outermost visible group.
         limits.append(_row(_text(place.folders[0], "memory.stat"), "hierarchical_memory_limit"))
     return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
 
 
 def throttled(proc: str = _PROC, root: str = _ROOT) -> tuple[int, float] | None:
-    """Return how many times the CPU limit throttled the process's cgroup, and for how many milliseconds.
+    """Return how many times the CPU limit throttled a process's cgroup, and for how many milliseconds.
 
-    The time is summed over the CPUs. Both are counted from the creation of the group. The result is ``None`` if they
-    cannot be read. The parameters are the same as for `cpu_limit`.
+    Both values are counted from the creation of the group, and the time is summed over all CPUs. The result is ``None``
+    if they cannot be read. The parameters are the same as for `cpu_limit`.
     """
     return _first_throttled(_throttling_folders(_places(proc, root)["cpu"]), _text)
 
@@ -98,7 +99,7 @@ class CgroupSource(Source):
         self._readable = any(counter is not None for counter in self._counters())
         if not self._readable and self._limits == (None, None):
             self.close()
-            raise Absent("no cgroup limits this process, and none can be read")
+            raise Absent("no cgroup limits this process, and no usage can be read")
 
     def facts(self, device: str) -> DeviceFacts:
         return {"version": self._version, "cpu_limit": self._limits[0], "memory_limit_bytes": self._limits[1]}
@@ -131,7 +132,7 @@ class CgroupSource(Source):
 
 
 def _cpu_limits(place: _Hierarchy) -> list[float | None]:
-    """Return the limit that each group sets."""
+    """Return the CPU limit of each group."""
     limits: list[float | None] = []
     for folder in place.folders:
         if place.unified:
@@ -144,9 +145,9 @@ def _cpu_limits(place: _Hierarchy) -> list[float | None]:
 
 
 def _throttling_folders(place: _Hierarchy) -> tuple[str, ...]:
-    """Return where to look for throttling, with the tightest limit first.
+    """Return the folders to search for throttling, starting with the tightest limit.
 
-    A group only counts the effect of its own limit.
+    Each group only counts throttling that is due to its own limit.
     """
     limits = [(limit, folder) for limit, folder in zip(_cpu_limits(place), place.folders, strict=True) if limit]
     return (*(folder for _, folder in sorted(limits)[:1]), *place.folders)
@@ -171,10 +172,10 @@ def _used_ns(place: _Hierarchy, text: _Reader) -> int | None:
 
 
 def _used_bytes(place: _Hierarchy, text: _Reader) -> int | None:
-    """Return the used bytes without the file cache that the kernel would release first."""
+    """Return the number of used bytes, excluding the file cache that the kernel would release first."""
     version_1 = ("memory.usage_in_bytes", "total_inactive_file")
     usage, cache = ("memory.current", "inactive_file") if place.unified else version_1
-    for folder in place.folders if place.unified else place.folders[:1]:  # version 2: or a group above
+    for folder in place.folders if place.unified else place.folders[:1]:  # in version 2, also try the groups above
         if (used := _whole(text(folder, usage))) is not None:
             cached = _row(text(folder, "memory.stat"), cache)
             return None if cached is None else max(used - cached, 0)
@@ -182,15 +183,15 @@ def _used_bytes(place: _Hierarchy, text: _Reader) -> int | None:
 
 
 def _places(proc: str, root: str) -> dict[str, _Hierarchy]:
-    """Return the process's position in three hierarchies: ``cpu``, ``cpuacct`` and ``memory``.
+    """Return a process's position in the hierarchies ``cpu``, ``cpuacct`` and ``memory``.
 
-    ``cpuacct`` is the accounting in version 1.
+    ``cpuacct`` is the controller for CPU accounting in version 1.
     """
     mounts, groups = _mounts(proc, root), _groups(proc)
     places = dict.fromkeys(("cpu", "cpuacct", "memory"), _UNKNOWN)
     for controller in places:
         old = [mount for mount in mounts if controller in mount.controllers]
-        # A controller belongs to one version at a time; without its line, the location of its files decides.
+        # A controller belongs to one version at a time. If its line is missing, the location of its files decides.
         for candidates, group in ((old, groups.get(controller)), ([m for m in mounts if m.unified], groups.get(""))):
             if candidates and (group is not None or not groups):
                 chains = [_chain(mount, group or "/") for mount in candidates]
@@ -209,14 +210,14 @@ def _chain(mount: _Mount, group: str) -> tuple[str, ...]:
     top = mount.top.rstrip("/")
     inside = group[len(top) :] if f"{group}/".startswith(f"{top}/") else ""
     parts = [part for part in inside.split("/") if part]
-    # In a container the path may be the host's; the mount then shows the container's own group.
+    # In a container, the path may be the path on the host. In this case, the mount shows the container's own group.
     if ".." in parts or not os.path.isdir(os.path.join(mount.folder, *parts)):
         parts = []
     return tuple(os.path.join(mount.folder, *parts[:count]) for count in range(len(parts), -1, -1))
 
 
 def _groups(proc: str) -> dict[str, str]:
-    """Return the process's group for each controller. The key for version 2 is ``""``."""
+    """Return a process's group for each controller. For version 2, the key is ``""``."""
     groups: dict[str, str] = {}
     for line in os.fsdecode(_text(proc, "cgroup")).split("\n"):
         number, _, rest = line.partition(":")
@@ -244,12 +245,12 @@ def _text(folder: str, name: str) -> bytes:
     """Return a file's content, or an empty text if it cannot be read."""
     try:
         return file_bytes(os.path.join(folder, name), 1 << 20)
-    except (OSError, ValueError):  # the path may come from a file that contains anything
+    except (OSError, ValueError):  # the path may come from a file with unexpected contents
         return b""
 
 
 def _row(rows: bytes, name: str) -> int | None:
-    """Return a number from a file of names and numbers."""
+    """Return the number in the row that starts with a name."""
     return _whole((b"\n" + rows).partition(b"\n%s " % name.encode())[2].partition(b"\n")[0])
 
 

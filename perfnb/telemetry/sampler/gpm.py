@@ -9,10 +9,10 @@ import pynvml
 
 from perfnb.telemetry.sampler.source import Values
 
-#: NVML's numbers of the counters: the share of time when multiprocessors were active, when their Tensor Cores
-#: were, and the memory bandwidth in use as a share of the most there is.
+#: NVML's numbers for the counters: the share of time when multiprocessors were active, the share of time when Tensor
+#: Cores were active, and the used share of the maximum memory bandwidth.
 GPM_METRICS = {"sm_active_percent": 2, "tensor_active_percent": 5, "dram_active_percent": 10}
-#: Over less time the counters are not meaningful.
+#: The counters are not meaningful over a shorter time.
 _LEAST_NS = 100_000_000
 
 
@@ -22,7 +22,7 @@ class GpmCounters:
     Attributes
     ----------
     usable : bool
-        Whether the counters can be read. It is False for GPUs and drivers without them, and after a reading has failed.
+        Whether the counters can be read. False if the GPU or the driver does not have them, or if a reading has failed.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -30,15 +30,15 @@ class GpmCounters:
         self._samples: list[Any] = []
         self._taken_ns: int | None = None
         self.usable = False
-        with suppress(pynvml.NVMLError, AttributeError):  # an older driver, an older binding
+        with suppress(pynvml.NVMLError, AttributeError):  # raised by older drivers and older bindings
             if pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
                 self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
                 self.usable = True
 
     def read(self, now_ns: int) -> Values:
-        """Return the percentage for each metric since the last reading.
+        """Return the mean percentage of each metric since the last reading.
 
-        Return ``None`` for the first reading, or if the last reading was too recent.
+        The values are ``None`` for the first reading, or if the last reading was too recent.
         """
         if not self.usable:
             return {}
@@ -51,12 +51,12 @@ class GpmCounters:
             if self._taken_ns is not None:
                 values |= _between(first, second)
             self._samples, self._taken_ns = [second, first], now_ns
-        except pynvml.NVMLError:  # the other sensors report if the GPU is lost
+        except pynvml.NVMLError:  # if the GPU is lost, the other sensors report this
             self.close()
         return values
 
     def close(self) -> None:
-        """Free the samples once."""
+        """Free the samples, if this has not been done yet."""
         self.usable = False
         for sample in self._samples:
             with suppress(pynvml.NVMLError):

@@ -1,7 +1,8 @@
-"""The sampler's loop: read every device at each tick and send the result through a pipe, until stopped or orphaned.
+"""Run the sampler's loop, which reads every device at each tick and sends the values through a pipe.
 
-The output consists of lines of JSON, and the only input is the line ``stop``. Times are from `time.perf_counter_ns`, a
-clock that all processes on a machine share and that also times the trace's steps.
+The loop ends when it is stopped or when its parent process has ended. The output consists of lines of JSON, and the
+only input is the line ``stop``. Times are from `time.perf_counter_ns`. All processes on a machine share this clock, and
+the steps in a trace are timed by it as well.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ import msgspec
 
 from perfnb.telemetry.sampler.source import Absent, DeviceFacts, Lost, Source, Values
 
-#: The end of the parent is noticed within this many seconds.
+#: The maximum number of seconds until the loop notices that its parent has ended.
 PARENT_SEEN_S = 1.0
-#: How many bytes may wait to be sent while the kernel is busy in code that holds the interpreter lock.
+#: The maximum number of bytes waiting to be sent while the kernel is busy with code that holds the interpreter lock.
 MOST_WAITING_BYTES = 32 * 2**20
-#: At the end a last reading is taken if the previous one is at least this old; rates over less time are not meaningful.
+#: At the end, a final reading is taken if the previous one is at least this old. Rates over a shorter time are not
+#: meaningful.
 LAST_READING_S = 0.05
 
 _FLUSH_S = 2.0
 
 
 def main(config: dict[str, Any]) -> None:
-    """Run the sampler. Its process does nothing else.
+    """Run the sampler in a process that does nothing else.
 
-    `config` contains ``interval_s``, ``parent`` and ``watched`` (the ids of the process that started this one, and of
-    the watched process), and ``visible`` and ``hip_visible`` (the environment variables that hide NVIDIA and AMD GPUs,
-    or ``None``).
+    `config` contains ``interval_s``, ``parent`` and ``watched`` (the ids of the process that started the sampler, and
+    of the watched process), and ``visible`` and ``hip_visible`` (the values of the environment variables that hide
+    NVIDIA and AMD GPUs, or ``None``).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting the notebook signals the whole process group
     outbox = Outbox(1)
@@ -47,7 +49,7 @@ def main(config: dict[str, Any]) -> None:
 
 
 def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
-    """Return the sources on this machine, and the reasons why other sources are missing."""
+    """Open the sources that exist on this machine. Return them, and the reasons why other sources are missing."""
     from perfnb.telemetry.sampler import amd
     from perfnb.telemetry.sampler.cgroup import CgroupSource
     from perfnb.telemetry.sampler.host import HostSource
@@ -67,19 +69,19 @@ def open_sources(config: dict[str, Any]) -> tuple[list[Source], dict[str, str]]:
     for name, make in makers.items():
         try:
             sources.append(make())
-        except Exception as error:  # one failing source must not cost the others
+        except Exception as error:  # a failing source must not affect the others
             why = str(error) if isinstance(error, Absent) else f"cannot be read: {type(error).__name__}: {error}"
             absent[name] = _text(f"{name}: {why}")
     if any(isinstance(source, amd.AmdSource) for source in sources):
-        absent.pop("GPU", None)  # an NVIDIA driver is not missed there
+        absent.pop("GPU", None)  # a missing NVIDIA driver is not worth mentioning on such a machine
     return sources, absent
 
 
 class Sampler:
     """Reads every device at each tick.
 
-    Ticks are at whole multiples of the interval after the first reading, so delays do not accumulate. A tick that
-    occurs during a reading is skipped and counted.
+    Ticks are at whole multiples of the interval after the first reading, so delays do not accumulate. If a tick occurs
+    during a reading, it is skipped, and the number of skipped ticks is recorded.
     """
 
     def __init__(
@@ -111,16 +113,16 @@ class Sampler:
             missed, tick = following - tick - 1, following
 
     def _read(self, due: int, missed: int, start_cpu: int) -> None:
-        """Read all devices.
+        """Read all devices and send their values, each with the times before and after the reading.
 
-        Send when the tick was due, and each device's values with the times before and after reading them.
+        The message also contains the time when the tick was due.
         """
         rows: list[tuple[str, int, int, Values]] = []
         for source, device in list(self._devices):
             before = time.perf_counter_ns()
             try:
                 values = source.read(device, before)
-            except Exception as error:  # also a bug of ours or of a library: report it and continue with the others
+            except Exception as error:  # even if it is a bug, report it and continue with the other devices
                 self._devices.remove((source, device))
                 words = f"{device} can no longer be read: {type(error).__name__}: {error}"
                 self._outbox.send({"lost": device, "note": _text(str(error) if isinstance(error, Lost) else words)})
@@ -135,14 +137,14 @@ class Sampler:
             self._outbox.lost += 1
 
     def _wait(self, until: int) -> bool:
-        """Wait until a time. Return false if the sampler has to stop earlier."""
+        """Wait until a time, and return false if the sampler must stop before then."""
         while True:
             if os.getppid() != self._parent:
                 return False
             rest = (until - time.perf_counter_ns()) / 1e9
             writers = [self._outbox.pipe] if self._outbox.waiting else []
             readable, writable, _ = select.select([0], writers, [], min(max(rest, 0.0), PARENT_SEEN_S))
-            if readable:  # "stop", or the end of a pipe that nobody holds any more
+            if readable:  # the line "stop", or the end of the pipe if no process has it open any more
                 return False
             if writable:
                 self._outbox.push()
@@ -155,12 +157,12 @@ def _plain(facts: DeviceFacts) -> DeviceFacts:
 
 
 def _text(words: str) -> str:
-    """Return text that can be sent. This is needed because, for example, a process's name may not be valid text."""
+    """Return text that can be encoded and sent. For example, the name of a process may not be valid text."""
     return words.encode("utf-8", "replace").decode()
 
 
 class Outbox:
-    """Messages on their way to the kernel. Sending never waits."""
+    """Sends messages to the kernel without ever blocking."""
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
@@ -169,7 +171,7 @@ class Outbox:
         os.set_blocking(pipe, False)
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send a message, or store it until there is room. Return false if too much is already waiting."""
+        """Send a message, or store it until there is room in the pipe. Return false if too much data is waiting."""
         if len(self.waiting) > MOST_WAITING_BYTES:
             return False
         if self.lost and "rows" in message:
@@ -179,7 +181,7 @@ class Outbox:
         return True
 
     def push(self) -> None:
-        """Write as much as the pipe accepts."""
+        """Write as much of the waiting data as the pipe accepts."""
         while self.waiting:
             try:
                 done = os.write(self.pipe, self.waiting[:65536])
@@ -188,7 +190,7 @@ class Outbox:
             del self.waiting[:done]
 
     def flush(self, most_s: float) -> None:
-        """Write everything, for at most `most_s` seconds."""
+        """Write all waiting data, but give up after `most_s` seconds."""
         until = time.perf_counter() + most_s
         while self.waiting and (rest := until - time.perf_counter()) > 0:
             if select.select([], [self.pipe], [], rest)[1]:

@@ -15,35 +15,37 @@ from perfnb.telemetry.sampler.source import Absent, DeviceFacts, Lost, Source, V
 
 T = TypeVar("T")
 
-#: Errors after which a device can no longer be read.
+#: The errors after which a device can no longer be read.
 LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 
-#: Errors after which an older call may work.
+#: The errors after which perfnb tries an older call.
 OTHER_WAY = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-    26,  # deprecated; older bindings have no name for it
+    26,  # a deprecated function; older bindings do not have a name for this error
 )
 
 _ABSENT = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver on this machine",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-        "the NVIDIA driver and its library differ in version: restart the machine or reload the driver"
+        "the NVIDIA driver and its library have different versions: restart the machine or reload the driver"
     ),
     pynvml.NVML_ERROR_NO_PERMISSION: "no permission to use the NVIDIA driver",
 }
 _NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-#: NVML measures PCIe traffic for 20 ms in each direction and blocks meanwhile: ask rarely, and one GPU at a time.
+#: NVML needs 20 ms to measure PCIe traffic in each direction, and blocks during this time. The traffic is therefore
+#: rarely read, and for one GPU at a time.
 _THROUGHPUT_NS, _APART_NS = 2_000_000_000, 100_000_000
 _SLICES = (
-    "Only the memory of a MIG slice can be read: NVML reports no utilisation under MIG, and the rest per GPU only."
+    "Only the memory of a MIG slice can be read: NVML does not report utilisation for slices, and reports everything "
+    "else only for whole GPUs."
 )
 
 
 def absence(error: pynvml.NVMLError) -> str:
-    """Return the reason why there is no GPU to read, if NVML does not start or cannot count the GPUs."""
+    """Return the reason why there is no GPU to read, given the error that NVML raised when counting the GPUs."""
     return _ABSENT.get(error.value) or f"NVML does not start: {error_words(error)}"
 
 
@@ -93,7 +95,7 @@ class NvmlSource(Source):
         return list(self._devices)
 
     def facts(self, device: str) -> DeviceFacts:
-        """Return the name, UUID, NVML's index, memory size, power limit, and whether it is a slice."""
+        """Return the name, UUID, NVML index, memory size and power limit of a device, and whether it is a slice."""
         return dict(self._devices[device].facts)
 
     def read(self, device: str, now_ns: int) -> Values:
@@ -132,7 +134,7 @@ class NvmlSource(Source):
         return {metric: self._read(device, metric, how) for metric, how in PCIE_THROUGHPUT.items()}
 
     def _ask(self, device: NvmlDevice, metric: str, how: Field) -> int | None:
-        """Return NVML's answer, or if it fails, return ``None`` and add a note."""
+        """Return the value that NVML reports. If the call fails, add a note and return ``None``."""
         try:
             return how.read(device.handle)
         except pynvml.NVMLError as error:
@@ -144,12 +146,12 @@ class NvmlSource(Source):
         return None
 
 
-#: NVML's words for a missing value, in 32 and in 64 bits.
+#: The values that NVML returns for a missing value, in 32 and 64 bits.
 NONE_32, NONE_64 = 2**32 - 1, 2**64 - 1
 
 
 class Field(NamedTuple):
-    """How to read a metric."""
+    """Describes how to read a metric."""
 
     read: Callable[[Any], int]
     unit: float = 1
@@ -157,9 +159,9 @@ class Field(NamedTuple):
 
 
 def _newest(handle: Any, *calls: tuple[str, *tuple[int, ...]]) -> int:
-    """Make the first call that the binding and the driver support.
+    """Make the first call that both the binding and the driver support, and return its result.
 
-    Each call is a name and the arguments after the handle.
+    A call consists of the name of a function and its arguments after the handle.
     """
     for name, *arguments in calls[:-1]:
         try:
@@ -175,7 +177,7 @@ def _newest(handle: Any, *calls: tuple[str, *tuple[int, ...]]) -> int:
 def _temperature(handle: Any) -> int:
     sensor = pynvml.NVML_TEMPERATURE_GPU
     degrees = _newest(handle, ("nvmlDeviceGetTemperatureV", sensor), ("nvmlDeviceGetTemperature", sensor))
-    return degrees % 2**32 if degrees == -1 else degrees  # the newer call is signed, but its "no value" is not
+    return degrees % 2**32 if degrees == -1 else degrees  # the newer call returns signed values, NONE_32 is unsigned
 
 
 def _throttle_reasons(handle: Any) -> int:
@@ -193,7 +195,7 @@ FIELDS: dict[str, Field] = {
     "throttle_reasons": Field(_throttle_reasons, none=NONE_64),
 }
 
-#: The metrics of a slice; NVML has the rest only per GPU, or not at all.
+#: The metrics of a slice. NVML reports the others only for whole GPUs, or not at all.
 SLICE_FIELDS = ("memory_bytes",)
 
 
@@ -201,7 +203,7 @@ def _throughput(direction: int) -> Callable[[Any], int]:
     return lambda handle: int(pynvml.nvmlDeviceGetPcieThroughput(handle, direction))
 
 
-#: The mean over the 20 ms that each call takes; receive and send as seen from the GPU.
+#: The mean over the 20 ms that each call takes. The directions are from the GPU's point of view.
 PCIE_THROUGHPUT: dict[str, Field] = {
     "pcie_receive_bytes_per_s": Field(_throughput(pynvml.NVML_PCIE_UTIL_RX_BYTES), 1e3),
     "pcie_send_bytes_per_s": Field(_throughput(pynvml.NVML_PCIE_UTIL_TX_BYTES), 1e3),
@@ -212,12 +214,12 @@ PCIE_THROUGHPUT: dict[str, Field] = {
 class NvmlDevice:
     """A GPU, or one of its MIG slices."""
 
-    key: str  # its UUID, or its index if NVML gives none
-    words: str  # its name in messages: "GPU 1 (NVIDIA H100)"
+    key: str  # the UUID, or if NVML does not report one, the index
+    words: str  # the name in messages, such as "GPU 1 (NVIDIA H100)"
     handle: Any = None  # NVML's handle
-    facts: DeviceFacts = field(default_factory=dict)  # facts about it that do not change
-    problem: str = ""  # the reason why it cannot be read
-    mute: set[str] = field(default_factory=set)  # the metrics that it does not have
+    facts: DeviceFacts = field(default_factory=dict)  # facts that do not change
+    problem: str = ""  # the reason why the device cannot be read
+    mute: set[str] = field(default_factory=set)  # the metrics that the device does not have
 
     @property
     def mig(self) -> bool:
@@ -227,21 +229,21 @@ class NvmlDevice:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A whole GPU, and the devices to read, which are the GPU itself or its slices."""
+    """A whole GPU with the devices to read, which are either the GPU itself or its slices."""
 
     uuid: str
     devices: list[NvmlDevice]
 
 
 def error_words(error: pynvml.NVMLError) -> str:
-    """Return NVML's own message."""
+    """Return NVML's own message for an error."""
     return str(error).rstrip(".")
 
 
 def read_memory(handle: Any) -> Any:
     """Return NVML's memory structure.
 
-    If the driver supports version 2, the driver's own part does not count as used.
+    If the driver supports version 2 of the structure, memory that is reserved by the driver does not count as used.
     """
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
@@ -252,7 +254,7 @@ def read_memory(handle: Any) -> Any:
 
 
 def find_gpus() -> list[Gpu]:
-    """Return all GPUs that NVML lists, in the same order.
+    """Return all GPUs in NVML's order.
 
     Raises
     ------
@@ -263,11 +265,12 @@ def find_gpus() -> list[Gpu]:
 
 
 def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
-    """Return the devices that CUDA_VISIBLE_DEVICES (``None`` if it is unset) makes visible, in its order.
+    """Return the devices that CUDA_VISIBLE_DEVICES makes visible, in the variable's order.
 
-    The list ends at an entry that does not name a device, or names one again. Integers refer to NVML's order, as in
-    ``nvidia-smi``. By default, CUDA puts the fastest GPU first (``CUDA_DEVICE_ORDER``). If the GPUs differ, an integer
-    may therefore refer to another GPU in CUDA, so use UUIDs to identify CUDA's devices.
+    `visible` is the variable's value, or ``None`` if it is unset. The list ends at the first entry that does not
+    identify a device or repeats an earlier one. Integers refer to NVML's order, as in ``nvidia-smi``. By default, CUDA
+    puts the fastest GPU first (``CUDA_DEVICE_ORDER``). If the GPUs are not all alike, the same integer may therefore
+    refer to a different GPU in CUDA. Use UUIDs to identify CUDA's devices.
     """
     if visible is None:
         return [device for gpu in gpus for device in gpu.devices]
@@ -281,9 +284,9 @@ def let_through(gpus: list[Gpu], visible: str | None) -> list[NvmlDevice]:
 
 
 def _named(gpus: list[Gpu], entry: str) -> list[NvmlDevice]:
-    """Return the devices with an index or a UUID, which may be abbreviated.
+    """Return the devices that an index or a UUID, which may be abbreviated, refers to.
 
-    The result is empty if it does not identify exactly one device.
+    The result is empty if the entry does not identify exactly one GPU or slice.
     """
     if entry.isascii() and entry.isdecimal():
         return gpus[int(entry)].devices if len(entry) < 5 and int(entry) < len(gpus) else []
@@ -317,7 +320,7 @@ def _slices(parent: Any, index: int, parent_key: str, parent_words: str, parent_
     slices = []
     for number in range(_known(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0):
         handle = _known(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, number)
-        if handle is None:  # not every position holds a slice
+        if handle is None:  # there is not a slice at every position
             continue
         uuid, name = _text(pynvml.nvmlDeviceGetUUID, handle), _text(pynvml.nvmlDeviceGetName, handle)
         facts = _facts(handle, index, uuid, name or parent_name) | {"mig": True}
@@ -345,7 +348,7 @@ def _text(read: Callable[[Any], str], handle: Any) -> str | None:
 
 
 def decoded(read: Callable[..., str], *arguments: Any) -> str:
-    """Return text from NVML. The binding decodes strictly, but the driver may return arbitrary bytes as a name."""
+    """Return text from NVML, even if it is not valid. A driver may return arbitrary bytes as a name."""
     try:
         return read(*arguments)
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Read the watched process and all of its descendants, such as a data loader's workers."""
+"""Read the resource usage of the watched process and its descendants, such as a data loader's workers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from perfnb.telemetry.sampler.source import Absent, DeviceFacts, KeptFiles, Lost
 
 #: How often to look for new processes if nothing shows that one has started.
 _SEARCH_S = 0.5
-#: The wait before a search, as a multiple of the time of the last one: searching takes at most 0.2 % of a core.
+#: The time between two searches, as a multiple of the duration of the last search. This limits the cost of searching to
+#: 0.2 % of a core.
 _SEARCH_SHARE = 500
 
-#: A text in the command line of every sampler.
+#: A string that is part of every sampler's command line.
 SAMPLER = MODULE.encode()
 
-#: Sums that only grow: CPU nanoseconds, bytes read, bytes written.
+#: Sums that never decrease: CPU nanoseconds, bytes read and bytes written.
 _Sums = list[float]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -30,13 +31,13 @@ _CORES = os.cpu_count() or 1
 
 
 class ProcessSource(Source):
-    """The joint usage of a process and all of its descendants (see `Source`).
+    """The combined usage of a process and all of its descendants (see `Source`).
 
-    The sums include a worker's usage even after the worker has ended. On Linux, its parent takes over its CPU time and
-    disk bytes, and on other systems, its last reading is kept. Memory is resident memory, so a page that several
-    processes share is counted for each of them.
+    The sums include the usage of workers that have ended. On Linux, the CPU time and disk bytes of a process are added
+    to those of its parent when the process ends. On other systems, the last reading is kept. Memory is resident memory,
+    so a page that several processes share is counted for each of them.
 
-    Samplers of other watches are not counted, and neither are the figures that a parent takes over from them.
+    Samplers of other watches are not counted, even if their usage has been added to that of their parent.
 
     The process `without`, which is the sampler itself, is left out together with its descendants. `proc` is read
     instead of ``/proc``.
@@ -44,7 +45,7 @@ class ProcessSource(Source):
     Raises
     ------
     Absent
-        If there is no such process, or the user is not allowed to see it.
+        If the process does not exist, or if the user is not allowed to see it.
     """
 
     name = "process"
@@ -59,7 +60,7 @@ class ProcessSource(Source):
             self._table = Portable()
             first = self._table.see(pid)
         if first is None:
-            raise Absent(f"process {pid} cannot be seen")
+            raise Absent(f"process {pid} does not exist or is not visible to this user")
         self._last: dict[int, Seen] = {pid: first}
         self._others: dict[int, Seen] = {}  # samplers of other watches
         self._kept: _Sums = [0.0, 0.0, 0.0]
@@ -100,7 +101,10 @@ class ProcessSource(Source):
         self._table.close()
 
     def _members(self, now_ns: int) -> list[int]:
-        """Return the processes to read. Finding new processes costs far more than reading known processes."""
+        """Return the processes to read.
+
+        Finding new processes takes much longer than reading known processes, so it is only done when necessary.
+        """
         known = [pid for pid in self._last if pid != self._pid]
         since_ns, last_pid = now_ns - self._searched_ns, self._table.last_pid()
         started = last_pid is not None and last_pid != self._last_pid
@@ -109,14 +113,14 @@ class ProcessSource(Source):
             found = [pid for pid in self._table.below(self._pid, self._without) if not self._is_other(pid)]
             self._search_took_ns = time.thread_time_ns() - start_ns
             self._searched_ns, self._last_pid = now_ns, last_pid
-            # The kernel may omit children from its list while others end.
+            # The kernel may omit children from its list while other children end.
             known = [pid for pid in dict.fromkeys((*found, *known)) if pid not in self._others]
         return [self._pid, *known]
 
     def _is_other(self, pid: int) -> bool:
-        """Return whether a process is another watch's sampler.
+        """Check whether a process is the sampler of another watch.
 
-        A sampler that has only been forked so far is recognised by the next search.
+        A sampler that has been forked but has not started yet is recognised by the next search.
         """
         if pid not in self._others and SAMPLER in self._table.command(pid):
             sampler = self._table.see(pid)
@@ -136,9 +140,10 @@ class ProcessSource(Source):
                 self._keep(last, -1.0)
 
     def _see(self, pids: list[int]) -> dict[int, Seen]:
-        """Read the processes, parents first, and read them again if one ended in the meantime.
+        """Read the processes, starting with the parents. If a process ends in the meantime, read them again.
 
-        Its parent may have been read before it took over the figures of the process that ended.
+        Otherwise, its parent may have been read before the figures of the ended process were added to those of the
+        parent.
         """
         for _ in range(3):
             seen: dict[int, Seen] = {}
@@ -147,7 +152,7 @@ class ProcessSource(Source):
                 if process and before and process.ended and not process.disk_bytes:
                     process = process._replace(disk_bytes=before.disk_bytes)
                 same = process is not None and (before is None or before.started_s == process.started_s)
-                # Otherwise it does not, or no longer, belong to the tree: its id may have been reused.
+                # Otherwise, the process does not belong to the tree, because its id may have been reused.
                 if process and same and (pid == self._pid or process.parent in seen):
                     seen[pid] = process
                 else:
@@ -171,11 +176,12 @@ class ProcessSource(Source):
     def _sums(self, seen: dict[int, Seen], now_ns: int) -> _Sums:
         had = zip(*map(_counters, seen.values()), strict=True)
         cpu_ns, read, written = (kept + sum(each) for kept, each in zip(self._kept, had, strict=True))
-        # The figures that a parent takes over are rounded down to ticks, user and system time each.
+        # When figures are added to those of the parent, user time and system time are each rounded down to whole ticks.
         if 0 < self._cpu_ns - cpu_ns <= 2e9 * _TICK_S * len(seen):
             cpu_ns = self._cpu_ns
         self._cpu_ns = cpu_ns
-        # A process found late brings more than the cores can have done since; the rest is reported later.
+        # If a process is found late, its CPU time may exceed what the cores can have done since the last reading. The
+        # excess is reported later.
         if self._before_ns is not None:
             cpu_ns = min(cpu_ns, self._reported_ns + (now_ns - self._before_ns) * _CORES)
         self._reported_ns = cpu_ns
@@ -192,10 +198,10 @@ class Seen(NamedTuple):
 
     started_s: float  # distinguishes it from a later process with the same id
     parent: int
-    ended: bool  # but its parent has not waited for it yet
-    cpu_ns: float  # including the children that it has waited for
+    ended: bool  # whether it has ended, but its parent has not waited for it yet
+    cpu_ns: float  # including children that it has waited for
     memory_bytes: int
-    disk_bytes: tuple[int, int] | None  # read, written; `None` if the user may not know
+    disk_bytes: tuple[int, int] | None  # read and written; `None` if the user may not see them
 
 
 class Portable:
@@ -227,7 +233,7 @@ class Portable:
         """Return a process's descendants, parents first, except `without` and its descendants."""
         found, left_out = [], {without}
         with suppress(psutil.Error, OSError):
-            for process in psutil.Process(pid).children(recursive=True):  # parents come before their children
+            for process in psutil.Process(pid).children(recursive=True):  # parents precede their children
                 with suppress(psutil.Error, OSError):
                     if process.pid in left_out or process.ppid() in left_out:
                         left_out.add(process.pid)
@@ -243,7 +249,7 @@ class Portable:
             return b""
 
     def last_pid(self) -> bytes | None:
-        """Return a value that changes whenever a process starts, or ``None`` if the system has no such value."""
+        """Return a value that changes whenever a process starts, or ``None`` if the system does not have one."""
         return None
 
     def forget(self, pid: int) -> None:
@@ -254,9 +260,9 @@ class Portable:
 
 
 class ProcFiles(Portable):
-    """Reads processes through Linux's files, with CPU time to the nanosecond if the kernel provides it.
+    """Reads processes through the files that Linux provides, with CPU time in nanoseconds if possible.
 
-    With psutil, the sampler would cost twice as much at 10 Hz, and CPU time would be counted in ticks of 10 ms.
+    With psutil, the sampler would use twice as much CPU time at 10 Hz, and CPU time would be counted in ticks of 10 ms.
     """
 
     inherits = True
@@ -272,7 +278,7 @@ class ProcFiles(Portable):
             words = self._kept.text(f"{self._proc}/{pid}/stat").rpartition(b") ")[2].split(None, 20)
             own, reaped = int(words[11]) + int(words[12]), int(words[13]) + int(words[14])
             started = int(words[19]) * _TICK_S
-            # The same figure in `stat` may be off by megabytes on machines with many cores.
+            # The value in `stat` can be off by megabytes on machines with many cores.
             memory = int(self._kept.text(f"{self._proc}/{pid}/statm").split(None, 2)[1]) * _PAGE
             parent, ended = int(words[1]), words[0] in (b"Z", b"X")
         except (OSError, ValueError, IndexError):
@@ -281,14 +287,14 @@ class ProcFiles(Portable):
         if self._exact:
             try:
                 cpu_ns = _exact_cpu_ns(pid)
-            except OSError:  # it has ended since
+            except OSError:  # the process has ended in the meantime
                 return None
         return Seen(started, parent, ended, cpu_ns + reaped * _TICK_S * 1e9, memory, self._disk_bytes(pid))
 
     def below(self, pid: int, without: int) -> list[int]:
         if not self._lists_children:
             return super().below(pid, without)
-        # A child belongs to the thread that started it.
+        # Each child is listed under the thread that started it.
         found = [pid]
         for above in found:
             try:
@@ -329,7 +335,7 @@ class ProcFiles(Portable):
             return None
 
     def _clock_agrees(self, pid: int) -> bool:
-        """Return whether the kernel reports another process's CPU time to the nanosecond and not in ticks."""
+        """Check whether the kernel reports the CPU time of another process in nanoseconds instead of ticks."""
         try:
             exact = _exact_cpu_ns(pid) / 1e9
             times = psutil.Process(pid).cpu_times()
@@ -339,13 +345,13 @@ class ProcFiles(Portable):
 
 
 def _exact_cpu_ns(pid: int) -> int:
-    """Return a process's CPU clock. Its id is computed in the same way as in Linux's ``clock_getcpuclockid``."""
+    """Return the value of a process's CPU clock. The clock's id is computed as in Linux's ``clock_getcpuclockid``."""
     return time.clock_gettime_ns((~pid << 3) | 2)
 
 
 def _disk_bytes(process: psutil.Process) -> tuple[int, int] | None:
     try:
         counters = process.io_counters()
-    except (AttributeError, NotImplementedError, psutil.Error, OSError):  # macOS has no such method
+    except (AttributeError, NotImplementedError, psutil.Error, OSError):  # macOS does not have this method
         return None
     return counters.read_bytes, counters.write_bytes

@@ -1,4 +1,4 @@
-"""The base class of all telemetry sources."""
+"""Define the base class of all telemetry sources."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import os
 
 from perfnb.telemetry.metrics import METRIC_WORDS
 
-#: A reading by metric; ``None`` for a metric that could not be read.
+#: The values of a reading by metric, with ``None`` for metrics that could not be read.
 Values = dict[str, float | None]
 
-#: The facts about a device that do not change, ready for JSON.
+#: Facts about a device that do not change and can be written as JSON.
 DeviceFacts = dict[str, str | int | float | bool | None]
 
 
 class Absent(Exception):
-    """Raised if this machine lacks a source. The message contains the reason, such as ``no NVIDIA driver``."""
+    """Raised if this machine does not have a source. The message contains the reason, such as ``no NVIDIA driver``."""
 
 
 class Lost(Exception):
-    """Raised if a device can no longer be read. The message contains the reason. The other devices continue."""
+    """Raised if a device can no longer be read. The message contains the reason. Other devices are still read."""
 
 
 class Source:
@@ -29,11 +29,11 @@ class Source:
     Attributes
     ----------
     name : str
-        The name that is used when the source is missing, such as ``GPU``. It is also the name of its only device,
-        unless `devices` returns others.
+        The name of the source in messages, such as ``GPU``. Unless `devices` is overridden, it is also the key of the
+        source's only device.
     notes : list of str
-        Messages for the user, such as a sensor that cannot be read. Each appears at most once. The code that reads the
-        source empties the list.
+        Messages for the user, for example about a sensor that cannot be read. Each message appears at most once. The
+        code that reads the source empties the list.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Source:
         self._unreadable = set[tuple[str, str]]()
 
     def note_unreadable(self, device: str, metric: str, why: str) -> None:
-        """Add a note, once, that a device's metric cannot be read. The metric is given by its words."""
+        """Add a note that a metric of a device cannot be read, unless the same note was added before."""
         if (device, metric) not in self._unreadable:
             self._unreadable.add((device, metric))
             self.notes.append(f"{device}: {METRIC_WORDS.get(metric, 'throttle reasons')} cannot be read: {why}.")
@@ -57,9 +57,9 @@ class Source:
         raise NotImplementedError
 
     def read(self, device: str, now_ns: int) -> Values:
-        """Read a device at a time given by `time.perf_counter_ns`.
+        """Read a device. `now_ns` is the current time from `time.perf_counter_ns`.
 
-        Rates cover the time since the device's last reading.
+        Rates cover the time since the last reading of the device.
 
         Raises
         ------
@@ -73,16 +73,16 @@ class Source:
 
 
 class Rates:
-    """Computes rates from counters that only grow."""
+    """Computes rates from counters that only increase."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, float]] = {}
 
     def per_second(self, counter: str, value: float | None, now_ns: int) -> float | None:
-        """Return the counter's growth per second since the last call.
+        """Return the counter's increase per second since the last call.
 
-        The result is ``None`` on the first call, if `value` is unknown, or if the counter fell because it was reset or
-        a part of it is gone.
+        The result is ``None`` on the first call, if `value` is unknown, or if the counter decreased because it was
+        reset or because one of its parts no longer exists.
         """
         before = self._last.pop(counter, None)
         if value is None:
@@ -94,14 +94,14 @@ class Rates:
 
 
 def file_bytes(path: str, most: int = 1 << 22) -> bytes:
-    """Return the content of a small system file, without ever waiting, whatever kind of file it is.
+    """Return the contents of a small system file without blocking, regardless of the kind of file.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     ValueError
-        If such a path cannot exist.
+        If the path is not valid.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -114,9 +114,9 @@ def file_bytes(path: str, most: int = 1 << 22) -> bytes:
 
 
 class KeptFiles:
-    """At most `most` files that stay open.
+    """A cache of at most `most` open files.
 
-    Reading an open file costs half as much, and always refers to the same process.
+    Reading a file that is already open takes half the time, and always refers to the same process.
     """
 
     def __init__(self, most: int = 256) -> None:
@@ -124,12 +124,12 @@ class KeptFiles:
         self._open: dict[str, int] = {}
 
     def text(self, path: str, size: int = 8192) -> bytes:
-        """Return the first `size` bytes that a file currently contains.
+        """Return the first `size` bytes of a file's current contents.
 
         Raises
         ------
         OSError
-            If the file cannot be read, or if the process that it describes is gone.
+            If the file cannot be read, or if the process that it describes no longer exists.
         """
         descriptor = self._open.get(path)
         if descriptor is None:
@@ -159,8 +159,8 @@ class KeptFiles:
 
 def _text(descriptor: int, size: int) -> bytes:
     text = part = os.pread(descriptor, size, 0)
-    # The kernel generates some files a page at a time, in whole rows; a file that fills less than half a page is
-    # complete.
+    # The kernel generates some files one page at a time, in whole rows. A result that fills less than half a page is
+    # therefore complete.
     while len(part) > 2048 and len(text) < size:
         part = os.pread(descriptor, size - len(text), len(text))
         text += part

@@ -1,4 +1,5 @@
-// What the live panel and the picture of a watch share: charts with one time axis, and the whole history below them.
+// The code shared by the live panel and the picture of a watch: charts with a common time axis, and a strip below them
+// that shows the whole history.
 import { drawn, h } from "../../draw/js/dom.js";
 import { clock } from "../../draw/js/format.js";
 import { clockTicks, linePath, mostOf, put, watchChart, write } from "./chart.js";
@@ -39,7 +40,7 @@ function watchStrip(store, board, bands) {
     });
   };
 
-  // The first line available: a GPU's if there are GPUs.
+  // Choose the first available line, which is a GPU's line if there are GPUs.
   const pastLine = (x, y0, first, last) => {
     const charts = [...store.data.charts].sort((a, b) => Number(b.key === "gpu") - Number(a.key === "gpu"));
     const lines = charts.flatMap((chart) => chart.lines.map((one) => ({ ...one, chart })));
@@ -65,7 +66,7 @@ function bandBox([name, depth, start, end, note], x, last) {
     drawn("text", { x: (left + 5).toFixed(1), y: y + 11 }, name.length <= room ? name : room >= 4 ? `${name.slice(0, room - 1)}…` : ""));
 }
 
-// Drag to zoom, drag the window to move it or its edges to resize it; keys do the same.
+// Dragging zooms, dragging the window moves it, and dragging its edges resizes it. The keyboard can be used instead.
 function steerWindow(holder, board, frameOf) {
   let drag = null;
   const pxOf = (event) => event.clientX - holder.getBoundingClientRect().left;
@@ -124,7 +125,7 @@ function steerWindow(holder, board, frameOf) {
 
 const FOLLOWED_S = [10, 20, 30, 60];
 
-// `options`: bands() returns marks, phases are those of the steps; leastSpan limits the zoom.
+// `bands` returns the marks, `phases` are the phases of the steps, and `leastSpan` limits the zoom.
 export function watchBoard(store, { bands, phases = null, leastSpan }) {
   const state = { view: null, frozen: null, cursor: null };
   let [wanted, visible, once, missed] = [0, true, false, false];
@@ -133,7 +134,7 @@ export function watchBoard(store, { bands, phases = null, leastSpan }) {
     cursor: () => state.cursor,
     zoomed: () => state.view != null,
     paused: () => state.frozen != null,
-    // from, to: the visible window; first, last: the history; end: where the drawing ends.
+    // `from` and `to` are the visible window, `first` and `last` the history, and `end` is the end of the drawing.
     time: () => {
       const first = Number.isFinite(store.first) ? store.first : 0;
       const end = Math.max(first, state.frozen ?? (Number.isFinite(store.last) ? store.last : 0));
@@ -174,8 +175,8 @@ export function watchBoard(store, { bands, phases = null, leastSpan }) {
   const element = h("div", { class: "pf-watch-board" }, grid, waiting, strip.element,
     h("p", { class: "pf-watch-help pf-quiet" }, strip.words, h("span", {}, "drag to zoom, drag the window to move it, double click for all")));
 
-  // 1: the cursor moved; 2: redraw everything. At most once per frame, and after the first time only if visible, so
-  // that a printed page has everything.
+  // Draw if the cursor moved (1), or redraw everything (2). This happens at most once per frame. After the first time,
+  // it only happens if the board is visible, so a printed page contains everything.
   const request = (what) => {
     if (!wanted) requestAnimationFrame(paint);
     wanted = Math.max(wanted, what);

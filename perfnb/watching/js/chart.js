@@ -1,20 +1,21 @@
-// One small chart of a watch, its scales and line styles: its elements are created once, and only their attributes change.
+// A small chart of a watch, with its scales and line styles. Its elements are created once, and only their attributes
+// change.
 import { niceTicks, roundNumber, roundSize } from "../../draw/js/chart.js";
 import { drawn, h, onKeys } from "../../draw/js/dom.js";
 import { clock, reading } from "../../draw/js/format.js";
 import { readAt } from "./store.js";
 
-// Dashes for round ends, which make each dash longer by the line width.
+// Dash patterns for lines with round ends, which make each dash longer by the line width.
 const WATCH_DASHES = [null, "6 6", "0.1 5", "9 5 0.1 5", "14 6", "2.5 5", "6 5 0.1 5 0.1 5", "0.1 8"];
 const LEAST_TOP = { percent: 100, bytes: 1024 ** 2, bytes_per_s: 1024, watts: 10, celsius: 50, megahertz: 100 };
 
-// Lines differ by colour and dash.
+// Lines are distinguished by colour and dash pattern.
 const lineProps = ({ colour }, i) => ({ class: "pf-watch-line", style: `stroke:${colour}`, "stroke-dasharray": WATCH_DASHES[i % WATCH_DASHES.length], "stroke-width": 2 });
 
 const lineKey = (line, i) => drawn("svg", { width: 20, height: 8, class: "pf-watch-key", "aria-hidden": "true" },
   drawn("line", { x1: 1, x2: 19, y1: 4, y2: 4, ...lineProps(line, i) }));
 
-// A round top for an axis, and its ticks. The ceiling is on the axis if the lines come near.
+// Returns a round maximum for an axis, and its ticks. The axis includes the ceiling if the lines are close to it.
 function valueAxis(chart, most) {
   const base = chart.unit.startsWith("bytes") ? 1024 : 10;
   const near = chart.ceiling != null && most >= 0.6 * chart.ceiling;
@@ -31,7 +32,7 @@ function tickWords(value, top, unit) {
 
 const TIME_STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400];
 
-// The ticks of a time axis, and how many decimals of a second they need.
+// Returns the ticks of a time axis, and the number of decimals that their seconds need.
 export function clockTicks(from, to, wanted) {
   const rough = (to - from) / wanted;
   const step = TIME_STEPS.find((one) => one >= rough) ?? 86400 * Math.ceil(rough / 86400);
@@ -40,7 +41,7 @@ export function clockTicks(from, to, wanted) {
   return { ticks, decimals: step < 1 ? Math.ceil(-Math.log10(step) - 1e-9) : 0 };
 }
 
-// The visible points of a line, and one more on either side.
+// Returns the visible points of a line, and one more on either side.
 function inSight(own, from, to) {
   return [Math.max(0, own.before(from)), Math.min(own.size, own.before(to) + 2)];
 }
@@ -53,8 +54,8 @@ export function mostOf(own, column, from, to) {
   return most;
 }
 
-// A line as a path, broken at missing readings, with dots for isolated ones. Many points in one column of pixels become
-// the lowest and the highest.
+// Returns the path of a line. The line is broken at missing readings, and isolated readings are dots. If there are many
+// points in a column of pixels, only the lowest and the highest are drawn.
 export function linePath(own, column, [from, to], x, y) {
   const values = own.values.get(column);
   const [start, end] = inSight(own, from, to);
@@ -96,7 +97,7 @@ export function linePath(own, column, [from, to], x, y) {
   return parts.join("");
 }
 
-// A pool of elements of one kind: new ones at each reading would cost half as much time again.
+// A pool of elements of the same kind. Creating new elements for each reading would take 50 % more time.
 function pool(parent, make) {
   const made = [];
   return (count, set) => {
@@ -135,7 +136,7 @@ export function watchChart(chart, store, board) {
     h("ul", { class: "pf-watch-words" }, entries), plot);
   const picture = chartPicture(chart, ceilingWords);
   plot.append(picture.svg);
-  // The readings behind each line, if there are any.
+  // Returns the readings of each line, if there are any.
   const sources = () => chart.lines.map(({ device, column }) => (store.devices.get(device)?.known.has(column) ? store.devices.get(device) : null));
   let [width, frame] = [0, null];
 
@@ -162,7 +163,7 @@ export function watchChart(chart, store, board) {
     point();
   };
 
-  // The cursor and the figures: at the pointer, or else at the last visible reading.
+  // Draws the cursor and the figures at the pointer, or at the last visible reading if there is no pointer.
   const point = () => {
     if (!frame || element.hidden) return;
     const at = board.cursor();
@@ -183,7 +184,7 @@ export function watchChart(chart, store, board) {
   return { element, plot, draw, point };
 }
 
-// Pointer and arrows move the cursor of all charts from reading to reading.
+// The pointer and the arrow keys move the cursor of all charts from reading to reading.
 function steerCursor(plot, board, timeOf, lead) {
   const within = (own, i) => {
     const { from, to, end } = board.time();

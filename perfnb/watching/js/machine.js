@@ -1,4 +1,5 @@
-// A watch that has ended: its charts, with marks, and with the passes and phases of the steps that ran meanwhile.
+// The picture of a watch that has ended: its charts with the marks, and the passes and phases of the steps that ran
+// during the watch.
 import { legendOf, patternFills } from "../../draw/js/chart.js";
 import { pictures } from "../../draw/js/document.js";
 import { drawn, h } from "../../draw/js/dom.js";
@@ -33,7 +34,7 @@ function machinePicture(data) {
   return { element, shown: board.draw, size: clock(store.last - store.first) };
 }
 
-// The stretches of phases: where they are, their fills, and which of them are visible in a window.
+// The intervals of the phases: their positions, their fills, and which of them are visible in a window.
 function phasesOf(steps) {
   const { defs, fills } = patternFills(steps.phases);
   let us = 0;

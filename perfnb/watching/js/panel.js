@@ -1,4 +1,4 @@
-// The live panel of a watch. It receives readings and never asks for anything.
+// The live panel of a watch. It only receives readings and never sends requests.
 import { documentView } from "../../draw/js/document.js";
 import { h, notesSection, titled } from "../../draw/js/dom.js";
 import { clock, grouped } from "../../draw/js/format.js";
@@ -9,8 +9,8 @@ import { watchStore } from "./store.js";
 
 const stores = new Map();
 
-// One history per widget, so that a second view, or one opened later, shows all of it. Each caller gets its own object
-// for the model, so the history is found by the id in the data.
+// Keep one history per widget, so that additional views show all of it, even if they are opened later. Each caller gets
+// a different object for the model, so the history is found by the id in the data.
 function initialize({ model }) {
   const store = watchStore(JSON.parse(model.get("data")));
   const { id } = store.data;
@@ -25,7 +25,7 @@ function initialize({ model }) {
   return () => stores.get(id) === store && stores.delete(id);
 }
 
-// Missing sensors and caveats, then how to read the charts.
+// Returns notes about missing sensors and other caveats, followed by explanations of the charts.
 function watchNotes(store) {
   const left = store.marksLeftOut;
   const more = left ? [`${grouped(left)} earlier ${left === 1 ? "mark is" : "marks are"} not drawn.`] : [];
@@ -61,7 +61,7 @@ function watchPanel(store) {
       const { first, end } = board.time();
       write(elapsed, clock(Math.max(0, end - first)));
       write(pause, board.paused() ? "Resume" : "Pause");
-      pause.title = board.paused() ? "Readings continued; show all of them" : "Freeze the view; readings continue";
+      pause.title = board.paused() ? "Show all readings since the pause" : "Freeze the view while readings continue";
       follow.disabled = !board.zoomed();
       const words = watchNotes(store);
       if (words.join() !== told) notes.replaceChildren(...[notesSection(words)].filter(Boolean));

@@ -1,8 +1,8 @@
-// The readings of a watch in the browser: columns by device, in memory that stays bounded over days.
+// Stores the readings of a watch in the browser as columns by device. Memory use is bounded, even over days.
 import { placeAfter } from "../../draw/js/sorted_places.js";
 
 const MOST_POINTS = 4000;
-const LATEST_POINTS = 1000; // are never merged
+const LATEST_POINTS = 1000; // the number of latest points that are never merged
 const ROOM_POINTS = 500;
 const MOST_MARKS = 500;
 const BREAK_INTERVALS = 2.5;
@@ -24,7 +24,7 @@ function deviceReadings(columns) {
     }
     own.size += 1;
   };
-  // The last point at or before a time; -1 if there is none.
+  // Returns the last point at or before a time, or -1 if there is none.
   own.before = (time) => placeAfter(own.t, time, own.size) - 1;
   own.nearest = (time) => {
     const i = own.before(time);
@@ -33,8 +33,9 @@ function deviceReadings(columns) {
   return own;
 }
 
-// Makes room by merging neighbours among the older points into means, weighted by the time each stands for, those that
-// stand for the least time first, so that the past is equally fine. Points on either side of a gap are merged last.
+// Makes room by merging neighbouring points, except for the latest, into means that are weighted by the time that each
+// point covers. Points that cover the least time are merged first, so that the resolution of the past is uniform.
+// Points on either side of a gap are merged last.
 function coarsen(own) {
   const old = MOST_POINTS - LATEST_POINTS;
   const whole = own.t[own.size - 1] - own.t[0];
@@ -62,7 +63,7 @@ function mergePairs(own, old, most, overGaps) {
   own.size -= old - to;
 }
 
-// The readings of all devices, with marks and notes; listeners are called on each change.
+// Stores the readings of all devices, the marks and the notes. Listeners are called on each change.
 export function watchStore(first) {
   const listeners = new Set();
   const store = { listen: (listener) => (listeners.add(listener), () => listeners.delete(listener)) };
@@ -89,7 +90,7 @@ export function watchStore(first) {
     store.first = Math.min(store.first, t);
     store.last = Math.max(store.last, t);
   };
-  // Replaces everything: at the start, after a reload, and at the end of the watch, which is then a document.
+  // Replaces everything at the start, after a reload, and at the end of the watch, when it becomes a document.
   store.load = (data) => {
     if (!data.charts) {
       Object.assign(store, { data, running: false });
@@ -116,7 +117,7 @@ export function watchStore(first) {
     addMarks(data.marks);
     changed(true);
   };
-  // A chunk repeats recent pushes, so that a page that starts late loses little.
+  // Each chunk repeats recent pushes, so that a page that starts listening late misses little.
   store.take = (pushes) => {
     const fresh = pushes.filter(([number]) => number > store.pushed);
     for (const [number, rows, marks, note] of fresh) {
@@ -132,7 +133,7 @@ export function watchStore(first) {
   return store;
 }
 
-// The reading nearest to a time; null if there is none.
+// Returns the reading nearest to a time, or null if there is none.
 export function readAt(own, column, time, interval) {
   const [i, at] = [own.before(time), own.nearest(time)];
   if (at >= own.size) return null;
