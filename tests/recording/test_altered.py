@@ -285,7 +285,7 @@ def test_rows_are_counted_before_they_are_read(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(frame_files, "_ROWS_OF_ANY", 1_000)
     monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("it was read"))
 
-    with pytest.raises(RecordingError, match=r"events\.parquet is damaged: it claims to hold 200,000 rows in "):
+    with pytest.raises(RecordingError, match=r"events\.parquet is damaged: it claims to contain 200,000 rows in "):
         perfnb.load(saved)
 
 
@@ -347,7 +347,7 @@ def test_lists_are_refused_before_they_are_read(tmp_path: Path, frame: str) -> N
     if frame == "table_layers":  # it is computed again
         assert len(perfnb.load(saved).layers)
         return
-    with pytest.raises(RecordingError, match=r"steps\.parquet is damaged: its column 'other' holds lists"):
+    with pytest.raises(RecordingError, match=r"steps\.parquet is damaged: its column 'other' contains lists"):
         perfnb.load(saved)
 
 
@@ -368,8 +368,8 @@ def test_a_file_is_read_in_no_more_memory_than_it_has_bytes(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("[" + "[]," * 1_000_000 + "[]]", "it contains more values than perfnb ever writes"),
-        ("[" + "{}," * 1_000_000 + "{}]", "it contains more values than perfnb ever writes"),
+        ("[" + "[]," * 1_000_000 + "[]]", "it contains more values than a file that perfnb writes"),
+        ("[" + "{}," * 1_000_000 + "{}]", "it contains more values than a file that perfnb writes"),
         ('"' + "x" * 17_000_000 + '"', "it is larger than 16,777,216 bytes"),
     ],
     ids=["lists", "mappings", "text"],
