@@ -169,8 +169,8 @@ def _is_launch(events: pd.DataFrame) -> Bools:
 def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
     """Return the duration of the work that CUDA graphs replayed.
 
-    The columns are ``correlation`` (of the launch), ``module`` and ``duration_ns``. A launch is included only if some of
-    its work is annotated. For work without an annotation, the module is empty.
+    The columns are ``correlation`` (of launches), ``module`` and ``duration_ns``. A launch is included only if some
+    of its work is annotated. For work without an annotation, the module is empty.
     """
     wanted = is_one_of(events["category"], DEVICE_WORK)
     if "module" not in events or not (known := wanted & events["module"].notna().to_numpy()).any():

@@ -252,7 +252,7 @@ def test_calls_of_layers_that_are_nowhere_told_of_are_damage(tmp_path: Path) -> 
     table.assign(span=np.arange(len(table))).to_parquet(saved / "events.parquet")
 
     with pytest.raises(
-        RecordingError, match=r"events\.parquet is damaged: its column 'span' holds a value that is out"
+        RecordingError, match=r"events\.parquet is damaged: its column 'span' contains an out-of-range val"
     ):
         perfnb.load(saved)
 
@@ -266,7 +266,7 @@ def test_what_a_file_tells_of_itself_is_not_believed(tmp_path: Path) -> None:
     place = table.schema.get_field_index("duration_ns")
     broken = pa.array([-1] * len(table), pa.int64())
     pq.write_table(table.set_column(place, "duration_ns", broken), file, write_statistics=False)
-    with pytest.raises(RecordingError, match=r"events\.parquet is damaged: its column 'duration_ns' holds a"):
+    with pytest.raises(RecordingError, match=r"events\.parquet is damaged: its column 'duration_ns' contains an"):
         perfnb.load(saved)
 
     notes = json.loads(table.schema.metadata[b"pandas"])
@@ -310,7 +310,7 @@ def test_a_text_that_the_file_holds_once_is_not_repeated_in_memory(
     before = pa.default_memory_pool().max_memory()
 
     with pytest.raises(
-        RecordingError, match=rf"modules\.parquet is damaged: its column '{column}' holds 50,000,000 by"
+        RecordingError, match=rf"modules\.parquet is damaged: its column '{column}' has 50,000,000 by"
     ):
         perfnb.load(saved)
 
