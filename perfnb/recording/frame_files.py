@@ -62,7 +62,7 @@ class SavedColumn:
     low, high : float or None
         The smallest and the largest allowed value.
     needed : bool
-                Whether a file without the column is considered damaged.
+        Whether a file without the column is considered damaged.
     index : bool
         Whether the column is the table's index. A numeric index must not contain duplicates. If it is missing from the
         file, rows are numbered from 0.

@@ -73,7 +73,7 @@ class SavedProfile:
     Attributes
     ----------
     meta : dict
-                The metadata, as in `Recording.meta`.
+        The metadata, as in `Recording.meta`.
     outcome : Outcome or None
         The findings at the time when it was saved.
 

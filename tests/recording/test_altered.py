@@ -309,9 +309,7 @@ def test_a_text_that_the_file_holds_once_is_not_repeated_in_memory(
     monkeypatch.setattr(frame_files, "_MOST_TEXT", 2**20)
     before = pa.default_memory_pool().max_memory()
 
-    with pytest.raises(
-        RecordingError, match=rf"modules\.parquet is damaged: its column '{column}' has 50,000,000 by"
-    ):
+    with pytest.raises(RecordingError, match=rf"modules\.parquet is damaged: its column '{column}' has 50,000,000 by"):
         perfnb.load(saved)
 
     assert pa.default_memory_pool().max_memory() < max(before, 30_000_000)
