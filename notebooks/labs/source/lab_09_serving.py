@@ -525,8 +525,8 @@ report
 
 # %% [markdown]
 # **Look at** the long bar in the middle of the report, which belongs to *The request with the median latency in
-# the run at a rate, up to its last token*: its caption is below it. The bar is divided into waiting, prefill and decode. Below that,
-# there is a point for each of its tokens. Some words in the report:
+# the run at a rate, up to its last token*: its caption is below it. The bar is divided into waiting, prefill and
+# decode. Below that, there is a point for each of its tokens. Some words in the report:
 #
 # | the report has | it means |
 # |---|---|
