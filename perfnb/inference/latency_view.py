@@ -392,7 +392,7 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
         )
     slow = found.slowest(1).iloc[0]
     if slow["service_ms"] > _SLOW * usual:
-        yield f"The slowest request took {fmt.duration(slow['service_ms'])}: request {slow['request']:,}."
+        yield f"The slowest was request {slow['request']:,}, which took {fmt.duration(slow['service_ms'])}."
     if len(first := found.first_calls):
         slowest = fmt.duration(first["service_ms"].max())
         yield f"The first calls of each size are excluded as warm-up ({len(first):,}; the slowest took {slowest})."

@@ -46,7 +46,7 @@ class Requests:
         given: Any = requests
         kind = type(given)
         if isinstance(given, (str, bytes, Mapping)) or hasattr(kind, "iterrows"):
-            meant = "list(frame.itertuples())" if hasattr(kind, "iterrows") else "[request] if it is one of them"
+            meant = "list(frame.itertuples())" if hasattr(kind, "iterrows") else "[request] if it is a single request"
             raise TypeError(f"requests must be a collection of requests, not a {kind.__name__}: pass {meant}.")
         # A pandas series is indexed by label, not by position.
         indexed = hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not hasattr(kind, "iloc")

@@ -145,7 +145,7 @@ def test_a_rate_that_no_run_confirms_is_not_known(clock: FakeClock) -> None:
     assert "The highest rate with p99 within 20.0 ms is unknown Why p99 exceeded the bound in runs at " in words_of(
         found
     )
-    assert "is not known" in repr(unknown)
+    assert "is unknown" in repr(unknown)
     assert found.highest_rate(bound_ms=20) == unknown
     assert pd.isna(found.costs.loc["highest", "requests_per_s"])
 
@@ -169,7 +169,7 @@ def test_the_time_that_perfnb_takes_between_requests_lowers_the_rate(clock: Fake
     assert found.at(5_000).service_ms == pytest.approx(0.08, rel=0.01)
     assert found.at(5_000).utilization == pytest.approx(0.5, rel=0.05)
     assert found.highest_rate(1.0).rate_per_s < 10_000
-    assert "between requests a server is busy for 2" in words_of(found)
+    assert "Between requests, a server is busy for 2" in words_of(found)
     assert found.costs.loc["closed", "requests_per_s"] == pytest.approx(10_000, rel=0.05)
 
 
@@ -206,7 +206,7 @@ def test_the_slowest_request_is_named() -> None:
 
     times[123] = 40.0
 
-    assert "The slowest request took 40.0 ms: request 123." in words_of(fake(times))
+    assert "The slowest was request 123, which took 40.0 ms." in words_of(fake(times))
 
 
 def test_recorded_arrivals_are_kept(clock: FakeClock) -> None:
@@ -365,7 +365,7 @@ def test_bounds_of_higher_quantiles_are_no_lower_and_rates_agree_with_the_curve(
     for rate in (10, 40, 80):
         highs = [found.at(rate).intervals[name][1] for name in ("p50_ms", "p90_ms", "p95_ms", "p99_ms")]
         assert highs == sorted(highs)
-    assert "The slowest request took 440 ms: request 7." in words_of(found)
+    assert "The slowest was request 7, which took 440 ms." in words_of(found)
     highest = found.highest_rate(100)
     assert found.at(0.9 * highest.rate_per_s).p99_ms <= 100 <= found.at(1.2 * highest.rate_per_s).p99_ms
 

@@ -84,7 +84,10 @@ def test_the_verdict_says_whether_the_rate_asked_for_saturates() -> None:
         "bad",
         "Saturated at 200 requests/s: requests arrive faster than they are served",
     )
-    for run, words in ((within, "at 20.0 requests/s the service is not"), (beyond, "at 200 requests/s the service is")):
+    for run, words in (
+        (within, "at 20.0 requests/s, the service is not"),
+        (beyond, "at 200 requests/s, the service is"),
+    ):
         _, sentence = verdict_of(fake(lognormal(60), open_run=run, asked=asked))
         assert sentence.endswith(f"confirmed by a run; {words} saturated")
 

@@ -80,7 +80,7 @@ BOUND: dict[str, Any] = {"bound_ms": 50.0, "quantile": 0.99}
         (
             HighestRate(10.0, 9.0, 11.0, **BOUND, confirmed_ms=40.0, confirmed_requests=400, confirmed_within=399),
             "Up to 10.0 requests/s [9.0, 11.0] can be served with p99 within 50.0 ms, confirmed by a run. In a run at "
-            "this rate p99 was 40.0 ms",
+            "this rate, p99 was 40.0 ms",
         ),
         (
             HighestRate(

@@ -127,10 +127,10 @@ def test_requests_are_drawn_as_often_as_they_come() -> None:
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("a prompt", r"a str is not: \[request\] if it is one of them"),
-        ({"input_ids": torch.ones(1, 3)}, r"a dict is not: \[request\]"),
-        (UserDict(input_ids=1), "a UserDict is not"),
-        (pd.DataFrame({"text": ["a", "b"]}), r"a DataFrame is not: list\(frame.itertuples\(\)\)"),
+        ("a prompt", r"not a str: pass \[request\] if it is a single request"),
+        ({"input_ids": torch.ones(1, 3)}, r"not a dict: pass \[request\]"),
+        (UserDict(input_ids=1), "not a UserDict"),
+        (pd.DataFrame({"text": ["a", "b"]}), r"not a DataFrame: pass list\(frame.itertuples\(\)\)"),
     ],
 )
 def test_what_is_one_request_itself_is_not_taken_apart(given: Any, meant: str) -> None:

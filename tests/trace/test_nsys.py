@@ -155,7 +155,7 @@ def test_a_training_has_steps_ops_layers_and_backward(tmp_path: Path) -> None:
     assert (p.gpu_idle["host_ms"] > 0).all()
     assert "[[8, 4], [4, 2]]" in set(p.events["shapes"].dropna())
     assert any("Steps are the ranges named 'iteration'" in note for note in p.meta["trace"]["caveats"])
-    assert any("records no module calls" in note for note in p.meta["trace"]["caveats"])
+    assert any("does not record module calls" in note for note in p.meta["trace"]["caveats"])
     assert "iteration" in p._text(100)
     assert p.to_html(tmp_path / "report.html").stat().st_size > 10_000
 
