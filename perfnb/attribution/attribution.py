@@ -113,8 +113,7 @@ def _part_that_counts(host: Host, own: Floats) -> Floats:
 
 
 def _tracing_cost(ops: Ints, host: Host, recording: Recording) -> Floats:
-    """Return the tracing overhead in each block, which is caused by the ops, nodes and layer spans directly inside
-    it."""
+    """Return the tracing overhead that the ops, nodes and layer spans directly inside each block cause."""
     cost = recording.meta.get("cost", {})
     kind = host.blocks["kind"].to_numpy()
     traced = ~is_derived(recording, host)

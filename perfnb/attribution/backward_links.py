@@ -87,8 +87,10 @@ def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
 
 
 def _latest_before(number: Ints, start: Ints, wanted: Ints, before: Ints) -> Ints:
-    """Return the index of the last entry up to each wanted number and time. Entries are sorted by number, then by
-    start."""
+    """Return the index of the last entry up to each wanted number and time.
+
+    Entries are sorted by number, then by start.
+    """
     # Entries and queries are sorted together. The answer to each query is the last entry before it.
     numbers, times = np.concatenate([number, wanted]), np.concatenate([start, before])
     is_entry = np.arange(len(numbers)) < len(number)

@@ -135,8 +135,7 @@ def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.ar
 
 
 def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categorical]:
-    """Return names and categories, in which perfnb's own spans are named after the steps or layers that they
-    represent."""
+    """Return names and categories. perfnb's own spans are named after the steps or layers they represent."""
     events = recording.events
     ours = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     name, category = events["name"].array, events["category"].array

@@ -70,8 +70,10 @@ def difference(a: IntervalSet, b: IntervalSet) -> IntervalSet:
 
 
 def _where(a: IntervalSet, b: IntervalSet, wanted: _Rule) -> IntervalSet:
-    """Return the time when `wanted` is true. To compute it, both sets are cut at all borders, and the pieces are
-    joined."""
+    """Return the time when `wanted` is true.
+
+    To compute it, both sets are cut at all borders, and the pieces are joined.
+    """
     borders = np.unique(np.concatenate((*a, *b)))
     if len(borders) == 0:
         return EMPTY

@@ -154,8 +154,7 @@ def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapp
 
 
 def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
-    """Check whether a layer's calls are hidden, because they are in a compiled layer or on a thread that is not
-    recorded."""
+    """Check whether a layer's calls are hidden in a compiled layer, or on a thread that is not recorded."""
     called = np.isin(np.arange(len(total)), recording.span_layers.to_numpy())
     seen = np.isin(np.arange(len(total)), layer)
     modules = recording.modules

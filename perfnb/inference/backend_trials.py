@@ -209,8 +209,10 @@ def _peak_bytes(ready: ReadyBackend, call: ModelCall) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the warnings and messages printed during export and compilation. Failures appear in the table
-    instead."""
+    """Suppress the warnings and messages printed during export and compilation.
+
+    Failures appear in the table instead.
+    """
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -62,8 +62,7 @@ class DecodingComparison(Documented):
 
     @property
     def acceptance(self) -> float | None:
-        """The fraction of guessed tokens that were kept, or ``None`` if there were none or they could not be
-        observed."""
+        """The fraction of guessed tokens that were kept, or ``None`` if it is undefined or could not be observed."""
         known = self.requests.dropna(subset=["proposed", "accepted"])
         proposed = int(known["proposed"].sum())
         return int(known["accepted"].sum()) / proposed if proposed else None

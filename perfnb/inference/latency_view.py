@@ -246,8 +246,7 @@ def _evenly(times_ms: Floats) -> list[float]:
 
 
 def _quantiles(found: Latency, measured: Measured, load: LoadModel) -> Table:
-    """Return a table of the measured latency, alone and at the requested rate, and the latency computed for that
-    rate."""
+    """Return a table of the latency measured alone and at a rate, and the latency computed for that rate."""
     alone = _measured_cells(load.service_ms)
     rows: list[tuple[Cell, ...]] = [("back to back, measured", *alone, None, len(load.service_ms))]
     run = found.open_run
@@ -427,8 +426,7 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
 
 
 def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[str]:
-    """Yield notes if the clock was late, or if requests took much longer than alone even with the extra time after
-    pauses."""
+    """Yield notes if the clock was late, or if requests took much longer than alone, even after pauses."""
     if run.late > 0.01 and not run.saturated:
         share = fmt.share(run.late) + " of a service time"
         much = share if run.late < 1 else fmt.significant(run.late) + " service times"

@@ -27,8 +27,10 @@ TOKEN_COLUMNS = ("run", "served", "token", "after_arrival_ms", "after_start_ms",
 
 
 def samples_of(served: Sequence[Served], first: Sequence[bool] | bool = False) -> pd.DataFrame:
-    """Return one row per request in a run, as described in `Latency.samples`. The column `first` marks warm-up
-    calls."""
+    """Return one row per request in a run, as described in `Latency.samples`.
+
+    The column `first` marks warm-up calls.
+    """
     names = ["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"]
     table = pd.DataFrame(list(map(attrgetter(*names), served)), columns=names)
     began = int(table["arrival_ns"].min()) if len(table) else 0

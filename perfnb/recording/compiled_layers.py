@@ -236,8 +236,10 @@ class _Host:
         return int(self._children[at]) if inside else NONE
 
     def until_next(self, call: int, region: int) -> int:
-        """Return the time when a region ends. If other code runs in it after its graph, return the start of that
-        code."""
+        """Return the time when a region ends.
+
+        If other code runs in it after its graph, return the start of that code.
+        """
         if call == region:
             return int(self.end[region])
         while self._parent[call] != region:

@@ -19,8 +19,7 @@ _CUTS = 8
 
 
 class Forest(NamedTuple):
-    """Intervals arranged as trees: the index of each interval's parent (`NONE` for a root), and its number of
-    ancestors."""
+    """Intervals arranged as trees, with each interval's parent (`NONE` for a root) and number of ancestors."""
 
     parent: Ints
     depth: Ints

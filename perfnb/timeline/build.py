@@ -230,8 +230,10 @@ _THREAD_NAME = re.compile(r"[Tt]hread -?[0-9]+(?: \((.*)\))?")
 def _event_lines(
     recording: Recording, events: pd.DataFrame, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> list[_TrackRows]:
-    """Return all events in the trace. The step's thread comes first, followed by other threads, streams, and Python
-    calls."""
+    """Return all events in the trace.
+
+    The step's thread comes first, followed by other threads, streams, and Python calls.
+    """
     kept = rows_of_trace(recording.events)
     block = np.full(len(events), NONE, dtype=np.int64)
     block[: len(kept)] = blocks_of_events(recording.events, attribution.host)[kept]
@@ -287,8 +289,7 @@ def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, e
 def _names(
     recording: Recording, events: pd.DataFrame, layer: Ints, names: TextNumbers, categories: TextNumbers
 ) -> tuple[Ints, Ints]:
-    """Return the numbers of names and categories. perfnb's own spans are named after the steps or layers that they
-    mark."""
+    """Return the numbers of names and categories. perfnb's spans are named after the steps or layers they mark."""
     found, labels = text(events, "name")
     category, sorts = text(events, "category")
     result = np.append(names.all_of(labels), NONE)[found]
@@ -389,8 +390,10 @@ def _groups(key: Ints) -> Sequence[Ints]:
 
 
 def _without_slivers(start: Ints, end: Ints, unit: int) -> Ints:
-    """Return the ends. An end is cut to the next start if their overlap could be due to rounding of the file's
-    times."""
+    """Return the ends.
+
+    An end is cut to the next start if their overlap could be due to rounding of the file's times.
+    """
     over = end[:-1] - start[1:]
     cut = (over > 0) & (over <= unit) & (start[1:] > start[:-1])
     result = end.copy()

@@ -87,8 +87,10 @@ def memory_curves(recording: Recording, attribution: Attribution, watched: Watch
 
 
 def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
-    """Return the curve of each device in a loaded trace. It contains all recorded totals, inside and outside the
-    steps."""
+    """Return the curve of each device in a loaded trace.
+
+    It contains all recorded totals, inside and outside the steps.
+    """
     return [
         MemoryCurve(line.device, _AS_RECORDED, line.times_ns, line.allocated) for line in memory_of_trace(recording)
     ]

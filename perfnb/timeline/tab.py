@@ -153,8 +153,7 @@ def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None
 
 
 def timeline_verdict(step: StepTimeline) -> Verdict:
-    """Return a sentence about the step's duration, and about how busy the busiest GPU stream and the main thread
-    were."""
+    """Return a sentence about the step's duration and the utilisation of the GPU and the main thread."""
     tracks = step.tracks
     streams = tracks[tracks["kind"] == "stream"].sort_values("busy_ms", ascending=False, kind="stable")
     chosen = [*_rows(streams.head(1)), *_rows(tracks[tracks["kind"] == "thread"].head(1))]

@@ -226,8 +226,10 @@ def _nest(rows: pd.DataFrame) -> bool:
 
 
 def _names(recording: Recording, timeline: Timeline, events: pd.DataFrame, own: int) -> Iterator[str]:
-    """Yield the names of processes and threads. They come from the loaded trace, or from the timeline if there is
-    none."""
+    """Yield the names of processes and threads.
+
+    They come from the loaded trace, or from the timeline if there is none.
+    """
     yield from writer.process_name(own, "perfnb", place=-1)
     for track, number, rows in _own_threads(timeline):
         deeper = f" {int(rows['depth'].iloc[0])}" if len(rows) < track.count and len(rows) else ""

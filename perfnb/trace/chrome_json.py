@@ -228,8 +228,7 @@ class ChromeJson(Generic[OneEvent]):
         yield self._piece(events, text, place)
 
     def _open(self) -> bytes:
-        """Skip to the first event, and return the text that makes the remaining text valid JSON when it is
-        prepended."""
+        """Skip to the first event, and return the prefix that makes the remaining text valid JSON."""
         self._fill(_PIECE)
         if self._text.startswith(_BYTE_ORDER_MARK):
             self._drop(len(_BYTE_ORDER_MARK))

@@ -53,8 +53,7 @@ def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) ->
 
 
 def _elements(shape: Any) -> int:
-    """Return the number of elements in a tensor or a list of tensors, given their shapes, or 0 if there is no
-    tensor."""
+    """Return the number of elements in one or several tensors, given their shapes, or 0 if there is none."""
     count, waiting, left = 0, [shape], _MOST_SHAPES
     while waiting and left:
         inner, left = waiting.pop(), left - 1

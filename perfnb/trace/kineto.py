@@ -501,8 +501,10 @@ def _memory(events: Iterable[Event[Time]]) -> list[Event[Time]]:
 
 
 def _numbers(values: Sequence[Loose]) -> Ints | None:
-    """Convert values to int64. Values that do not fit become `MISSING`, and the result is ``None`` if none of them
-    fit."""
+    """Convert values to int64.
+
+    Values that do not fit become `MISSING`, and the result is ``None`` if none of them fit.
+    """
     if _all_are(MISSING, values):
         return None
     numbers = _plain(values, np.int64)
@@ -544,8 +546,7 @@ def _all_are(one: Any, values: Sequence[Any]) -> bool:
 
 
 def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
-    """Convert times (int, float or text) without rounding errors, or return ``None`` if this needs
-    `exact_nanoseconds`."""
+    """Convert times exactly to nanoseconds, or return ``None`` if this requires `exact_nanoseconds`."""
     whole = _plain(microseconds, np.int64)
     if whole is not None:
         return whole * 1000 if ((whole > -_FAR_US) & (whole < _FAR_US)).all() else None
@@ -584,8 +585,7 @@ def exact_nanoseconds(microseconds: Sequence[Decimal | int]) -> Ints:
 
 
 def resolution(*columns: Ints) -> int:
-    """Return the resolution of a file's times in ns, which is 1000 if all times are whole microseconds, and otherwise
-    1."""
+    """Return the resolution of a file's times in ns: 1000 if all are whole microseconds, and otherwise 1."""
     unit = 1000
     for times in columns:
         if unit > 1 and len(times):

@@ -162,8 +162,10 @@ def read_report(path: Path, limits: Limits, progress: OnProgress | None = None) 
 
 
 def _name(text: str) -> str:
-    """Return the name that perfnb displays for an NVTX range. For modules, hooks write a whole description as the
-    name."""
+    """Return the name that perfnb displays for an NVTX range.
+
+    For modules, hooks write a whole description as the name.
+    """
     hook = _HOOK.match(text)
     return f"{_LIGHTNING}torch.nn.Module: {hook['name']}" if hook else text
 
@@ -448,8 +450,10 @@ def _none(count: int) -> Ints:
 
 
 def _joined(parts: list[dict[str, Ints]]) -> dict[str, Ints]:
-    """Concatenate the columns of all parts, emptying the parts. A column that is in none of the parts needs no
-    memory."""
+    """Concatenate the columns of all parts, emptying the parts.
+
+    A column that is in none of the parts needs no memory.
+    """
     lengths = [len(part["start_ns"]) for part in parts]
     columns: dict[str, Ints] = {}
     for name in ("pid", "end_ns", *EVENT_COLUMNS):

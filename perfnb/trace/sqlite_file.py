@@ -232,8 +232,7 @@ class SqliteFile:
 
 
 def _require_finished(path: Path) -> None:
-    """Raise an error if part of a file's content is still in the log next to it, because SQLite would omit that
-    part."""
+    """Raise an error if part of a file is still in the log next to it, because SQLite would omit that part."""
     for ending in ("-wal", "-journal"):
         log = path.with_name(path.name + ending)
         if log.is_file() and log.stat().st_size:
