@@ -72,7 +72,7 @@ def _direction(blocks: pd.DataFrame) -> npt.NDArray[np.object_]:
 def _owning_span(blocks: pd.DataFrame, owner: Ints, layer: Ints) -> Ints:
     """Return the layer span that owns each block.
 
-    A layer span owns itself. A backward node is owned by the span in which the node's forward op ran.
+    A layer span owns itself. A backward node is owned by the span where its forward op ran.
     """
     kind = blocks["kind"].to_numpy()
     span = np.where(kind == Kind.SPAN, np.arange(len(kind)), np.where(kind == Kind.NODE, owner, NONE))

@@ -12,7 +12,7 @@ from perfnb.trace_names import ACCUMULATE_GRAD
 
 
 def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
-    """Return the block in which each backward node's forward op ran, or `NONE` for blocks that are not backward nodes.
+    """Return the block where each backward node's forward op ran, or `NONE` for blocks that are not backward nodes.
 
     If the op itself ran in a backward node (double backward), the forward op of that node determines the block.
     """

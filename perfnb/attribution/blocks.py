@@ -472,7 +472,7 @@ def _gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
 def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
     """Return each event's block.
 
-    Events directly in a step are assigned to the gap or the wait in which they start.
+    Events directly in a step are assigned to the gap or the wait where they start.
     """
     kind, above = filled["kind"].to_numpy(), forest.parent
     is_gap = kind == Kind.GAP

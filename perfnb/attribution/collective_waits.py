@@ -28,7 +28,7 @@ from perfnb.trace_names import CALLS, COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST
 
 _WAITS = re.compile(r"(cuda|hip|cu|ze|sycl)\w*(Synchronize|Memcpy)", re.IGNORECASE)
 _RUN = re.compile(r"(\w+):(\w+)")
-#: The op with which DDP accesses a bucket that has arrived. It is not inside any other operator.
+#: The op that DDP uses to access a bucket that has arrived. It is not inside any other operator.
 _VIEW = "aten::as_strided"
 #: Backends for devices. If the trace does not contain their kernels, only the host side of their collectives is
 #: visible.
@@ -183,7 +183,7 @@ def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def _started_by(begin: Ints, kind: np.ndarray, started: Ints, started_kind: np.ndarray) -> Ints:
-    """Return the operator that started each run. Backends run collectives in the order in which they were started.
+    """Return the operator that started each run. Backends run collectives in the order they were started.
 
     If some operators or runs are missing from the trace, the offset with the largest number of matches is used.
     """

@@ -26,7 +26,7 @@ from perfnb.recording.text import TEXT, found, is_one_of, of_labels
 from perfnb.trace.collective_messages import ITEM_BYTES
 from perfnb.trace_names import COLLECTIVE_OP, RANGES, collective_kind
 
-#: The name of the range in which FSDP gathers or reduces a module.
+#: The name of the range where FSDP gathers or reduces a module.
 _FSDP = re.compile(r"FSDP::\w+ \((?P<name>.+)\)")
 _SAME = ["collective", "group", "dtype", "bytes", "layer", "bucket"]
 

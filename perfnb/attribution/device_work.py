@@ -233,7 +233,7 @@ def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
 def steps_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
     """Return the step of each row of GPU work.
 
-    This is the step of its launch, or otherwise the step in which it started.
+    This is the step of its launch, or otherwise the step where it started.
     """
     windows, rank = step_windows(events), column(events, "rank")[rows]
     moments = moments_of(column(events, "start_ns"), rows, call)

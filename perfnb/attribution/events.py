@@ -27,7 +27,7 @@ def python_calls(events: pd.DataFrame) -> Ints:
 
 
 def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """Return the innermost block on the same thread in which each call starts, or `NONE` if there is none."""
+    """Return the innermost block on the same thread where each call starts, or `NONE` if there is none."""
     thread, begin, end = (host.blocks[name].to_numpy() for name in ("thread", "start", "end"))
     above = host.forest.parent
     above = np.where((above != NONE) & (thread[above] == thread), above, NONE)
@@ -51,8 +51,8 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     ``start_ns`` is relative to the start of the first traced step.
 
     GPU work has the layer, phase and step of the call that launched it. For a Python call, they are the layer, phase
-    and step in which it starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer
-    spans have the names of their layers. For a loaded trace, the table also contains the events outside its steps.
+    and step where it starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans
+    have the names of their layers. For a loaded trace, the table also contains the events outside its steps.
     """
     events = recording.events
     block = blocks_of_events(events, attribution.host)
@@ -154,7 +154,7 @@ def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categori
 def _replaced(
     texts: pd.Categorical, rows: npt.NDArray[np.bool_], labels: Sequence[str], codes: Ints | None = None
 ) -> pd.Categorical:
-    """Return a text column in which some rows have new labels."""
+    """Return a text column with new labels in some rows."""
     new: pd.Index = pd.Index(list(labels), dtype=TEXT)
     whole = texts.categories.append(new.difference(texts.categories))
     places = whole.get_indexer(new)

@@ -21,7 +21,7 @@ from perfnb.stats.comparisons import PairedComparison, compare_with_first
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import StepTimes
 
-#: The largest relative difference in time for which two backends are considered equally fast.
+#: Two backends are considered equally fast if their times differ by no more than this fraction.
 EQUAL_WITHIN = 0.02
 _NUMBERS = (
     *("median_ms", "ci_low_ms", "ci_high_ms", "p95_ms", "ratio", "ratio_low", "ratio_high", "error", "max_distance"),

@@ -21,7 +21,7 @@ from perfnb.bench.rounds import mapped
 
 
 class ModelCall(NamedTuple):
-    """The arguments with which a model is called."""
+    """The positional and keyword arguments of a call to a model."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

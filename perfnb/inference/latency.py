@@ -60,9 +60,9 @@ class Latency(Documented):
 
         The columns are ``run`` (closed: back to back; open: at arrival times fixed in advance), ``request`` (its index
         in your requests), ``size``, ``arrival_ms`` and ``start_ms`` relative to the start of the run, ``wait_ms``,
-        ``service_ms``, ``latency_ms`` (waiting and service together), ``late_ms`` (the delay with which the clock
-        started the request) and ``first`` (whether it was a warm-up call: the first calls of each size are excluded
-        from all figures).
+        ``service_ms``, ``latency_ms`` (waiting and service together), ``late_ms`` (the delay between the scheduled and
+        the actual start) and ``first`` (whether it was a warm-up call: the first calls of each size are excluded from
+        all figures).
         """
         parts = {"closed": self._measured.closed}
         if self.open_run is not None:
@@ -362,7 +362,7 @@ def latency(
     """Measure how long requests take, and compute how long they would take under load.
 
     Requests are first served back to back to measure their service times. perfnb computes the latency at any arrival
-    rate from these times by simulating the queue, in which each request waits for the requests before it. If you
+    rate from these times by simulating a queue where each request waits for the requests before it. If you
     specify a rate, perfnb also measures the latency at this rate, with arrival times that are fixed in advance.
 
     Parameters

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from perfnb.inference.load_model import LoadModel
     from perfnb.inference.samples import Measured, OpenRun
 
-#: The quantiles that are listed, and the styles in which they are drawn.
+#: The quantiles that are listed, and their line styles.
 _QUANTILES = (
     (Mark("p50", BLUE, "█", "solid"), 0.5),
     (Mark("p95", GREEN, "▒", "columns"), 0.95),

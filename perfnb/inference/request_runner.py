@@ -138,7 +138,7 @@ class RequestRunner:
         """Return the service times of batches of 2, 4 and more requests.
 
         The sizes are increased as long as there is enough time to measure them sufficiently often. The method also
-        returns the first size for which the input made by `batch` does not seem to contain all requests.
+        returns the first size where the input made by `batch` does not seem to contain all requests.
         """
         __tracebackhide__ = True
         times: dict[int, list[float]] = {}

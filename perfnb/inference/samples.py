@@ -61,7 +61,7 @@ def tokens_of(run: str, served: Sequence[Served]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run in which requests were served at arrival times that were fixed in advance.
+    """A run that served requests at arrival times that were fixed in advance.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class OpenRun:
     lost : int
         The number of requests that were due but were not served during the run.
     late : float
-        The delay with which the clock started requests (99th percentile), as a fraction of the median service time.
+        The clock's delay in starting requests (99th percentile), as a fraction of the median service time.
     tokens : DataFrame
         One row per token, if tokens were requested: ``run``, ``served`` (index in the samples), ``token``,
         ``after_arrival_ms`` and ``after_start_ms``.
@@ -124,7 +124,7 @@ class Measured:
     asked_bound: tuple[float, float] | None = None
     #: The service times of batches of 2 and more, by size, or ``None`` if they were not requested.
     batches_ms: Mapping[int, Sequence[float]] | None = None
-    #: A batch size for which the input made by ``batch`` does not seem to contain all requests.
+    #: A batch size where the input made by ``batch`` does not seem to contain all requests.
     short_batch: int | None = None
     #: The tokens of the requests served back to back, or ``None`` if they were not requested.
     tokens: pd.DataFrame | None = None

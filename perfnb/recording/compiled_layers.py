@@ -717,7 +717,7 @@ class _Regions:
         return _Models(root, tuple(known.items()))
 
     def _root(self, call: int, roots: list[int]) -> int:
-        """Return the layer, among several similar layers, for which a graph runs.
+        """Determine which of several similar layers a graph belongs to.
 
         Similar layers share compiled code, so their order is used to tell them apart. The result is `NONE` if the code
         does not run exactly once for each layer.

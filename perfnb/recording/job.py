@@ -1,4 +1,4 @@
-"""A job's folder, in which each rank saves its own profile and a small file marks the folder as a job."""
+"""A job's folder. Each rank saves its own profile there, and a small file identifies the folder as a job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
 def tell_of_ranks(path: str | Path, meta: Mapping[str, Any]) -> None:
     """Write the file that identifies a job's folder to `perfnb.load`, if the job has several ranks.
 
-    Every rank writes the same file. The order in which they do so does not matter, and the file exists on each machine.
+    Every rank writes the same file. The order therefore does not matter, and the file exists on each machine.
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 The bytes are those read from and written to memory. Inductor attributes more operations to a kernel than the kernel
 actually computes. In particular, it includes operations whose results an earlier kernel has already stored, and library
-operators for which the kernel only prepares inputs. The operations that a kernel computes are therefore derived from
+operators whose inputs the kernel only prepares. The operations that a kernel computes are therefore derived from
 the graph, according to these rules:
 
 - A library kernel computes the operator that it is named after, and no other kernel computes this operator.

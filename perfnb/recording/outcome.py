@@ -61,7 +61,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
         The number of samples per step.
     host, device, torch, commit : str or None
         The measurement's circumstances: the machine, the device that the step ran on, the PyTorch version, and the
-        commit of the user's code.
+        user's commit.
     environment : mapping
         Other facts about the environment: threads, precision, and versions.
     analysis : str or None

@@ -238,7 +238,7 @@ class Recording:
         return replace(self, events=events)
 
     def frames(self) -> dict[str, pd.DataFrame]:
-        """Return the tables by name, in the form in which they are saved."""
+        """Return the tables by name, in the format used for saving."""
         frames = {"events": self.events, "steps": self.steps, "modules": self.modules, "spans": self.spans}
         for name in PARTS:
             part = getattr(self, name)

@@ -25,7 +25,7 @@ PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", 
 #: ``sampled``.
 PASSES = ("warmup", "timed", "trial", "recompiled", "lead_in", "traced", "sampled", "counted")
 
-#: The purposes for which memory is used. Parameters include buffers.
+#: The categories of memory use. Parameters include buffers.
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")
 
 #: Rows of ``layers`` that are not modules, for time in the backward pass that does not belong to any layer.
@@ -59,7 +59,7 @@ def _both(dtype: Any, *names: str) -> dict[str, Any]:
 _GREW = _of(_FLOAT, "grew_ms", "grew_host_ms", "grew_gpu_ms", "ratio")
 
 #: The telemetry in ``samples``. Columns that end in ``_per_s`` and ``_percent`` are means since the previous reading.
-#: The exception is a GPU's ``busy_percent``, for which the driver chooses the time window. All other columns are
+#: The exception is a GPU's ``busy_percent``, because the driver chooses its time window. All other columns are
 #: instantaneous readings.
 METRICS = tuple(METRIC_WORDS)
 

@@ -1,4 +1,4 @@
-"""Build a recording's timeline, in which every event has a layer, a phase and a cause."""
+"""Build a recording's timeline, including the layer, phase and cause of every event."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def _event_lines(
     depth = np.zeros(len(events), dtype=np.int64)
     is_python = is_in(events, PYTHON_CALLS)[host]
     depth[host] = np.minimum(_depths_apart(forest, is_python, thread, start[host], end[host]), DEEPEST)
-    # Python calls are not attributed, so they belong to the block in which they run.
+    # Python calls are not attributed, so they belong to the block where they run.
     around = innermost(forest, block[host] != NONE)
     block[host] = np.where(block[host] != NONE, block[host], np.append(block[host], NONE)[around])
     codes = {

@@ -21,7 +21,7 @@ NOTEBOOK_BYTES, PAGE_BYTES = 1_000_000, 24_000_000
 #: The maximum length of a name.
 MAX_TEXT = 500
 
-#: The columns of the events, in the order in which they are written.
+#: The columns of the events, in the order they are written.
 _ARRAYS = {
     "start": "<f8", "duration": "<f8", "name": "<u4", "layer": "<i4", "launch": "<i4", "forward": "<i4",
     "detail": "<i4", "depth": "u1", "kind": "u1", "category": "u1",

@@ -108,7 +108,7 @@ class Timeline:
 
 
 class TextNumbers(dict[str, int]):
-    """Assigns numbers to texts, in the order in which they are first requested."""
+    """Assigns numbers to texts, in the order of their first request."""
 
     def __missing__(self, text: str) -> int:
         self[text] = code = len(self)

@@ -142,7 +142,7 @@ def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
 def _readable(
     names: TextColumn, recording: Recording, events: pd.DataFrame, layer: TextColumn, order: Ints
 ) -> TextColumn:
-    """Return names in which perfnb's own marks are replaced by the names of the steps or layers that they mark.
+    """Replace the names of perfnb's own marks with the names of the steps or layers that they mark.
 
     New names are appended at the end.
     """

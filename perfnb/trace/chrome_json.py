@@ -39,7 +39,7 @@ Loose = int | float | str | None
 NO_TEXT = Raw(b"")
 
 
-#: The argument in which perfnb stores an event's internal name if it writes the event under a readable name.
+#: The argument where perfnb stores an event's internal name if it writes the event under a readable name.
 OWN_NAME = "perfnb name"
 
 
@@ -327,7 +327,7 @@ class ChromeJson(Generic[OneEvent]):
             return None
 
     def _damaged(self) -> TraceError:
-        """Return an error for the current text, in which a value is not valid."""
+        """Return an error for an invalid value in the current text."""
         byte = self._place + _damage(self._text, self._decoders.event)
         advice = "JSON does not allow unescaped quotes and line breaks in names, or numbers such as NaN"
         return no_trace(self._source, f"it is damaged or cut off after byte {byte:,}", f"{advice}; {_AGAIN}")

@@ -457,7 +457,7 @@ def text_of(json: bytes) -> str:
 
 
 def annotated(module: Raw, annotation: Raw, mark: Raw) -> str:
-    """Return the module with which an event in a CUDA graph is annotated, or another annotation.
+    """Return the module in the annotation of an event in a CUDA graph, or the annotation itself.
 
     The result is empty if there are no annotations.
 

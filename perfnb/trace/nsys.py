@@ -194,7 +194,7 @@ def _table(export: _Export, table: str, *names: str) -> dict[str, Ints]:
 
 
 def _missing(values: Ints, *nothing: int) -> Ints:
-    """Return values in which missing values are represented by `MISSING`."""
+    """Return the values with missing ones replaced by `MISSING`."""
     return np.where(np.isin(values, (NULL, _NO_ID, *nothing)), MISSING, values)
 
 
@@ -261,7 +261,7 @@ def _synchronisation(export: _Export) -> None:
 
 
 def _recorded(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
-    """Return the stream and the call that recorded the CUDA event for which each synchronisation waits."""
+    """Return the stream and the call that recorded the CUDA event that each synchronisation waits for."""
     keys = ["globalPid", "eventId", "eventSyncId"]
     if not {*keys} <= export.file.columns(_EVENTS) & export.file.columns(_SYNCS):
         return {}

@@ -23,7 +23,7 @@ from perfnb.files import open_regular
 from perfnb.quantities import size
 from perfnb.trace.columns import TraceColumns
 
-#: The readers, in the order in which they are tried. Specific formats must come before general ones.
+#: The readers, in the order they are tried. Specific formats must come before general ones.
 READERS = (
     "perfnb.trace.xplane:READER",
     "perfnb.trace.perfetto:READER",
@@ -181,7 +181,7 @@ class Reader:
 
 @cache
 def readers() -> tuple[Reader, ...]:
-    """Return all readers, in the order in which they are tried."""
+    """Return all readers, in the order they are tried."""
     return tuple(resolve_name(name) for name in READERS)
 
 
