@@ -60,8 +60,8 @@ class Latency(Documented):
 
         The columns are ``run`` (closed: back to back; open: at arrival times fixed in advance), ``request`` (its index
         in your requests), ``size``, ``arrival_ms`` and ``start_ms`` relative to the start of the run, ``wait_ms``,
-        ``service_ms``, ``latency_ms`` (waiting and service together), ``late_ms`` (the delay between the scheduled and
-        the actual start) and ``first`` (whether it was a warm-up call: the first calls of each size are excluded from
+        ``service_ms``, ``latency_ms`` (waiting and service together), ``late_ms`` (the delay of the start that was
+        caused by the clock) and ``first`` (whether it was a warm-up call: the first calls of each size are excluded from
         all figures).
         """
         parts = {"closed": self._measured.closed}
