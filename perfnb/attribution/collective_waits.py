@@ -85,7 +85,7 @@ def starts_collective(events: pd.DataFrame) -> Bools:
 
 
 def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
-    """Return the time when devices run only collectives, and a flag that tells whether they run any."""
+    """Return the time when devices run only collectives, and whether they run any."""
     work = work_alone(events)
     is_collective = work.sort == 1
     if not is_collective.any():

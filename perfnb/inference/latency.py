@@ -60,9 +60,9 @@ class Latency(Documented):
 
         The columns are ``run`` (closed: back to back; open: at arrival times fixed in advance), ``request`` (its index
         in your requests), ``size``, ``arrival_ms`` and ``start_ms`` relative to the start of the run, ``wait_ms``,
-        ``service_ms``, ``latency_ms`` (waiting and service together), ``late_ms`` (the delay of the start that was
-        caused by the clock) and ``first`` (whether it was a warm-up call: the first calls of each size are excluded from
-        all figures).
+        ``service_ms``, ``latency_ms`` (waiting and service together), ``late_ms`` (the part of the delay that the clock
+        caused) and ``first`` (whether it was a warm-up call: the first calls of each size are excluded from all
+        figures).
         """
         parts = {"closed": self._measured.closed}
         if self.open_run is not None:
@@ -370,7 +370,7 @@ def latency(
     fn : callable
         Serves one request. It can be a model (which then runs in inference mode), a pipeline, or any other function.
     requests : iterable
-        The requests to serve. They are drawn at random, so that each size occurs as often as in this collection.
+        The requests to serve. They are drawn at random, and each size occurs as often as in this collection.
     rate_per_s : float, optional
         Serve requests that arrive independently of each other (Poisson) at this rate.
     bound_ms : float, optional

@@ -65,7 +65,7 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 
 
 def first_calls(served: Sequence[Served]) -> list[bool]:
-    """Return a flag for each request that tells whether it is warm-up, which applies to the first calls of each size.
+    """Check for each request whether it is warm-up, which applies to the first calls of each size.
 
     If this would leave no other requests, because requests are slow or all sizes differ, only the very first
     calls count as warm-up.

@@ -27,7 +27,7 @@ def answers(
     executor : object
         An object with a ``submit`` method that returns a future, or otherwise with a ``map`` method.
     function : callable
-        A module-level function, so that any process can import it.
+        The function to call. It must be at module level, because other processes import it.
     questions : sequence of tuple
         The arguments of each call.
 

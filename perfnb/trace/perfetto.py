@@ -258,7 +258,7 @@ class _Trace:
         return rows.columns()
 
     def _place(self, uuid: int, unknown: int) -> tuple[int, int]:
-        """Return a track's process and thread. If it has none of its own, those of an enclosing track are returned."""
+        """Return a track's process and thread. If they are unknown, those of an enclosing track are returned."""
         own = track = self._tracks.get(uuid, _Track())
         for _ in range(_MOST_PARENTS):
             if track.process is not None or track.parent not in self._tracks:
