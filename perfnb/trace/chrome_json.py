@@ -254,7 +254,7 @@ class ChromeJson(Generic[OneEvent]):
                 if self._decode(_SYNTAX, self._text) is None:
                     raise self._damaged()
                 why = "it is JSON without a list of events called traceEvents"
-                raise no_trace(self._source, why, "give another file")
+                raise no_trace(self._source, why, "pass another file")
             self._fill(2 * len(self._text))
 
     def _pieces_before_the_last(self) -> Iterator[Piece[OneEvent]]:
@@ -377,8 +377,8 @@ def _no_json(source: str, start: bytes, length: int) -> TraceError:
     if marked or not any(start[:8:2]) or not any(start[1:8:2]):
         return no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
     if any(byte < 9 for byte in start):
-        return no_trace(source, "it is binary, not text", "give another file")
-    return no_trace(source, "it starts with neither a JSON object nor a list", "give another file")
+        return no_trace(source, "it is binary, not text", "pass another file")
+    return no_trace(source, "it starts with neither a JSON object nor a list", "pass another file")
 
 
 def _twice(source: str, name: str) -> TraceError:
